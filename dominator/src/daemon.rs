@@ -1,14 +1,11 @@
-//! The daemon: its flags, its start and its end.
+//! The daemon: its flags, how it starts and how it stops.
 
 pub mod budget_flags;
 pub mod command;
 
-use rpc::tls::Security;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::interface::api::ApiState;
-use crate::interface::pages::Pages;
 use clap::Parser;
 use daemon::config::ConfigArgs;
 use daemon::{
@@ -16,30 +13,34 @@ use daemon::{
     SecurityError, listen_text,
 };
 use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
 use rpc::audit_log::{AuditArgs, AuditError, AuditLog};
 use rpc::client::{Client, Peer, PeerError};
 use rpc::page_frame::PageArgs;
 use rpc::server::{Router, serve};
+use rpc::tls::Security;
+use rpc::trees::TreeReader;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::core::mdb_diff::EditLimits;
-use crate::core::pauses::Pauses;
+use crate::core::sources::Sources;
 use crate::daemon::budget_flags::{BudgetArgs, sources};
+use crate::interface::api::ApiState;
 use crate::interface::metrics::FleetCollector;
+use crate::interface::pages::Pages;
+use crate::runtime::alarm_program;
 use crate::runtime::claim_service::ClaimService;
 use crate::runtime::clock::Clock;
 use crate::runtime::commit_gate::CommitGate;
-use crate::runtime::counters::Counters;
-use crate::runtime::driver::Shared;
-use crate::runtime::fleet::{Fleet, SETTINGS};
+use crate::runtime::fleet::Fleet;
 use crate::runtime::history::History;
 use crate::runtime::identities::Identities;
 use crate::runtime::images::Images;
-use crate::storage::{HistoryLimits, State, StateError};
-use rpc::trees::Reader;
+use crate::runtime::shared::{DriverCounters, Shared};
+use crate::storage::{HistoryLimits, Storage, StorageError};
 
 /// The name of the daemon.
 pub const NAME: &str = "dominator";
@@ -123,26 +124,21 @@ pub struct Arguments {
     pub subd_port: u16,
 
     #[command(flatten)]
-    #[allow(missing_docs, reason = "a docstring here would become the help of the group")]
     pub budgets: BudgetArgs,
 
     #[command(flatten)]
     pub log: LogArgs,
 
     #[command(flatten)]
-    #[allow(missing_docs, reason = "a docstring here would become the help of the group")]
     pub security: SecurityArgs,
 
     #[command(flatten)]
-    #[allow(missing_docs, reason = "a docstring here would become the help of the group")]
     pub audit: AuditArgs,
 
     #[command(flatten)]
-    #[allow(missing_docs, reason = "a docstring here would become the help of the group")]
     pub pages: PageArgs,
 
     #[command(flatten)]
-    #[allow(missing_docs, reason = "a docstring here would become the help of the group")]
     pub config: ConfigArgs,
 }
 
@@ -159,9 +155,9 @@ pub enum StartError {
         source: PeerError,
     },
     #[error("cannot use the state directory")]
-    State {
-        #[source]
-        source: StateError,
+    Storage {
+        #[from]
+        source: StorageError,
     },
     #[error(transparent)]
     Audit(#[from] AuditError),
@@ -174,13 +170,11 @@ pub enum StartError {
 
 impl Arguments {
     /// Returns how much a machine database may change at once.
-    #[must_use]
     pub fn mdb_limits(&self) -> EditLimits {
         EditLimits { drop_percent: self.mdb_drop_max, reimage_percent: self.mdb_reimage_max }
     }
 
     /// Splits the alarm command into words. Returns no word if there is no command.
-    #[must_use]
     pub fn alarm_program(&self) -> Vec<String> {
         self.alarm_command
             .iter()
@@ -190,10 +184,9 @@ impl Arguments {
     }
 
     /// Returns the flags that differ in `new` and take effect only at a start.
-    #[must_use]
     pub fn fixed_that_differ(&self, new: &Self) -> Vec<&'static str> {
-        // All are named, so that a new one is not forgotten: what is not compared here is taken in
-        // `with_changeable`, and where the configuration is does not matter once it is read.
+        // All fields are named, so that a new one is not forgotten: those that are ignored here are
+        // taken over in `with_changeable`; `config` matters only while it is read.
         let Self {
             listen,
             imageserver,
@@ -236,7 +229,6 @@ impl Arguments {
     }
 
     /// Returns `self` with those flags of `new` that can change while the daemon runs.
-    #[must_use]
     pub fn with_changeable(self, new: Self) -> Self {
         Self {
             mdb_drop_max: new.mdb_drop_max,
@@ -249,137 +241,128 @@ impl Arguments {
     }
 }
 
+/// The other daemons that the flags name.
+struct ServerPeers {
+    imageserver: Peer,
+    sources: Sources,
+    mdb_server: Option<Peer>,
+}
+
+impl ServerPeers {
+    fn parse(arguments: &Arguments) -> Result<Self, StartError> {
+        let address = |flag| move |source| StartError::Address { flag, source };
+        let imageserver = Peer::parse(&arguments.imageserver, IMAGESERVER_PORT)
+            .map_err(address("--imageserver"))?;
+        let sources = sources(&arguments.imageserver_for_subs, &imageserver, IMAGESERVER_PORT)
+            .map_err(address("--imageserver-for-subs"))?;
+        let mdb_server = arguments.mdb_server.as_deref().map(|text| Peer::parse(text, MDBD_PORT));
+        let mdb_server = mdb_server.transpose().map_err(address("--mdb-server"))?;
+        Ok(Self { imageserver, sources, mdb_server })
+    }
+}
+
 /// Runs the daemon until `stop` is cancelled. New arguments come through `changed`; those that can
 /// change while the daemon runs are applied.
-///
-/// # Errors
-///
-/// [`StartError`] if it does not start.
 pub async fn run(
     arguments: Arguments,
     changed: mpsc::Receiver<Arguments>,
     stop: CancellationToken,
 ) -> Result<(), StartError> {
-    let security = arguments.security.of_daemon(NAME)?;
-    let address = |flag| move |source| StartError::Address { flag, source };
-    let imageserver =
-        Peer::parse(&arguments.imageserver, IMAGESERVER_PORT).map_err(address("--imageserver"))?;
-    let sources = sources(&arguments.imageserver_for_subs, &imageserver, IMAGESERVER_PORT)
-        .map_err(address("--imageserver-for-subs"))?;
-    let mdb_server = arguments.mdb_server.as_deref().map(|text| Peer::parse(text, MDBD_PORT));
-    let mdb_server = mdb_server.transpose().map_err(address("--mdb-server"))?;
-    let state = State::open(&arguments.state).map_err(|source| StartError::State { source })?;
-    let brake = state.brake().map_err(|source| StartError::State { source })?;
-    let pauses = state.pauses().map_err(|source| StartError::State { source })?;
-    let default_image = state.default_image();
-    let default_image = default_image.map_err(|source| StartError::State { source })?;
-    let kept = state.machines().map_err(|source| StartError::State { source })?;
-    let stopped = state.stopped_images().map_err(|source| StartError::State { source })?;
-    let state = Arc::new(state);
-    let identities =
-        Identities::open(Arc::clone(&state)).map_err(|source| StartError::State { source })?;
-    let identities = Arc::new(identities);
-    let settings = state.get(SETTINGS).map_err(|source| StartError::State { source })?;
-    let settings = settings.unwrap_or_default();
-    if let Some(brake) = &brake {
+    let security = arguments.security.for_daemon(NAME)?;
+    let servers = ServerPeers::parse(&arguments)?;
+    let mdb_server = servers.mdb_server.clone();
+    let state = Arc::new(Storage::open(&arguments.state)?);
+    if let Some(brake) = &*state.brake.get() {
         tracing::warn!(reason = %brake.reason, who = %brake.who, "updates are disabled");
     }
     let listener = listen_text(NAME, &security, &arguments.listen, DOMINATOR_PORT)
         .await
         .map_err(|source| StartError::Listen { source })?;
-
-    let limits = HistoryLimits {
-        bytes: arguments.history_max_mib << 20,
-        seconds: i64::from(arguments.history_days) * 86_400,
-    };
     let audit = AuditLog::open(arguments.audit.settings(&arguments.state), NAME).await?;
-    let private_pages = arguments.pages.private_pages;
-    let history = History::start(Arc::clone(&state), limits)
-        .map_err(|source| StartError::State { source })?;
     let tracker = TaskTracker::new();
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    let reader = Arc::new(Reader::new(processors));
-    let images = Images::new(
-        Client::new(imageserver, &security),
-        Arc::clone(&reader),
-        tracker.clone(),
-        stop.clone(),
-    );
-    tracker
-        .spawn(stop.clone().run_until_cancelled_owned(Arc::clone(&images).hold(holder(&listener))));
-    let clock = Clock::start();
-    let claim_service = Arc::new(ClaimService::new(clock, arguments.budgets.settings(), stopped));
-    tracker.spawn(Arc::clone(&claim_service).run(Arc::clone(&state), stop.clone()));
-    let shared = Arc::new(Shared {
-        security: security.clone(),
-        clock,
-        reader,
-        images,
-        gate: CommitGate::new(brake, Pauses::from_kept(pauses)),
-        history,
-        audit: audit.clone(),
-        identities: Arc::clone(&identities),
-        default_image: watch::Sender::new(default_image.map(Arc::new)),
-        metrics: Counters::default(),
-        claim_service,
-        sources,
-        subd_port: arguments.subd_port,
-    });
-    let ending = Arc::clone(&shared);
-    let fleet = Arc::new(Fleet::new(
-        shared,
-        state,
-        arguments.mdb_limits(),
-        kept,
-        settings,
-        tracker.clone(),
-        stop.clone(),
-    ));
-    tracker.spawn(identities.keep(stop.clone()));
-    let watching = stop.clone();
-    let intake = intake(arguments.mdb.clone(), mdb_server, Arc::clone(&fleet), security);
-    tracker.spawn(async move {
-        watching.run_until_cancelled(intake).await;
-    });
-    let (alarms, programs) = watch::channel(arguments.alarm_program());
-    let telling = crate::runtime::alarm_program::tell(Arc::clone(&fleet), programs);
-    let following = command::apply_changes(Arc::clone(&fleet), arguments, changed, alarms);
-    let keeping = Arc::clone(&fleet).keep_mdb();
-    for work in [telling.boxed(), following.boxed(), keeping.boxed()] {
-        let stop = stop.clone();
-        tracker.spawn(async move {
-            stop.run_until_cancelled(work).await;
-        });
-    }
+    let shared = share(&arguments, &security, servers, state, audit.clone(), &tracker, &stop)?;
+    let shared = Arc::new(shared);
+    let fleet =
+        Fleet::new(Arc::clone(&shared), arguments.mdb_limits(), tracker.clone(), stop.clone());
+    let fleet = Arc::new(fleet);
+    let until_stop = |work: BoxFuture<'static, ()>| {
+        tracker.spawn(stop.clone().run_until_cancelled_owned(work));
+    };
+    until_stop(Arc::clone(&shared.images).hold(holder(&listener)).boxed());
+    tracker.spawn(Arc::clone(&shared.claim_service).run(stop.clone()));
+    tracker.spawn(Arc::clone(&shared.identities).save_behind(stop.clone()));
+    tracker.spawn(Arc::clone(&fleet).save_mdb_again());
+    until_stop(read_mdb(arguments.mdb.clone(), mdb_server, Arc::clone(&fleet), security).boxed());
+    let (alarm_command, programs) = watch::channel(arguments.alarm_program());
+    until_stop(alarm_program::run(Arc::clone(&fleet), programs).boxed());
+    let private_pages = arguments.pages.private_pages;
+    let changes = command::apply_changes(Arc::clone(&fleet), arguments, changed, alarm_command);
+    until_stop(changes.boxed());
     let router = router(&fleet, &tracker).audit(&audit).private_pages(private_pages);
-    serve(listener, router, stop).await;
+    serve(listener, router, stop.clone()).await;
     tracker.close();
     tracker.wait().await;
     // This fails only if the writer panicked, which has been logged.
-    let _closed = tokio::task::spawn_blocking(move || ending.history.close()).await;
+    let _closed = tokio::task::spawn_blocking(move || shared.history.close()).await;
     audit.close().await;
     Ok(())
 }
 
-/// What the image server calls this dominator: the name of the machine, and the port.
+/// Makes what drivers share.
+fn share(
+    arguments: &Arguments,
+    security: &Security,
+    servers: ServerPeers,
+    state: Arc<Storage>,
+    audit: AuditLog,
+    tracker: &TaskTracker,
+    stop: &CancellationToken,
+) -> Result<Shared, StorageError> {
+    let clock = Clock::start();
+    let limits = HistoryLimits {
+        bytes: arguments.history_max_mib << 20,
+        seconds: i64::from(arguments.history_days) * 86_400,
+    };
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let reader = Arc::new(TreeReader::new(processors));
+    let imageserver = Client::new(servers.imageserver, security);
+    let claims = arguments.budgets.settings();
+    Ok(Shared {
+        security: security.clone(),
+        clock,
+        images: Images::new(imageserver, clock, Arc::clone(&reader), tracker.clone(), stop.clone()),
+        reader,
+        gate: CommitGate::new(Arc::clone(&state)),
+        history: History::start(Arc::clone(&state), limits, clock)?,
+        audit,
+        identities: Arc::new(Identities::open(Arc::clone(&state), clock)?),
+        claim_service: Arc::new(ClaimService::new(clock, claims, Arc::clone(&state))),
+        state,
+        default_image_changed: watch::Sender::default(),
+        metrics: DriverCounters::default(),
+        sources: servers.sources,
+        subd_port: arguments.subd_port,
+    })
+}
+
+/// Returns the name under which this dominator holds images: that of the machine, and the port.
 fn holder(listener: &TcpListener) -> String {
     let host = nix::unistd::gethostname().unwrap_or_default();
     let port = listener.local_addr().map_or(DOMINATOR_PORT, |address| address.port());
     format!("dominator {}:{port}", host.to_string_lossy())
 }
 
-/// Takes the machine database from the server, if there is one, or else from the file, for ever.
-async fn intake(file: PathBuf, server: Option<Peer>, fleet: Arc<Fleet>, security: Security) {
+/// Reads the machine database from the server, if there is one, or else from the file, for ever.
+async fn read_mdb(file: PathBuf, server: Option<Peer>, fleet: Arc<Fleet>, security: Security) {
     match server {
         Some(server) => {
-            crate::inputs::mdb_server::follow(Client::new(server, &security), fleet).await;
+            crate::inputs::follow_mdb_server(Client::new(server, &security), fleet).await;
         }
-        None => crate::inputs::mdb_file::watch(file, fleet).await,
+        None => crate::inputs::watch_mdb_file(file, fleet).await,
     }
 }
 
-/// All that the daemon answers to.
-#[must_use]
+/// Returns the methods, pages and metrics of the daemon.
 pub fn router(fleet: &Arc<Fleet>, tracker: &TaskTracker) -> Router<Pages> {
     let collector = Arc::new(FleetCollector::default());
     collector.watch(fleet);

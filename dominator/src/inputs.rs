@@ -1,4 +1,144 @@
-//! What the dominator reads and watches: the machine database, as a file or from an mdbd.
+//! Reads the machine database: from a file whenever it changes, or from an mdbd.
 
-pub mod mdb_file;
-pub mod mdb_server;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use api::mdb::{GetMdb, GetMdbRequest};
+use daemon::mdb_file::{MdbFileError, check_readable, parse_machines};
+use model::backoff::{doubled, jittered};
+use model::display::error_chain;
+use model::mdb::{Machine, Machines, MdbError, parse};
+use rpc::client::Client;
+use system::file_stamp::FileStamp;
+use system::random::random;
+use tokio::time::MissedTickBehavior;
+
+use crate::core::timing::{POLL_WAIT, RETRY_FIRST, RETRY_LONGEST};
+use crate::runtime::fleet::Fleet;
+
+/// The interval in which the file is checked. One stat takes a few microseconds.
+const FILE_INTERVAL: Duration = Duration::from_millis(50);
+
+/// A file that changed less than this before it was read is read again.
+const SETTLING: Duration = Duration::from_millis(50);
+
+/// How much longer than the requested wait an answer of the mdbd may take.
+const ANSWER_SLACK: Duration = Duration::from_secs(30);
+
+/// The pause after an answer of the mdbd, which limits the rate of requests.
+const ANSWER_PAUSE: Duration = Duration::from_millis(100);
+
+/// The result of checking the file.
+enum FileState {
+    Unchanged,
+    /// The file was written while it was read: check it again.
+    Unsteady,
+    /// The file has changed. Without a stamp it is read again in any case.
+    Changed(Option<FileStamp>, Result<Machines, MdbFileError>),
+}
+
+/// Why the machine database of an mdbd is invalid.
+#[derive(Debug, thiserror::Error)]
+#[error("from {server}")]
+struct FollowError {
+    server: String,
+    #[source]
+    source: MdbError,
+}
+
+/// Gives the content of the file to `fleet` whenever it changes, whether the file is replaced or
+/// edited in place. Never returns.
+pub async fn watch_mdb_file(path: PathBuf, fleet: Arc<Fleet>) {
+    let mut last: Option<FileStamp> = None;
+    let mut interval = tokio::time::interval(FILE_INTERVAL);
+    interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        interval.tick().await;
+        let (path, known) = (path.clone(), last);
+        let fleet = Arc::clone(&fleet);
+        let check = tokio::task::spawn_blocking(move || match check_file(&path, known) {
+            FileState::Unchanged | FileState::Unsteady => known,
+            FileState::Changed(stamp, Ok(machines)) => {
+                fleet.take(machines);
+                stamp
+            }
+            FileState::Changed(stamp, Err(error)) => {
+                fleet.refuse(error_chain(&error));
+                stamp
+            }
+        });
+        let Ok(stamp) = check.await else { return };
+        last = stamp;
+    }
+}
+
+fn check_file(path: &Path, last: Option<FileStamp>) -> FileState {
+    let failed = |source| MdbFileError::Read { path: path.to_owned(), source };
+    let metadata = match std::fs::metadata(path) {
+        Ok(metadata) => metadata,
+        Err(source) => return FileState::Changed(None, Err(failed(source))),
+    };
+    let before = FileStamp::of(&metadata);
+    if last == Some(before) {
+        return FileState::Unchanged;
+    }
+    if let Err(error) = check_readable(path, &metadata) {
+        return FileState::Changed(Some(before), Err(error));
+    }
+    let is_settled = before.is_settled(SETTLING, SystemTime::now());
+    let bytes = match std::fs::read(path) {
+        Ok(bytes) => bytes,
+        Err(source) => return FileState::Changed(None, Err(failed(source))),
+    };
+    match std::fs::metadata(path) {
+        Ok(metadata) if FileStamp::of(&metadata) == before => {}
+        _ => return FileState::Unsteady,
+    }
+    FileState::Changed(is_settled.then_some(before), parse_machines(path, &bytes))
+}
+
+/// Gives the machine database of an mdbd to `fleet` whenever it changes. While the mdbd cannot be
+/// reached the last valid database stays in force. Never returns.
+pub async fn follow_mdb_server(client: Client, fleet: Arc<Fleet>) {
+    let (mut have, mut failures) = (None, 0);
+    loop {
+        let jitter = u16::try_from(random() % 1_000).unwrap_or_default();
+        let wait = jittered(POLL_WAIT, jitter);
+        let wait_ms = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
+        let request = GetMdbRequest { have, wait_ms };
+        let pause = match client.call_within::<GetMdb>(&request, wait + ANSWER_SLACK).await {
+            Ok(reply) => {
+                failures = 0;
+                have = Some(reply.version);
+                if let Some(machines) = reply.machines {
+                    let (server, fleet) = (client.peer().to_string(), Arc::clone(&fleet));
+                    let taking = tokio::task::spawn_blocking(move || {
+                        if let Err(error) = take_machines(&machines, server, &fleet) {
+                            fleet.refuse(error_chain(&error));
+                        }
+                    });
+                    if taking.await.is_err() {
+                        return;
+                    }
+                }
+                ANSWER_PAUSE
+            }
+            Err(error) => {
+                failures += 1;
+                // The next answer must contain the machines, so that it clears the error.
+                have = None;
+                fleet.refuse(error_chain(&error));
+                jittered(doubled(RETRY_FIRST, RETRY_LONGEST, failures), jitter)
+            }
+        };
+        tokio::time::sleep(pause).await;
+    }
+}
+
+/// Checks the machines like those of a file, and gives them to `fleet`.
+fn take_machines(machines: &[Machine], server: String, fleet: &Fleet) -> Result<(), FollowError> {
+    let text = serde_json::to_string(machines).expect("machines can be written as JSON");
+    fleet.take(parse(&text).map_err(|source| FollowError { server, source })?);
+    Ok(())
+}

@@ -1,73 +1,63 @@
-//! What survives a restart: the brake, pauses, the default image, the machine database in force,
-//! the images to which updates have stopped, by what machines were last known, and what happened,
-//! in an embedded database.
+//! Stores what survives a restart, in an embedded database: values that operators order, the
+//! machine database in force, the last known identities of machines, and the history.
 //!
 //! The database file is locked while it is open, so there is one dominator for each state
 //! directory.
 //!
+//! Single values are [`Durable`](system::durable::Durable)s, each in a row of one table. Identities
+//! are rows of their own: a fleet has thousands, which are in memory already
+//! ([`crate::core::identity::IdentityTable`], which also knows which of them are to be saved), and
+//! one value would be rewritten as a whole at each change.
+//!
 //! # Invariant
 //!
-//! * State that an operator ordered is written in one transaction with the record of the order.
+//! * Storage that an operator ordered is written in one transaction with the record of the order
+//!   ([`with_order`]).
 
-mod audit;
 mod backup;
+mod database;
 mod history_log;
 mod history_query;
 pub mod history_rows;
-mod identities;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::Arc;
 
 use api::dominator::Brake;
-use api::dominator::budgets::StoppedImage;
 use api::dominator::events::{ListEventsReply, ListEventsRequest};
-use api::dominator::orders::DefaultImage;
-use model::mdb::Machines;
+use api::dominator::orders::{DefaultImage, StoppedImage};
+use model::mdb::Machine;
 use model::tree::Time;
-use redb::{Database, ReadableDatabase as _, TableDefinition, WriteTransaction};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use redb::{ReadableDatabase as _, ReadableTable as _, TableDefinition};
+use system::durable::DurableError;
 
 use crate::core::event_filter::EventFilter;
-use crate::core::order::Order;
-use crate::core::pauses::KeptPause;
-use system::clock::wall;
+use crate::core::identity::KnownIdentity;
+use crate::core::orders::Order;
+use crate::core::orders::Pauses;
+use crate::core::settings::Settings;
+use crate::storage::database::{
+    OpenDatabase, PausesJson, RowJson, SETTINGS, SettingsRow, StoredValue,
+};
+use crate::storage::history_log::HistoryLog;
 
-use crate::storage::history_log::Log;
+pub use backup::DatabaseCopy;
+pub use database::{FILE, with_order};
+pub use history_log::{HistoryLimits, HistoryRecord};
 
-pub use crate::storage::history_log::{HistoryLimits, Record};
-pub use audit::OrderRow;
-pub use backup::Copy;
-
-/// The name of the database in the state directory.
-pub const FILE: &str = "dominator.redb";
-
-/// How many rows may be taken away with a record at least, so that much is not left for long.
+/// How many rows may be removed with a record at least, so that a surplus does not stay for long.
 const EVICTED_MIN: usize = 1_000;
 
-/// How much of the database is held in memory, in bytes. The kernel holds more of it.
-const CACHE_BYTES: usize = 32 << 20;
+/// Last known identities of machines, as JSON by host name.
+const IDENTITIES: TableDefinition<'static, &'static str, &'static [u8]> =
+    TableDefinition::new("identities");
 
-/// How often a database that failed is tried to be opened again, and the pause between.
-const REOPENED_MAX: usize = 60;
-const REOPEN_PAUSE: Duration = Duration::from_millis(50);
-
-const SETTINGS: TableDefinition<'static, &'static str, &'static [u8]> =
-    TableDefinition::new("settings");
-const BRAKE: &str = "brake";
-const MACHINES: &str = "machines";
-const PAUSES: &str = "pauses";
-const DEFAULT_IMAGE: &str = "default-image";
-const STOPPED_IMAGES: &str = "stopped-images";
-
-/// State that cannot be read or written.
+/// Storage that cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum StateError {
-    #[error("cannot make the state directory {}", path.display())]
+pub enum StorageError {
+    #[error("cannot create the state directory {}", path.display())]
     Directory {
         path: PathBuf,
         #[source]
@@ -99,233 +89,134 @@ pub enum StateError {
         #[source]
         source: std::io::Error,
     },
-    #[error("the record `{key}` of {} is damaged", path.display())]
-    Record {
-        key: &'static str,
-        path: PathBuf,
-        #[source]
-        source: serde_json::Error,
-    },
+    #[error(transparent)]
+    StoredValue(#[from] DurableError),
 }
 
+/// Machines of a machine database, by host name.
+pub type SharedMachines = BTreeMap<String, Arc<Machine>>;
+
+/// All that survives a restart.
 #[derive(Debug)]
-pub struct State {
-    path: PathBuf,
-    /// `None` after a failure: the database must be opened again, and cannot be yet.
-    database: Mutex<Option<Database>>,
+pub struct Storage {
+    pub(crate) database: Arc<OpenDatabase>,
+    /// The brake, if it is on.
+    pub brake: StoredValue<Option<Arc<Brake>>>,
+    /// The pauses that operators ordered.
+    pub pauses: StoredValue<Pauses, PausesJson>,
+    /// The image of machines whose record names none.
+    pub default_image: StoredValue<Option<Arc<DefaultImage>>>,
+    /// The configuration of subs.
+    pub settings: StoredValue<Settings>,
+    /// The machine database in force; `None` before the first.
+    pub machines: StoredValue<Option<SharedMachines>>,
+    /// The images to which updates have stopped.
+    pub stopped_images: StoredValue<Vec<StoppedImage>>,
 }
 
-impl State {
-    /// Opens the database in `directory`, or makes it.
-    ///
-    /// # Errors
-    ///
-    /// [`StateError::InUse`] if another process has it open.
-    pub fn open(directory: &Path) -> Result<Self, StateError> {
+impl Storage {
+    /// Opens the database in `directory`, or creates it.
+    pub fn open(directory: &Path) -> Result<Self, StorageError> {
         fs_err::create_dir_all(directory)
-            .map_err(|source| StateError::Directory { path: directory.to_owned(), source })?;
+            .map_err(|source| StorageError::Directory { path: directory.to_owned(), source })?;
         backup::clean(directory);
-        let path = directory.join(FILE);
-        let mut database = open(&path)?;
-        if let Err(error) = backup::compact(&mut database, &path) {
-            // One that has failed refuses to work.
-            tracing::warn!("the database is not compacted: {error}");
-            drop(database);
-            database = open(&path)?;
-        }
-        let state = Self { path, database: Mutex::new(Some(database)) };
+        let database = Arc::new(OpenDatabase::open_compacted(&directory.join(FILE))?);
         // So that reading need not ask whether the table is there.
-        let has_all = state.with("read", |database| {
+        let has_all = database.with("read", |database| {
             let read = database.begin_read()?;
             let has_settings = read.open_table(SETTINGS).is_ok();
-            let has_identities = read.open_table(identities::IDENTITIES).is_ok();
+            let has_identities = read.open_table(IDENTITIES).is_ok();
             Ok(has_settings && has_identities && history_log::is_made(&read))
         })?;
         // If it has all of them it can be started upon although the disk is full.
         if !has_all {
-            state.transact(None, |write| {
+            database.transact(None, |write| {
                 write.open_table(SETTINGS)?;
-                write.open_table(identities::IDENTITIES)?;
+                write.open_table(IDENTITIES)?;
                 history_log::make(write)
             })?;
         }
+        let row = |key| SettingsRow::new(&database, key);
+        let state = Self {
+            brake: StoredValue::load_or_default_as(row("brake"), RowJson)?,
+            pauses: StoredValue::load_or_default_as(row("pauses"), PausesJson)?,
+            default_image: StoredValue::load_or_default_as(row("default-image"), RowJson)?,
+            settings: StoredValue::load_or_default_as(row("subs"), RowJson)?,
+            machines: StoredValue::load_or_default_as(row("machines"), RowJson)?,
+            stopped_images: StoredValue::load_or_default_as(row("stopped-images"), RowJson)?,
+            database,
+        };
         state.brake_copy()?;
         Ok(state)
     }
 
-    /// The brake, if it was on.
-    ///
-    /// # Errors
-    ///
-    /// [`StateError`].
-    pub fn brake(&self) -> Result<Option<Brake>, StateError> {
-        self.get(BRAKE)
+    /// Records an order that changes no state of its own; it is on the disk when this returns. On
+    /// an error the order must not be carried out.
+    pub fn record(&self, order: &Order) -> Result<(), StorageError> {
+        self.database.transact(Some(order), |_| Ok(()))
     }
 
-    /// Keeps the brake; it is on the disk when this returns.
-    ///
-    /// # Errors
-    ///
-    /// [`StateError`].
-    pub fn set_brake(&self, brake: Option<&Brake>, order: &Order) -> Result<(), StateError> {
-        self.set_ordered(BRAKE, brake, order)
-    }
-
-    /// The machine database that was in force.
-    ///
-    /// # Errors
-    ///
-    /// [`StateError`].
-    pub fn machines(&self) -> Result<Option<Machines>, StateError> {
-        self.get(MACHINES)
-    }
-
-    /// Keeps the machine database in force, with the order that put it there if one did; it is on
-    /// the disk when this returns.
-    ///
-    /// # Errors
-    ///
-    /// [`StateError`].
-    pub fn set_machines(
-        &self,
-        machines: &Machines,
-        order: Option<&Order>,
-    ) -> Result<(), StateError> {
-        self.set(MACHINES, Some(machines), order)
-    }
-
-    /// The images to which updates had stopped.
-    ///
-    /// # Errors
-    ///
-    /// [`StateError`].
-    pub fn stopped_images(&self) -> Result<Vec<StoppedImage>, StateError> {
-        Ok(self.get(STOPPED_IMAGES)?.unwrap_or_default())
-    }
-
-    /// Keeps the images to which updates have stopped, with the order that lets one go on if there
-    /// was one; it is on the disk when this returns.
-    ///
-    /// # Errors
-    ///
-    /// [`StateError`].
-    pub fn set_stopped_images(
-        &self,
-        stopped: &[StoppedImage],
-        order: Option<&Order>,
-    ) -> Result<(), StateError> {
-        self.set(STOPPED_IMAGES, Some(&stopped), order)
-    }
-
-    /// Records an order that changes no state of its own; it is on the disk when this returns.
-    ///
-    /// # Errors
-    ///
-    /// [`StateError`]; the order must not be acted on then.
-    pub fn record(&self, order: &Order) -> Result<(), StateError> {
-        self.transact(Some(order), |_| Ok(()))
-    }
-
-    /// Keeps `value` under `key`, or takes it away, as it was ordered; both are on the disk when
-    /// this returns.
-    ///
-    /// # Errors
-    ///
-    /// [`StateError`]; neither is on the disk then, and the order must not be acted on.
-    pub fn set_ordered<T: Serialize>(
-        &self,
-        key: &'static str,
-        value: Option<&T>,
-        order: &Order,
-    ) -> Result<(), StateError> {
-        self.set(key, value, Some(order))
-    }
-
-    /// What is kept under `key`.
-    ///
-    /// # Errors
-    ///
-    /// [`StateError`].
-    pub fn get<T: DeserializeOwned>(&self, key: &'static str) -> Result<Option<T>, StateError> {
-        let record = self.with("read", |database| {
-            let table = database.begin_read()?.open_table(SETTINGS)?;
-            Ok(table.get(key)?.map(|record| record.value().to_vec()))
+    /// Reads the last known identity of each machine.
+    pub fn identities(&self) -> Result<BTreeMap<Arc<str>, KnownIdentity>, StorageError> {
+        let rows = self.database.with("read", |database| {
+            let table = database.begin_read()?.open_table(IDENTITIES)?;
+            let mut rows: Vec<(Arc<str>, Vec<u8>)> = Vec::new();
+            for row in table.iter()? {
+                let (hostname, identity) = row?;
+                rows.push((hostname.value().into(), identity.value().to_vec()));
+            }
+            Ok(rows)
         })?;
-        let Some(record) = record else { return Ok(None) };
-        serde_json::from_slice(&record).map(Some).map_err(|source| self.damaged(key, source))
+        let place = self.database.place("identities");
+        let parsed = rows.into_iter().map(|(hostname, identity)| {
+            let damaged =
+                |error| DurableError::Damaged { place: place.clone(), source: Into::into(error) };
+            let identity: KnownIdentity = serde_json::from_slice(&identity).map_err(damaged)?;
+            Ok((hostname, identity))
+        });
+        parsed.collect()
     }
 
-    fn set<T: Serialize>(
+    /// Saves the last known identities of these machines, or removes them (`None`), with the order
+    /// that they follow from if there is one. All of it is on the disk when this returns; on an
+    /// error nothing is.
+    pub fn save_identities(
         &self,
-        key: &'static str,
-        value: Option<&T>,
+        identities: &[(Arc<str>, Option<KnownIdentity>)],
         order: Option<&Order>,
-    ) -> Result<(), StateError> {
-        let record = value.map(serde_json::to_vec).transpose();
-        let record = record.map_err(|source| self.damaged(key, source))?;
-        self.transact(order, |write| {
-            let mut table = write.open_table(SETTINGS)?;
-            match &record {
-                Some(record) => table.insert(key, &record[..])?,
-                None => table.remove(key)?,
-            };
+    ) -> Result<(), StorageError> {
+        let encode = |identity| serde_json::to_vec(identity).expect("it is a plain structure");
+        self.database.transact(order, |write| {
+            let mut table = write.open_table(IDENTITIES)?;
+            for (hostname, identity) in identities {
+                match identity {
+                    Some(identity) => table.insert(&**hostname, &encode(identity)[..])?,
+                    None => table.remove(&**hostname)?,
+                };
+            }
             Ok(())
         })
     }
 
-    fn damaged(&self, key: &'static str, source: serde_json::Error) -> StateError {
-        StateError::Record { key, path: self.path.clone(), source }
-    }
-
-    /// Makes a change, and records the order that it follows from if there is one, in one
-    /// transaction; it is on the disk when this returns.
-    ///
-    /// # Errors
-    ///
-    /// [`StateError`]; nothing is on the disk then.
-    pub fn transact<T>(
-        &self,
-        order: Option<&Order>,
-        change: impl FnOnce(&WriteTransaction) -> Result<T, redb::Error>,
-    ) -> Result<T, StateError> {
-        self.with("write", |database| {
-            let write = database.begin_write()?;
-            let result = change(&write)?;
-            if let Some(order) = order {
-                audit::append(&write, wall(), order)?;
-            }
-            write.commit()?;
-            Ok(result)
-        })
-    }
-
-    /// Adds records to the log, and takes the oldest away that are too many or too old; all of them
-    /// are on the disk when this returns. Gives how many went.
-    ///
-    /// # Errors
-    ///
-    /// [`StateError`]; nothing was added then.
+    /// Adds records to the history, and removes the oldest that are too many or too old; it is on
+    /// the disk when this returns. Returns how many were removed. On an error nothing was added.
     pub fn append(
         &self,
-        records: &[Record],
+        records: &[HistoryRecord],
         limits: HistoryLimits,
         now: Time,
-    ) -> Result<usize, StateError> {
-        self.transact(None, |write| {
-            let mut log = Log::open(write)?;
+    ) -> Result<usize, StorageError> {
+        self.database.transact(None, |write| {
+            let mut log = HistoryLog::open(write)?;
             log.record(records)?;
             log.finish()?;
             history_log::evict(write, limits, now, EVICTED_MIN + 4 * records.len())
         })
     }
 
-    /// The id of the last update of each machine that is in the log.
-    ///
-    /// # Errors
-    ///
-    /// [`StateError`].
-    pub fn last_updates(&self) -> Result<BTreeMap<String, u64>, StateError> {
-        self.with("read", |database| {
+    /// Returns the id of the last update of each machine that is in the history.
+    pub fn last_updates(&self) -> Result<BTreeMap<String, u64>, StorageError> {
+        self.database.with("read", |database| {
             let table = database.begin_read()?.open_table(history_log::LAST)?;
             let mut last = BTreeMap::new();
             for entry in table.range::<&str>(..)? {
@@ -336,114 +227,16 @@ impl State {
         })
     }
 
-    /// The events that are asked for.
-    ///
-    /// # Errors
-    ///
-    /// [`StateError`].
+    /// Finds the events that `request` asks for.
     pub fn events(
         &self,
         filter: EventFilter,
         request: &ListEventsRequest,
-    ) -> Result<ListEventsReply, StateError> {
-        // What is read stays as it is, so nobody has to wait for the search.
-        let read = self.with("read", |database| Ok(database.begin_read()?))?;
-        history_query::search(&read, filter, request).map_err(|source| self.failed("read", source))
-    }
-
-    fn failed(&self, verb: &'static str, source: redb::Error) -> StateError {
-        StateError::Access { verb, path: self.path.clone(), source: Box::new(source) }
-    }
-
-    /// Does `work` with the database. One that has failed once refuses to work ever after, so it
-    /// is opened again: a disk that was full must not cost the brake.
-    fn with<T>(
-        &self,
-        verb: &'static str,
-        work: impl FnOnce(&Database) -> Result<T, redb::Error>,
-    ) -> Result<T, StateError> {
-        let mut held = self.database.lock().unwrap_or_else(PoisonError::into_inner);
-        let database = match held.take() {
-            Some(database) => database,
-            None => open_again(&self.path)?,
-        };
-        let result = work(&database);
-        if result.is_ok() {
-            *held = Some(database);
-        } else {
-            // It locks its file until it is dropped.
-            drop(database);
-            *held = open_again(&self.path).ok();
-        }
-        result.map_err(|source| self.failed(verb, source))
-    }
-}
-
-/// Opens a database that this process has closed. Somebody may still read from it, which is over
-/// soon.
-fn open_again(path: &Path) -> Result<Database, StateError> {
-    for _ in 0..REOPENED_MAX {
-        match open(path) {
-            Err(StateError::InUse { .. }) => std::thread::sleep(REOPEN_PAUSE),
-            result => return result,
-        }
-    }
-    open(path)
-}
-
-fn open(path: &Path) -> Result<Database, StateError> {
-    let mut builder = Database::builder();
-    builder.set_cache_size(CACHE_BYTES);
-    builder.create(path).map_err(|error| match error {
-        redb::DatabaseError::DatabaseAlreadyOpen => StateError::InUse { path: path.to_owned() },
-        error => StateError::Open { path: path.to_owned(), source: Box::new(error.into()) },
-    })
-}
-
-impl State {
-    /// The pauses that operators ordered.
-    ///
-    /// # Errors
-    ///
-    /// [`StateError`].
-    pub fn pauses(&self) -> Result<Vec<KeptPause>, StateError> {
-        Ok(self.get(PAUSES)?.unwrap_or_default())
-    }
-
-    /// Keeps the pauses of all machines, with the order that changed them if one did; they are on
-    /// the disk when this returns.
-    ///
-    /// # Errors
-    ///
-    /// [`StateError`]; nothing is changed then.
-    pub fn set_pauses(
-        &self,
-        pauses: &[KeptPause],
-        order: Option<&Order>,
-    ) -> Result<(), StateError> {
-        self.set(PAUSES, Some(&pauses).filter(|pauses| !pauses.is_empty()), order)
-    }
-
-    /// The image of machines whose record names none.
-    ///
-    /// # Errors
-    ///
-    /// [`StateError`].
-    pub fn default_image(&self) -> Result<Option<DefaultImage>, StateError> {
-        self.get(DEFAULT_IMAGE)
-    }
-
-    /// Keeps the image of machines whose record names none; it is on the disk when this returns.
-    ///
-    /// # Errors
-    ///
-    /// [`StateError`]; nothing is changed then.
-    pub fn set_default_image(
-        &self,
-        image: Option<&DefaultImage>,
-        order: &Order,
-    ) -> Result<(), StateError> {
-        self.set_ordered(DEFAULT_IMAGE, image, order)
+    ) -> Result<ListEventsReply, StorageError> {
+        // A read transaction sees no later change, so nobody has to wait for the search.
+        let read = self.database.with("read", |database| Ok(database.begin_read()?))?;
+        history_query::search(&read, filter, request)
+            .map_err(|source| self.database.failed("read", source))
     }
 }
 

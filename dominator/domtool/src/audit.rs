@@ -1,89 +1,85 @@
-//! `domtool audit show` and `verify`: what the files of an audit log tell, and whether they are
-//! what the daemon wrote.
+//! `domtool audit show` and `verify`: reads the files of an audit log.
 
-mod rows;
+mod calls;
 
 use std::fs::File;
 use std::io::{self, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use api::audit::record::{self, stamp};
-use api::audit::verify::{Expected, Finding, Report, Verifier};
+use api::audit::record::{self, timestamp};
+use api::audit::verify::{ChainReport, ExpectedHead, Finding, Verifier};
 use clap::{Args, Subcommand};
 use daemon::{EXIT_DONE, EXIT_FAILED, exit};
-use model::report::report;
+use model::display::{counted, error_chain, safe_text};
 use model::tree::Time;
-use model::words::{counted, plain};
 use rpc::audit_log::{files_of, read_line};
 use serde::Serialize;
-use tool::{Format, Output, json};
+use system::clock::parse_past;
+use tool::{Format, Output};
 
-use super::columns;
-use rows::{Row, Rows, Wanted};
-use system::clock::past;
+use super::{columns, text_of};
+use calls::{Call, CallFilter, Calls};
 
-/// How often the files are listed again when they change while they are opened.
+/// Number of attempts to open all files while the daemon renames them.
 const LIST_TRIES: usize = 5;
 
-/// The longest text in a cell, in bytes.
+/// Longest text in a cell, in bytes.
 const CELL_BYTES_MAX: usize = 200;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
-    /// Show what the files of an audit log tell, the newest last
+    /// Show the calls in the files of an audit log, newest last
     #[command(after_help = "Examples:\n  \
         domtool audit show /var/lib/imageserver/audit/audit.log --since 2d\n  \
         domtool audit show /.subd/audit/audit.log --method 'Subd.Commit' --format json\n\n\
-        Of a call whose outcome is `unknown` no end is on record: it runs, its caller went away,\n\
-        or the daemon was killed. It may have been done or not.")]
-    Show(Show),
-    /// Say whether the files of an audit log are what the daemon wrote
+        The outcome `unknown` means that the log has no end of the call: it still runs, its\n\
+        caller disconnected, or the daemon was killed. The call may have taken effect or not.")]
+    Show(ShowArguments),
+    /// Check that the files of an audit log are as the daemon wrote them
     ///
-    /// Each record carries the hash of the one before it. Said is where records were changed,
-    /// removed, added or moved. That the end was cut off, or all written anew from some record on,
-    /// shows only against a head that was remembered elsewhere: daemons log it every hour, and show
-    /// it at /audit and in /metrics. Exits with 1 if anything is broken.
+    /// Each record has the hash of the record before it, so the command finds records that were
+    /// changed, removed, added or moved. A log that was cut off at its end, or rewritten from some
+    /// record on, is found only with a head that was saved elsewhere: daemons log the head every
+    /// hour and show it at /audit and in /metrics. Exit code 1: the log is broken.
     #[command(after_help = "Examples:\n  \
         domtool audit verify /var/lib/dominator/audit/audit.log\n  \
         domtool audit verify audit.log --expect-head 4711:56f87f68f05d")]
-    Verify(Verify),
+    Verify(VerifyArguments),
 }
 
 #[derive(Debug, Args)]
-pub(super) struct Show {
-    /// The file that the daemon writes; those before it are read, too
+pub(super) struct ShowArguments {
+    /// File that the daemon writes; its predecessors are read too
     #[arg(value_name = "FILE", default_value = "/var/lib/dominator/audit/audit.log")]
     files: Vec<PathBuf>,
-    /// Only what was asked for since then: 12h or 1d ago, or 18:30 or 2030-01-31T18:30
-    #[arg(long, value_name = "TIME|DURATION", value_parser = past)]
+    /// Only calls since then: 12h or 1d ago, or 18:30 or 2030-01-31T18:30
+    #[arg(long, value_name = "TIME|DURATION", value_parser = parse_past)]
     since: Option<Time>,
-    /// Only what was asked for until then
-    #[arg(long, value_name = "TIME|DURATION", value_parser = past)]
+    /// Only calls until then
+    #[arg(long, value_name = "TIME|DURATION", value_parser = parse_past)]
     until: Option<Time>,
-    /// Only what this user asked for, by the certificate or by their own word
+    /// Only calls of this user, by certificate or as the caller stated
     #[arg(long, value_name = "USER")]
     user: Vec<String>,
-    /// Only calls of such methods: `*` is anything
+    /// Only calls of matching methods: `*` matches any text
     #[arg(long, value_name = "PATTERN")]
     method: Vec<String>,
-    /// How many calls at most, the newest; 0 for all
+    /// Print at most this many calls, the newest; 0 for all
     #[arg(long, value_name = "COUNT", default_value_t = 200)]
     limit: usize,
 }
 
 #[derive(Debug, Args)]
-pub(super) struct Verify {
-    /// The file that the daemon writes; those before it are read, too
+pub(super) struct VerifyArguments {
+    /// File that the daemon writes; its predecessors are read too
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
-    /// A head that was seen before: that record must be there still, and be the same; may be given
-    /// several times
+    /// Head that was seen before: the log must still have that record, unchanged; may be repeated
     #[arg(long, value_name = "SEQUENCE:HASH")]
-    expect_head: Vec<Expected>,
+    expect_head: Vec<ExpectedHead>,
 }
 
-/// A file that cannot be read.
 #[derive(Debug, thiserror::Error)]
 enum ReadError {
     #[error("cannot read `{}`", path.display())]
@@ -103,13 +99,15 @@ impl ReadError {
                 &["only the user of the daemon may read its audit log: try sudo"]
             }
             Self::Io { .. } => &[],
-            Self::None { .. } => &["each daemon has it where it keeps what it remembers, in \
-                 audit/audit.log; --audit-log of the daemon says otherwise"],
+            Self::None { .. } => {
+                &["a daemon has its audit log in its state directory, as audit/audit.log, unless \
+                 --audit-log of the daemon names another file"]
+            }
         }
     }
 }
 
-/// Carries out `command`, which needs no daemon.
+/// Runs `command`, which needs no daemon.
 pub(super) fn run(command: &Command, format: Format) -> ExitCode {
     let done = match command {
         Command::Show(arguments) => show(arguments, format),
@@ -117,12 +115,12 @@ pub(super) fn run(command: &Command, format: Format) -> ExitCode {
     };
     match done {
         Ok(output) => output.print(),
-        Err(error) => exit(EXIT_FAILED, &report(&error), error.hints()),
+        Err(error) => exit(EXIT_FAILED, &error_chain(&error), error.hints()),
     }
 }
 
-/// The files of these logs, open, in the order of their records.
-fn opened(paths: &[PathBuf]) -> Result<Vec<(PathBuf, File)>, ReadError> {
+/// Opens the files of these logs, in the order of their records.
+fn open_files(paths: &[PathBuf]) -> Result<Vec<(PathBuf, File)>, ReadError> {
     let failed = |path: &Path| {
         let path = path.to_owned();
         move |source| ReadError::Io { path, source }
@@ -145,10 +143,10 @@ fn opened(paths: &[PathBuf]) -> Result<Vec<(PathBuf, File)>, ReadError> {
         let mut files = Vec::new();
         for path in &before {
             let file = File::open(path).map_err(failed(path))?;
-            let first = first_of(&file).map_err(failed(path))?;
+            let first = first_sequence(&file).map_err(failed(path))?;
             files.push((first, path.clone(), file));
         }
-        // A daemon that begins another file meanwhile gives this one another name.
+        // A daemon that starts a new file meanwhile renames this one.
         let now = list()?;
         if now == before {
             files.sort_by(|(first, path, _), (other, path_of_other, _)| {
@@ -158,21 +156,21 @@ fn opened(paths: &[PathBuf]) -> Result<Vec<(PathBuf, File)>, ReadError> {
         }
         before = now;
     }
-    let source = io::Error::other("the files change all the time");
+    let source = io::Error::other("the files are renamed all the time");
     Err(failed(&paths[0])(source))
 }
 
-/// The number of the first record of a file; the highest if it has none.
-fn first_of(file: &File) -> io::Result<u64> {
+/// Returns the number of the first record of a file; the highest number if it has none.
+fn first_sequence(file: &File) -> io::Result<u64> {
     let mut line = Vec::new();
     let mut reader = BufReader::new(file.try_clone()?);
     read_line(&mut reader, &mut line)?;
     io::Seek::rewind(&mut &*file)?;
-    let opened = line.strip_suffix(b"\n").map(record::open);
+    let opened = line.strip_suffix(b"\n").map(record::check_line);
     Ok(opened.and_then(Result::ok).map_or(u64::MAX, |sealed| sealed.head.sequence))
 }
 
-/// Gives each line of the files to `take`, and the name of each file before.
+/// Calls `take` for each file, without a line, and then for each of its lines.
 fn read(
     files: Vec<(PathBuf, File)>,
     mut take: impl FnMut(&Path, Option<&[u8]>),
@@ -193,38 +191,34 @@ fn read(
     Ok(())
 }
 
-fn show(arguments: &Show, format: Format) -> Result<Output, ReadError> {
-    let (mut rows, mut strange) = (Rows::default(), 0);
-    read(opened(&arguments.files)?, |_, line| {
+fn show(arguments: &ShowArguments, format: Format) -> Result<Output, ReadError> {
+    let (mut calls, mut unreadable) = (Calls::default(), 0);
+    read(open_files(&arguments.files)?, |_, line| {
         let Some(line) = line else { return };
-        let opened = line.strip_suffix(b"\n").map(record::open);
+        let opened = line.strip_suffix(b"\n").map(record::check_line);
         match opened.and_then(Result::ok).and_then(|sealed| sealed.record) {
-            Some(record) => rows.add(record),
-            None => strange += 1,
+            Some(record) => calls.add(record),
+            None => unreadable += 1,
         }
     })?;
-    if strange > 0 {
-        let lines = counted(strange, "line");
-        eprintln!("{lines} cannot be read: domtool audit verify says more");
+    if unreadable > 0 {
+        let lines = counted(unreadable, "line");
+        eprintln!("cannot read {lines}: domtool audit verify shows where");
     }
-    let wanted = Wanted {
-        since: arguments.since.map(stamp),
-        until: arguments.until.map(stamp),
+    let filter = CallFilter {
+        since: arguments.since.map(timestamp),
+        until: arguments.until.map(timestamp),
         users: arguments.user.clone(),
         methods: arguments.method.clone(),
     };
-    let rows = rows.finish(&wanted, arguments.limit);
-    let text = match format {
-        Format::Table => table(&rows),
-        Format::Json => json(&rows),
-    };
-    Ok(text.into())
+    let calls = calls.finish(&filter, arguments.limit);
+    Ok(format.render(&calls, |calls| table(calls)).into())
 }
 
-fn table(rows: &[Row]) -> String {
+fn table(calls: &[Call]) -> String {
     let mut table = columns(&["TIME", "DAEMON", "WHO", "WHAT", "OUTCOME", "WHY"]);
-    let cell = |text: &str| plain(text, CELL_BYTES_MAX);
-    for row in rows {
+    let cell = |text: &str| safe_text(text, CELL_BYTES_MAX);
+    for row in calls {
         let second = row.time.split('.').next().unwrap_or_default();
         let name = match (row.user.as_str(), row.who.as_str()) {
             ("", "") => "",
@@ -232,7 +226,7 @@ fn table(rows: &[Row]) -> String {
             (user, _) => user,
         };
         let who = match (name, row.address.as_str()) {
-            ("", "") => "itself".to_owned(),
+            ("", "") => "(daemon)".to_owned(),
             ("", address) => address.to_owned(),
             (name, "") => name.to_owned(),
             (name, address) => format!("{name} ({address})"),
@@ -251,10 +245,10 @@ fn table(rows: &[Row]) -> String {
             cell(&row.why),
         ]);
     }
-    format!("{}\n", table.trim_fmt())
+    text_of(&table)
 }
 
-/// What `verify` says as JSON.
+/// The JSON output of `verify`.
 #[derive(Serialize)]
 struct Verdict {
     is_whole: bool,
@@ -286,31 +280,29 @@ impl<T: ToString> From<&Finding<T>> for Place {
     }
 }
 
-fn verify(arguments: &Verify, format: Format) -> Result<Output, ReadError> {
+fn verify(arguments: &VerifyArguments, format: Format) -> Result<Output, ReadError> {
     let mut verifier = Verifier::new(arguments.expect_head.clone());
-    read(opened(&arguments.files)?, |path, line| match line {
+    read(open_files(&arguments.files)?, |path, line| match line {
         None => verifier.file(&path.display().to_string()),
         Some(line) => verifier.line(line),
     })?;
     let found = verifier.finish();
-    let text = match format {
-        Format::Table => verdict(&found),
-        Format::Json => json(&Verdict {
-            is_whole: found.is_whole(),
-            files: found.files,
-            records: found.records,
-            first: found.first,
-            head: found.head.map(|head| head.to_string()),
-            troubles: found.troubles.iter().map(Place::from).collect(),
-            more_troubles: found.more,
-            remarks: found.remarks.iter().map(Place::from).collect(),
-        }),
+    let verdict = Verdict {
+        is_whole: found.is_whole(),
+        files: found.files,
+        records: found.records,
+        first: found.first,
+        head: found.head.map(|head| head.to_string()),
+        troubles: found.troubles.iter().map(Place::from).collect(),
+        more_troubles: found.more,
+        remarks: found.remarks.iter().map(Place::from).collect(),
     };
+    let text = format.render(&verdict, |_| verdict_text(&found));
     let code = if found.is_whole() { EXIT_DONE } else { EXIT_FAILED };
     Ok(Output { text, code })
 }
 
-fn verdict(found: &Report) -> String {
+fn verdict_text(found: &ChainReport) -> String {
     let mut text = String::new();
     for trouble in &found.troubles {
         text.push_str(&format!("BROKEN: {trouble}\n"));

@@ -1,79 +1,105 @@
-//! `domtool cert`: makes authorities and certificates, shows and revokes them. Asks no daemon.
+//! `domtool cert`: makes authorities and certificates, shows and revokes them, without any daemon.
 
-mod authority;
+mod faults;
 mod fleet;
 mod issue;
-mod judgement;
-mod need;
+mod renewal;
 mod revoke;
 mod show;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use api::certificate::CertificateError;
+use certs::authority::{Authority, AuthorityError, AuthorityOptions};
+use certs::files::FilesError;
 use certs::pem::PemError;
-use certs::sets::PatternError;
-use certs::{authority::AuthorityError, place::PlaceError, register::RegisterError};
-use clap::Subcommand;
+use certs::record::Record;
+use certs::register::{Register, RegisterError};
+use clap::{Args, Subcommand};
+use daemon::mdb_file::MdbFileError;
+use model::display::{rough_duration, utc};
 use model::tree::Time;
-use model::when::{lasting, moment};
+use system::clock::wall;
 use tool::{Format, Output};
 
-use daemon::mdb_file::FileError;
+use crate::silent;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
     /// Make an authority: a key that signs the certificates of a site
     ///
-    /// Makes ca.pem and ca.key in DIR, which only its owner may look into. Keep DIR on a machine
-    /// that few may log in to, not on one that is managed, and keep a copy: whoever has ca.key can
-    /// do everything, and who loses it must give each machine new certificates. ca.pem is no
-    /// secret: everybody who trusts the authority has it.
+    /// Writes ca.pem and ca.key into DIR, which only its owner can access. Keep DIR on a machine
+    /// with few logins, not on a managed one, and keep a copy: whoever has ca.key can do
+    /// everything, and without it each machine needs a new certificate. ca.pem is not secret:
+    /// everybody who trusts the authority has it.
     #[command(after_help = "Examples:\n  \
         domtool cert ca /root/ca --name 'Example Inc'\n  \
         domtool cert ca /root/build-ca --name 'Build systems' --intermediate-of /root/ca")]
-    Ca(authority::Arguments),
+    Ca(CaArguments),
     /// Make a certificate, or one for each machine of a machine database
     ///
-    /// Writes ca.pem, cert.pem and key.pem into DIR, as the daemons' --tls DIR expects them. Done
-    /// again for the same name, the certificate is renewed and the key stays; running daemons take
-    /// the new one by themselves. Somebody else's certificate is not overwritten.
+    /// Writes ca.pem, cert.pem and key.pem into DIR, as the daemons' --tls DIR expects them.
+    /// Repeated for the same name, the command renews the certificate and keeps the key; running
+    /// daemons load the new one by themselves. The certificate of another holder is not
+    /// overwritten.
     ///
-    /// With --mdb, DIR gets a directory for each machine, and those whose certificate is still
-    /// good for long are left as they are: run it once a day and copy what has changed.
+    /// With --mdb, DIR gets a directory for each machine, and certificates that are valid for long
+    /// enough are left as they are: run the command once a day and copy what has changed.
     #[command(after_help = "Examples:\n  \
         domtool cert issue --ca /root/ca --out /root/tls/images --name images \\\n    \
             --host images.example.org --set imageserver\n  \
         domtool cert issue --ca /root/ca --out ~/.config/dominator/tls --name alice \\\n    \
             --set operator --group web --lifetime 90d\n  \
         domtool cert issue --ca /root/ca --out /root/tls --mdb /var/lib/Dominator/mdb\n\n\
-        The sets are explained in docs/CERTIFICATES.md; domtool cert show DIR lists what the\n\
-        holder of a certificate may do. Exit codes: 0 done, 1 failed, 2 misuse, 3 partly done.")]
+        docs/CERTIFICATES.md explains the sets; domtool cert show DIR lists what the holder of a\n\
+        certificate may do. Exit codes: 0 done, 1 failed, 2 misuse, 3 partly done.")]
     Issue(Box<issue::Arguments>),
-    /// Say who holds a certificate, what they may do and until when, and what is wrong with it
+    /// Show the holder, powers, validity and faults of a certificate
     ///
-    /// Of a directory, also whether the key and the authorities in it belong to the certificate.
-    /// Exits with 0 if all is in order and with 3 if something is wrong.
+    /// For a directory, this also checks that its key and authorities belong to the certificate.
+    /// Exit code 0: no faults. Exit code 3: faults.
     #[command(after_help = "Examples:\n  \
         domtool cert show /etc/dominator/tls\n  \
         domtool cert show cert.pem --format json")]
     Show(show::Arguments),
-    /// Revoke certificates: write the list of those that count no more
+    /// Revoke certificates: write the list of revoked certificates
     ///
-    /// The list is crl.pem in the directory of the authority. It counts where it is: copy it into
-    /// the TLS directory of each daemon, which takes note of it by itself. Without a certificate to
-    /// revoke, the list is only made anew.
+    /// The list is crl.pem in the directory of the authority. It has an effect where it is: copy it
+    /// into the TLS directory of each daemon, which loads it by itself. Without a certificate to
+    /// revoke, the command only makes a new list.
     ///
-    /// Where a key was stolen, say --reason key-compromise: a renewed certificate has the key of
-    /// the one before, so all that have it are revoked. Whatever the reason, domtool cert issue
-    /// makes another key where one had a certificate that was revoked.
+    /// If a key was stolen, give --reason key-compromise: a renewed certificate has the same key as
+    /// its predecessor, so all certificates with that key are revoked. After a revocation for
+    /// whatever reason, domtool cert issue makes a new key.
     #[command(after_help = "Examples:\n  \
         domtool cert revoke --ca /root/ca alice --reason key-compromise\n  \
         domtool cert revoke --ca /root/ca /root/tls/web1/cert.pem")]
     Revoke(revoke::Arguments),
 }
 
-/// Why a certificate cannot be made, shown or revoked.
+#[derive(Debug, Args)]
+pub(super) struct CaArguments {
+    /// Directory for the authority; it must not exist or not have an authority
+    #[arg(value_name = "DIR")]
+    directory: PathBuf,
+    /// Name for people and other programs; default: after this machine and the key. Use no name of
+    /// another authority that is or was trusted with it
+    #[arg(long)]
+    name: Option<String>,
+    /// Lifetime; nothing that it issues is valid for longer
+    #[arg(long, value_name = "DURATION", default_value = "3650d", value_parser = parse_lifetime)]
+    lifetime: Duration,
+    /// Make it an intermediate of the authority in this directory: everyone who trusts that one
+    /// trusts it too
+    ///
+    /// So a zone or a build system can issue its own certificates, and can be revoked as a whole.
+    /// It cannot make further authorities.
+    #[arg(long, value_name = "DIR")]
+    intermediate_of: Option<PathBuf>,
+}
+
+/// A failed `domtool cert` command.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CertError {
     #[error(transparent)]
@@ -81,52 +107,49 @@ pub(super) enum CertError {
     #[error(transparent)]
     Authority(#[from] AuthorityError),
     #[error(transparent)]
-    Place(#[from] PlaceError),
+    Files(#[from] FilesError),
     #[error(transparent)]
     Pem(#[from] PemError),
     #[error(transparent)]
-    Pattern(#[from] PatternError),
+    Mdb(#[from] MdbFileError),
     #[error(transparent)]
-    Mdb(#[from] FileError),
-    #[error(transparent)]
-    File(#[from] std::io::Error),
+    Io(#[from] std::io::Error),
     #[error("cannot read {path}")]
     Certificate { path: String, source: CertificateError },
     #[error("{path} has neither cert.pem nor ca.pem")]
     NothingToShow { path: String },
     #[error("{name} cannot be the name of a directory")]
     Hostname { name: String },
-    #[error("this authority has issued no certificate with the name, or the number, {target}")]
+    #[error("this authority has issued no certificate with the name or serial number {target}")]
     Unknown { target: String },
     #[error("{path} was issued by another authority")]
-    Foreign { path: String },
-    #[error("it was stopped")]
-    Stopped,
+    OtherIssuer { path: String },
+    #[error("interrupted")]
+    Interrupted,
 }
 
 impl CertError {
-    /// What may be done about it.
     pub(super) fn hints(&self) -> &'static [&'static str] {
         match self {
             Self::Register(RegisterError::None { .. }) => {
                 &["make an authority: domtool cert ca DIR"]
             }
-            Self::Register(RegisterError::Place(error)) | Self::Place(error) => match error {
-                PlaceError::Other { .. } | PlaceError::Key { .. } => {
-                    &["name another directory, or overwrite what is there: --force"]
+            Self::Register(RegisterError::Files(error)) | Self::Files(error) => match error {
+                FilesError::OtherHolder { .. } | FilesError::UnknownKey { .. } => {
+                    &["give another directory, or overwrite the files with --force"]
                 }
-                PlaceError::Authorities { .. } => {
-                    &["add the authority's ca.pem to the file, or put it in its place: --force"]
+                FilesError::OtherAuthority { .. } => {
+                    &["add the authority's ca.pem to the file, or replace the file with --force"]
                 }
                 _ => &[],
             },
             Self::Register(RegisterError::Authority(AuthorityError::Make { what, .. }))
                 if *what == "certificate for the key" =>
             {
-                &["a key that is not in PKCS#8 form cannot be read here: --new-key makes another"]
+                &["only keys in PKCS#8 form are supported; --new-key makes a new key"]
             }
-            Self::Foreign { .. } => &["revoke it with the directory of the one that issued it"],
-            Self::Stopped => &["what was made is whole; go on with the same command"],
+            Self::OtherIssuer { .. } => &["give the directory of the authority that issued it"],
+            Self::Interrupted => &["finished certificates are complete; repeat the command"],
             _ => &[],
         }
     }
@@ -135,28 +158,67 @@ impl CertError {
 /// Runs one of the commands.
 pub(super) async fn run(format: Format, command: &Command) -> Result<Output, CertError> {
     match command {
-        Command::Ca(arguments) => authority::run(format, arguments),
-        Command::Issue(arguments) => issue::run(format, arguments).await,
+        Command::Ca(arguments) => make_authority(format, arguments),
+        Command::Issue(arguments) => {
+            let register = Register::open(&arguments.ca)?;
+            match &arguments.mdb {
+                Some(mdb) => fleet::run(format, arguments, register, mdb).await,
+                None => issue::run(format, arguments, &register),
+            }
+        }
         Command::Show(arguments) => show::run(format, arguments),
         Command::Revoke(arguments) => revoke::run(format, arguments),
     }
 }
 
-/// A duration that is longer than none.
-fn lifetime(text: &str) -> Result<Duration, String> {
-    let duration = model::when::written::duration(text)?;
-    if duration.is_zero() { Err("nothing lasts no time".to_owned()) } else { Ok(duration) }
+fn make_authority(format: Format, arguments: &CaArguments) -> Result<Output, CertError> {
+    let options = AuthorityOptions {
+        name: arguments.name.clone().unwrap_or_else(default_name),
+        key_in_name: arguments.name.is_none(),
+        lifetime: arguments.lifetime,
+        start: None,
+    };
+    let authority = match &arguments.intermediate_of {
+        None => Authority::create(&options)?,
+        Some(root) => {
+            let root = Register::open(root)?;
+            let authority = root.authority().create_intermediate(&options)?;
+            root.lock()?.record(authority.certificate())?;
+            authority
+        }
+    };
+    let register = Register::create(&arguments.directory, authority)?;
+    let certificate = register.authority().certificate();
+    let directory = register.directory().display();
+    eprintln!(
+        "Made the authority {} in {directory}, valid until {}.",
+        certificate.common_name,
+        time_and_distance(wall().seconds, certificate.not_after)
+    );
+    eprintln!("Keep {directory}/ca.key secret, and keep a copy of it in a safe place.");
+    Ok(silent(format, &Record::new(certificate)))
 }
 
-/// A moment in seconds since 1970, and how far away it is: `2030-01-31T18:30:00Z (90 days left)`.
-fn until(now: i64, then: i64) -> String {
-    let distance = then.saturating_sub(now);
-    let far = lasting(distance.unsigned_abs());
-    let words = if distance < 0 { format!("{far} ago") } else { format!("{far} left") };
-    format!("{} ({words})", written(then))
+fn default_name() -> String {
+    let host = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok());
+    host.map_or("Dominator authority".to_owned(), |host| format!("Dominator authority of {host}"))
 }
 
-/// A moment in seconds since 1970, for people.
-fn written(seconds: i64) -> String {
-    moment(Time { seconds, nanoseconds: 0 })
+/// Parses a duration that is not zero.
+fn parse_lifetime(text: &str) -> Result<Duration, String> {
+    let duration = model::time_parse::duration(text)?;
+    if duration.is_zero() { Err("must not be zero".to_owned()) } else { Ok(duration) }
+}
+
+/// Formats a time in seconds since 1970 with its distance: `2030-01-31T18:30:00Z (90 days left)`.
+fn time_and_distance(now: i64, time: i64) -> String {
+    let distance = time.saturating_sub(now);
+    let duration = rough_duration(distance.unsigned_abs());
+    let side = if distance < 0 { "ago" } else { "left" };
+    format!("{} ({duration} {side})", time_text(time))
+}
+
+/// Formats a time in seconds since 1970.
+fn time_text(seconds: i64) -> String {
+    utc(Time { seconds, nanoseconds: 0 })
 }

@@ -1,55 +1,51 @@
-//! `domtool events`, `audit` and `backup`: what happened, and a copy of all that is known of it.
+//! `domtool events` and `audit`: the dominator's history, also as it grows.
 
-mod follow;
-
-use std::io::Write as _;
-use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::{Path, PathBuf};
+use std::io::{ErrorKind, Write as _};
 use std::time::Duration;
 
 use api::dominator::events::{
-    Backup, BackupRequest, Event, EventKind, ListEvents, ListEventsRequest, Reason,
+    ChangeReason, EventKind, EventPosition, HistoryEvent, ListEvents, ListEventsRequest,
 };
-use api::dominator::text::events::{kind_of, reason_of, words};
+use api::dominator::text::{describe_event, parse_kind, parse_reason};
 use clap::Args;
-use model::object::{Algorithm, Hasher, ObjectId};
+use model::display::{error_chain, safe_text, utc};
 use model::tree::Time;
-use model::words::{plain, size};
 use rpc::client::{CallError, Client};
-use system::clock::past;
-use tool::{Format, Output, json};
+use system::clock::parse_past;
+use tool::{Format, Output};
 
-use super::{ToolError, call, columns, who};
-use model::when::moment;
+use super::{ToolError, call, columns, text_of};
 
-/// How long the dominator may take to copy its database, which may have gigabytes on a slow disk,
-/// or to give a piece of the copy.
-const BACKUP_LIMIT: Duration = Duration::from_secs(600);
-
-/// The longest text in a cell, in bytes.
+/// Longest text in a cell, in bytes.
 const CELL_BYTES_MAX: usize = 400;
+
+/// Interval of requests for new events.
+const FOLLOW_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Interval of requests while the dominator does not answer.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Args)]
 pub(super) struct EventsArguments {
-    /// Only events about such a machine: `*` is anything, `?` one character; may be given several
-    /// times, as all of these
+    /// Only events of machines with a matching name: `*` matches any text, `?` one character; may
+    /// be repeated, as all filters here
     #[arg(long, value_name = "HOST")]
     host: Vec<String>,
-    /// Only changes of this path, or of paths like it: `*` is anything but a slash, `**` anything
+    /// Only changes of matching paths: `*` matches any text without a slash, `**` any text
     #[arg(long, value_name = "PATH")]
     path: Vec<String>,
     /// Only changes for this reason: drift, image or computed
-    #[arg(long, value_name = "REASON", value_parser = reason_of)]
-    reason: Vec<Reason>,
-    /// Only events of this kind: status, update, change (of one path) or order. If not given: all
-    /// but changes, or only changes with --path
-    #[arg(long, value_name = "KIND", value_parser = kind_of)]
+    #[arg(long, value_name = "REASON", value_parser = parse_reason)]
+    reason: Vec<ChangeReason>,
+    /// Only events of this kind: status, update, change (of one path) or order. Default: all but
+    /// changes; with --path, only changes
+    #[arg(long, value_name = "KIND", value_parser = parse_kind)]
     kind: Vec<EventKind>,
-    /// Only updates to this image, or to one below it
+    /// Only updates to this image or one below it
     #[arg(long, value_name = "IMAGE")]
     image: Vec<String>,
     #[command(flatten)]
-    common: Window,
+    window: Window,
 }
 
 #[derive(Debug, Args)]
@@ -57,29 +53,29 @@ pub(super) struct EventsArguments {
 pub(super) struct AuditArguments {
     #[command(subcommand)]
     pub(super) log: Option<super::audit::Command>,
-    /// Only orders about this machine or image: `*` is anything, `?` one character
+    /// Only orders about matching machines or images: `*` matches any text, `?` one character
     #[arg(long, value_name = "HOST")]
     host: Vec<String>,
     #[command(flatten)]
-    common: Window,
+    window: Window,
 }
 
 #[derive(Debug, Args)]
 pub(super) struct Window {
-    /// Only orders given by this person
+    /// Only orders of this person
     #[arg(long, value_name = "WHO")]
     who: Vec<String>,
     /// Only events since then: 12h or 1d ago, or 18:30, 2030-01-31T18:30 or 2030-01-31T18:30:00Z
-    #[arg(long, value_name = "TIME|DURATION", value_parser = past)]
+    #[arg(long, value_name = "TIME|DURATION", value_parser = parse_past)]
     since: Option<Time>,
     /// Only events until then
-    #[arg(long, value_name = "TIME|DURATION", value_parser = past)]
+    #[arg(long, value_name = "TIME|DURATION", value_parser = parse_past)]
     until: Option<Time>,
-    /// How many events at most, the newest; 0 for all
+    /// Print at most this many events, the newest; 0 for all
     #[arg(long, value_name = "COUNT", default_value_t = 200)]
     limit: usize,
-    /// Then tell new events as they come, until Ctrl-C; as JSON, each in a line. Of an update its
-    /// beginning is told; how it ended is told by the statuses after it
+    /// Then print new events as they come, until Ctrl-C; as JSON, one per line. An update is
+    /// printed when it begins; the status events after it show how it ended
     #[arg(long, short, conflicts_with = "until")]
     follow: bool,
 }
@@ -97,7 +93,7 @@ pub(super) async fn list(
         images: arguments.image.clone(),
         ..ListEventsRequest::default()
     };
-    show(client, format, request, &arguments.common).await
+    show(client, format, request, &arguments.window).await
 }
 
 pub(super) async fn audit(
@@ -110,10 +106,9 @@ pub(super) async fn audit(
         kinds: vec![EventKind::Order],
         ..ListEventsRequest::default()
     };
-    show(client, format, request, &arguments.common).await
+    show(client, format, request, &arguments.window).await
 }
 
-/// Asks page by page, and shows the newest last.
 async fn show(
     client: &Client,
     format: Format,
@@ -124,27 +119,24 @@ async fn show(
     request.since = window.since;
     request.until = window.until;
     if window.follow {
-        return follow::follow(client, format, request, window.limit).await;
+        return follow(client, format, request, window.limit).await;
     }
-    let (events, has_more) = gather(client, request, window.limit).await?;
+    let (events, has_more) = read_events(client, request, window.limit).await?;
     if has_more {
-        eprintln!("There are more: --limit 0 shows all, --since and others fewer.");
+        eprintln!("There are more events: --limit 0 shows all, --since and other filters fewer.");
     }
-    let text = match format {
-        Format::Table => table(&events),
-        Format::Json => json(&events),
-    };
-    Ok(text.into())
+    Ok(format.render(&events, |events| table(events)).into())
 }
 
-/// The newest events, the oldest of them first, and whether there may be more; all if `limit` is 0.
-async fn gather(
+/// Reads the newest `limit` events page by page, or all if `limit` is 0. Returns them oldest first,
+/// and whether there may be more.
+async fn read_events(
     client: &Client,
     mut request: ListEventsRequest,
     limit: usize,
-) -> Result<(Vec<Event>, bool), CallError> {
+) -> Result<(Vec<HistoryEvent>, bool), CallError> {
     let wanted = if limit == 0 { usize::MAX } else { limit };
-    let mut events: Vec<Event> = Vec::new();
+    let mut events: Vec<HistoryEvent> = Vec::new();
     let has_more = loop {
         request.limit = u32::try_from(wanted - events.len()).unwrap_or(0);
         let reply = call::<ListEvents>(client, &request).await?;
@@ -158,56 +150,102 @@ async fn gather(
     Ok((events, has_more))
 }
 
-fn table(events: &[Event]) -> String {
+fn table(events: &[HistoryEvent]) -> String {
     let mut table = columns(&["TIME", "KIND", "ABOUT", "WHAT"]);
     for event in events {
-        let (kind, text) = words(&event.what);
-        let text = plain(&text, CELL_BYTES_MAX);
-        table.add_row([moment(event.time), kind.to_owned(), event.about.clone(), text]);
+        let (kind, text) = describe_event(&event.what);
+        let text = safe_text(&text, CELL_BYTES_MAX);
+        table.add_row([utc(event.time), kind.to_owned(), event.about.clone(), text]);
     }
-    format!("{}\n", table.trim_fmt())
+    text_of(&table)
 }
 
-/// Writes a copy of the dominator's database to `path`, which must not be there.
-pub(super) async fn backup(client: &Client, path: &Path) -> Result<(), ToolError> {
-    let failed = |source| ToolError::Backup { path: path.to_owned(), source };
-    if path.try_exists().map_err(failed)? {
-        let there = std::io::Error::from(std::io::ErrorKind::AlreadyExists);
-        return Err(failed(there));
-    }
-    let mut partial = path.to_owned().into_os_string();
-    partial.push(".partial");
-    let partial = PathBuf::from(partial);
-    let result = copy(client, path, &partial).await;
-    if result.is_err() {
-        let _not_made = std::fs::remove_file(&partial);
-    }
-    let (size_bytes, digest) = result?;
-    eprintln!("{} are in {}, as {digest}.", size(size_bytes), path.display());
-    eprintln!("A dominator that is started on it starts with updates disabled.");
-    Ok(())
-}
-
-async fn copy(client: &Client, path: &Path, partial: &Path) -> Result<(u64, ObjectId), ToolError> {
-    let failed = |source| ToolError::Backup { path: path.to_owned(), source };
-    let mut options = std::fs::OpenOptions::new();
-    let file = options.write(true).create(true).truncate(true).mode(0o600);
-    let mut file = file.open(partial).map_err(failed)?;
-    let mut request = BackupRequest { id: 0, offset: 0, who: who() };
-    let mut hasher = Hasher::new(Algorithm::Blake3);
+/// Prints the last `limit` events, or all if that is 0, and then new ones, until a signal or until
+/// nobody reads stdout. Only the first requests may fail; later ones are retried.
+///
+/// Each round asks first for the position of the newest record of any kind, and only if that has
+/// grown for the events after the last position. So no event is lost or printed twice, and a filter
+/// that rarely matches causes no search through the whole history.
+async fn follow(
+    client: &Client,
+    format: Format,
+    mut request: ListEventsRequest,
+    limit: usize,
+) -> Result<Output, ToolError> {
+    let mut position = newest_position(client).await?;
+    let (mut events, _) = read_events(client, request.clone(), limit).await?;
+    let mut is_away = false;
     loop {
-        let reply = client.call_within::<Backup>(&request, BACKUP_LIMIT).await?;
-        request.id = reply.id;
-        if reply.bytes.0.is_empty() {
-            if request.offset != reply.size_bytes || hasher.finish() != reply.digest {
-                return Err(ToolError::OtherCopy);
-            }
-            file.sync_all().map_err(failed)?;
-            std::fs::rename(partial, path).map_err(failed)?;
-            return Ok((reply.size_bytes, reply.digest));
+        match print_lines(format, &events) {
+            Ok(()) => {}
+            // `domtool events --follow | head` is not a failure.
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(String::new().into()),
+            Err(source) => return Err(ToolError::Print { source }),
         }
-        file.write_all(&reply.bytes.0).map_err(failed)?;
-        hasher.update(&reply.bytes.0);
-        request.offset += reply.bytes.0.len() as u64;
+        position = events.last().map_or(position, |event| position.max(event.at));
+        tokio::time::sleep(if is_away { RETRY_INTERVAL } else { FOLLOW_INTERVAL }).await;
+        let result = read_new(client, &mut request, position).await;
+        if let Err(error) = &result
+            && !is_away
+        {
+            eprintln!("{}; retrying", error_chain(error));
+        }
+        is_away = result.is_err();
+        events = Vec::new();
+        if let Ok((newest, new)) = result {
+            if newest < position {
+                eprintln!(
+                    "The dominator was restarted on another history; new events are from it."
+                );
+            }
+            (position, events) = (newest, new);
+        }
     }
+}
+
+/// Returns the position of the newest record, and the matching events after `position`.
+async fn read_new(
+    client: &Client,
+    request: &mut ListEventsRequest,
+    position: EventPosition,
+) -> Result<(EventPosition, Vec<HistoryEvent>), CallError> {
+    let newest = newest_position(client).await?;
+    if newest <= position {
+        return Ok((newest, Vec::new()));
+    }
+    request.after = Some(position);
+    let (events, _) = read_events(client, request.clone(), 0).await?;
+    Ok((newest, events))
+}
+
+/// Returns the position of the newest record of any kind.
+async fn newest_position(client: &Client) -> Result<EventPosition, CallError> {
+    let kinds = vec![EventKind::Status, EventKind::Update, EventKind::Order];
+    let request = ListEventsRequest { kinds, limit: 1, ..ListEventsRequest::default() };
+    let reply = call::<ListEvents>(client, &request).await?;
+    let number = reply.events.first().map_or(0, |event| event.at.number);
+    // All parts of a record appear at once.
+    Ok(EventPosition { number, part: u32::MAX })
+}
+
+fn print_lines(format: Format, events: &[HistoryEvent]) -> std::io::Result<()> {
+    let mut text = String::new();
+    for event in events {
+        match format {
+            Format::Table => text.push_str(&line(event)),
+            Format::Json => text.push_str(&serde_json::to_string(event)?),
+        }
+        text.push('\n');
+    }
+    let mut stdout = std::io::stdout().lock();
+    stdout.write_all(text.as_bytes())?;
+    stdout.flush()
+}
+
+/// Formats an event without columns, whose widths are unknown while events still come.
+fn line(event: &HistoryEvent) -> String {
+    let (kind, what) = describe_event(&event.what);
+    let about = if event.about.is_empty() { "" } else { " " };
+    let text = format!("{kind:6}{about}{}: {what}", event.about);
+    format!("{} {}", utc(event.time), safe_text(&text, CELL_BYTES_MAX))
 }

@@ -1,23 +1,21 @@
-//! `domtool mdb`: looks at the machine database, and accepts one that is held.
+//! `domtool mdb`: shows and compares machine databases, and accepts one that is held.
 
 use std::path::PathBuf;
 
-use api::dominator::machine_database::{
-    AcceptMdb, AcceptMdbRequest, ShowMdb, ShowMdbReply, ShowMdbRequest,
-};
+use api::dominator::mdb::{AcceptMdb, AcceptMdbRequest, ShowMdb, ShowMdbReply, ShowMdbRequest};
 use clap::Subcommand;
 use daemon::EXIT_DONE;
-use model::mdb::{Edit, Machine, Machines};
-use model::object::ObjectId;
-use model::words::counted;
-use rpc::client::{CallError, Client};
-use tool::{EXIT_DIFFERENT, Format, Output, json};
-
-use super::why::Why;
-use super::{ToolError, call, columns, done_as, who};
 use daemon::mdb_file::read;
+use model::display::counted;
+use model::mdb::{Machine, Machines, MdbDiff};
+use model::object::ObjectId;
+use rpc::client::{CallError, Client};
+use tool::{EXIT_DIFFERENT, Format, Output};
 
-/// How many machines of an edit are named before it is accepted.
+use super::orders::OptionalWhy;
+use super::{ToolError, call, columns, silent, text_of, who};
+
+/// Lists at most this many machines of an edit before it is accepted.
 const NAMED: usize = 10;
 
 #[derive(Debug, Subcommand)]
@@ -25,27 +23,27 @@ pub(super) enum Command {
     /// Show the machine database in force
     #[command(after_help = "Example: domtool mdb show --format json > fleet.json")]
     Show {
-        /// The one that is held, instead of the one in force
+        /// Show the held database instead of the one in force
         #[arg(long)]
         held: bool,
     },
-    /// Show what the held machine database, or one in a file, changes of the one in force
+    /// Compare the held machine database, or one in a file, with the one in force
     ///
-    /// Exits with 0 if nothing differs and with 3 if something does.
+    /// Exit code 0: they are equal. Exit code 3: they differ.
     #[command(after_help = "Example: domtool mdb diff fleet.json")]
     Diff {
-        /// Compare this file instead of the database that is held
+        /// Compare this file instead of the held database
         file: Option<PathBuf>,
     },
-    /// Put the machine database that is held in force
+    /// Put the held machine database in force
     ///
-    /// Look at it first: domtool mdb diff. A database that comes later is looked at anew.
+    /// Look at it first: domtool mdb diff. The order does not apply to a database that comes later.
     Accept {
-        /// The digest of the one that is meant, as `domtool mdb diff` tells it; the one that is
-        /// held, if not given
+        /// Digest of the database to accept, as `domtool mdb diff` prints it; without it, the
+        /// database that is held now
         digest: Option<ObjectId>,
         #[command(flatten)]
-        why: Why,
+        why: OptionalWhy,
     },
 }
 
@@ -57,10 +55,7 @@ pub(super) async fn run(
     match command {
         Command::Show { held } => {
             let reply = get(client, *held).await?;
-            Ok(match format {
-                Format::Table => table(&reply.machines).into(),
-                Format::Json => json(&reply.machines).into(),
-            })
+            Ok(format.render(&reply.machines, |machines| table(machines)).into())
         }
         Command::Diff { file } => {
             let in_force = machines(get(client, false).await?);
@@ -74,23 +69,20 @@ pub(super) async fn run(
                     machines(reply)
                 }
             };
-            let edit = Edit::between(&in_force, &new);
+            let edit = MdbDiff::between(&in_force, &new);
             let code = if edit.is_empty() { EXIT_DONE } else { EXIT_DIFFERENT };
-            let text = match format {
-                Format::Table => edit.lines().map(|line| line + "\n").collect(),
-                Format::Json => json(&edit),
-            };
+            let text = format.render(&edit, |edit| edit.lines().map(|line| line + "\n").collect());
             Ok(Output { text, code })
         }
         Command::Accept { digest, why } => {
             let digest = match digest {
                 Some(digest) => *digest,
-                None => look(client).await?,
+                None => show_held(client).await?,
             };
             let request = AcceptMdbRequest { digest, who: who(), why: why.why.clone() };
             let done = call::<AcceptMdb>(client, &request).await?;
             eprintln!("The machine database is in force.");
-            Ok(done_as(format, &done).into())
+            Ok(silent(format, &done))
         }
     }
 }
@@ -104,11 +96,11 @@ fn machines(reply: ShowMdbReply) -> Machines {
     machines.map(|machine| (machine.hostname.clone(), machine)).collect()
 }
 
-/// Tells what would be accepted, and gives its digest.
-async fn look(client: &Client) -> Result<ObjectId, ToolError> {
+/// Prints what would be accepted and returns its digest.
+async fn show_held(client: &Client) -> Result<ObjectId, ToolError> {
     let held = get(client, true).await?;
     let notice = held.held.clone().ok_or(ToolError::NoNotice)?;
-    let edit = Edit::between(&machines(get(client, false).await?), &machines(held));
+    let edit = MdbDiff::between(&machines(get(client, false).await?), &machines(held));
     eprintln!("{} is held: {}", notice.digest, notice.why);
     let lines: Vec<String> = edit.lines().collect();
     for line in lines.iter().take(NAMED) {
@@ -134,5 +126,5 @@ fn table(machines: &[Machine]) -> String {
             tags.join(" "),
         ]);
     }
-    format!("{}\n", table.trim_fmt())
+    text_of(&table)
 }

@@ -1,144 +1,204 @@
-//! Orders about machines: `explain`, `pause`, `resume`, `force-disruptive`, `fast-update` and
-//! `set-default-image`.
+//! Orders that are only sent: the brake, pauses, retries, forced updates, the default image.
 
 use std::time::Duration;
 
-use api::dominator::Status;
 use api::dominator::explain::{Explain, ExplainRequest};
 use api::dominator::orders::{
-    FastUpdate, FastUpdateRequest, ForceDisruptiveUpdate, ForceDisruptiveUpdateRequest, PauseEnd,
-    PauseUpdates, PauseUpdatesRequest, ResumeUpdates, ResumeUpdatesRequest, SetDefaultImage,
-    SetDefaultImageRequest, WatchSub, WatchSubReply, WatchSubRequest,
+    ForceDisruptiveUpdate, ForceDisruptiveUpdateRequest, PauseEnd, PauseUpdates,
+    PauseUpdatesRequest, ResumeImage, ResumeImageRequest, ResumeUpdates, ResumeUpdatesRequest,
+    SetDefaultImage, SetDefaultImageRequest,
+};
+use api::dominator::{
+    DisableUpdates, DisableUpdatesRequest, EnableUpdates, EnableUpdatesRequest, Retry,
+    RetryRequest, text,
 };
 use clap::{Args, Subcommand};
-use daemon::{EXIT_DONE, EXIT_FAILED};
+use model::display::counted;
+use model::display::utc;
 use model::image::ImageName;
-use model::when::written;
-use model::words::{counted, plain};
+use model::time_parse;
 use rpc::client::Client;
-use tokio::time::Instant;
-use tool::{Format, Output, json};
-
-use super::why::{NeededWhy, Why};
-use super::{ToolError, call, done_as, who};
-use api::dominator::text::explain;
-use model::when::moment;
 use system::clock::wall;
+use tool::{Format, Output};
 
-/// How long the dominator is asked to wait for news, in milliseconds.
-const WATCH_WAIT_MS: u32 = 10_000;
+use super::{ToolError, call, silent, who};
 
-/// How many machines an order names on standard error.
+/// Names at most this many machines of an order on stderr.
 const NAMED: usize = 10;
 
-/// The longest line of progress, in bytes.
-const LINE_BYTES_MAX: usize = 300;
+// The structures with the reason of an order have no docstrings: clap would take them for the text
+// of the command that has them.
+
+#[derive(Debug, Args)]
+pub(super) struct OptionalWhy {
+    /// Reason for the order, recorded in the history
+    #[arg(long, value_name = "TEXT", alias = "reason", default_value = "")]
+    #[arg(hide_default_value = true)]
+    pub(super) why: String,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct RequiredWhy {
+    /// Reason for the order, recorded in the history
+    #[arg(long, value_name = "TEXT", alias = "reason")]
+    pub(super) why: String,
+}
+
+// Accepts the reason as the last word too.
+#[derive(Debug, Args)]
+pub(super) struct OptionalWhyWord {
+    /// Reason: the same as --why
+    #[arg(value_name = "WHY", conflicts_with = "why")]
+    reason: Option<String>,
+    /// Reason for the order, recorded in the history
+    #[arg(long, value_name = "TEXT", alias = "reason")]
+    why: Option<String>,
+}
+
+impl OptionalWhyWord {
+    pub(super) fn text(&self) -> String {
+        self.reason.as_ref().or(self.why.as_ref()).cloned().unwrap_or_default()
+    }
+}
+
+#[derive(Debug, Args)]
+pub(super) struct RequiredWhyWord {
+    /// Reason: the same as --why
+    #[arg(value_name = "WHY", required_unless_present = "why", conflicts_with = "why")]
+    reason: Option<String>,
+    /// Reason, shown to everyone who looks at the status
+    #[arg(long, value_name = "TEXT", alias = "reason")]
+    why: Option<String>,
+}
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
-    /// Explain one machine: what it has, must have, waits for, and what you may do
+    /// Stop all updates of all machines, also over a restart of the dominator
+    ///
+    /// When the command has returned, no update is started any more. Machines finish the updates
+    /// that they have begun.
+    #[command(
+        override_usage = "domtool disable-updates [OPTIONS] <WHY>",
+        after_help = "Example: domtool disable-updates 'migration until noon'"
+    )]
+    DisableUpdates(RequiredWhyWord),
+    /// Allow updates again
+    #[command(after_help = "Example: domtool enable-updates 'migration is done'")]
+    EnableUpdates(OptionalWhyWord),
+    /// Retry at once what failed on one machine
+    ///
+    /// If an image failed its health check on the machine and was rolled back, it is offered again
+    /// only after this command, also over a restart of the dominator.
+    #[command(after_help = "Example: domtool retry web1 --why 'made room'")]
+    Retry {
+        /// Name of the machine in the machine database
+        #[arg(value_name = "HOST")]
+        hostname: String,
+        #[command(flatten)]
+        why: OptionalWhyWord,
+    },
+    /// Explain the state of one machine: its images, what it waits for, and possible orders
     #[command(after_help = "Example: domtool explain web1")]
     Explain {
-        /// Its name in the machine database
+        /// Name of the machine in the machine database
         #[arg(value_name = "HOST")]
         hostname: String,
     },
     /// Pause the updates of machines until a time, also over a restart of the dominator
     ///
-    /// When this has returned, these machines are told to carry out no update any more until the
-    /// time has come; an update that one had begun is finished. Objects are still fetched. The
-    /// names of the machines are printed.
+    /// When the command has returned, the dominator sends no Commit to these machines until the
+    /// time has come. Updates that have begun are finished, and objects are still fetched. The
+    /// command prints the names of the machines.
     #[command(after_help = "Examples:\n  \
         domtool pause web1 --until 2h --why 'database migration'\n  \
         domtool pause 'web*' db1 --until 18:30 --why 'release in progress'")]
     Pause {
-        /// Names of machines, or patterns: `*` is anything, `?` one character
+        /// Names of machines, or patterns: `*` matches any text, `?` one character
         #[arg(value_name = "HOST", required = true)]
         hosts: Vec<String>,
-        /// Until when: 90s, 15m, 2h or 3d from now, or 18:30, 2030-01-31T18:30 or
+        /// End of the pause: 90s, 15m, 2h or 3d from now, or 18:30, 2030-01-31T18:30 or
         /// 2030-01-31T18:30:00Z
-        #[arg(long, value_name = "TIME|DURATION", value_parser = end)]
+        #[arg(long, value_name = "TIME|DURATION", value_parser = parse_end)]
         until: PauseEnd,
-        /// Why: it is shown to everyone who looks
+        /// Reason, shown to everyone who looks at the status
         #[arg(long, value_name = "TEXT", alias = "reason")]
         why: String,
     },
-    /// Let updates of paused machines go on
+    /// End the pause of machines
     #[command(after_help = "Example: domtool resume 'web*'")]
     Resume {
-        /// Names of machines, or patterns; those of them that are paused go on
+        /// Names of machines, or patterns that match paused machines
         #[arg(value_name = "HOST", required = true)]
         hosts: Vec<String>,
         #[command(flatten)]
-        why: Why,
+        why: OptionalWhy,
     },
-    /// Have the pending update of one machine made even if it does not want to be disturbed
+    /// Make the pending update of one machine even if the machine refuses to be disturbed
     ///
-    /// It holds for the plan that is pending now, and once. It passes no brake, no pause and no
-    /// safety shutoff.
+    /// The order holds once, for the plan that is pending now. It does not override
+    /// disable-updates, a pause or the safety shutoff.
     ForceDisruptive {
-        /// Its name in the machine database
+        /// Name of the machine in the machine database
         #[arg(value_name = "HOST")]
         hostname: String,
         #[command(flatten)]
-        why: NeededWhy,
+        why: RequiredWhy,
     },
-    /// Bring one machine up to date now, and show how it goes
+    /// Set the image for machines without a RequiredImage, also over a restart of the dominator
     ///
-    /// The machine is scanned at once, what failed is tried again, and it goes before others. It
-    /// passes no brake, no pause and no safety shutoff. Exits with 0 if the machine is synced, and
-    /// with 1 if something keeps it from that or the time is over; nothing is undone then.
-    #[command(after_help = "Example: domtool fast-update web1 --timeout 5m")]
-    FastUpdate {
-        /// Its name in the machine database
-        #[arg(value_name = "HOST")]
-        hostname: String,
-        #[command(flatten)]
-        why: Why,
-        /// How long to watch: 90s, 15m or 2h
-        #[arg(long, value_name = "DURATION", default_value = "15m",
-              value_parser = written::duration)]
-        timeout: Duration,
-    },
-    /// Give machines without a RequiredImage an image, also over a restart of the dominator
-    ///
-    /// Without --yes it is refused if it would give machines another image to become. Machines
-    /// whose record says DisableUpdates are compared with it, and left as they are.
+    /// Without --yes the order is refused if it would change the required image of machines.
+    /// Machines with DisableUpdates in their record are compared with the image but not updated.
     #[command(after_help = "Examples:\n  \
         domtool set-default-image base/rescue-3 --yes\n  \
         domtool set-default-image --none")]
-    SetDefaultImage(DefaultArgs),
+    SetDefaultImage(DefaultImageArguments),
+    /// Resume updates to an image that were stopped automatically, and reset its failure count
+    #[command(after_help = "Example: domtool resume-image web/7 --why 'bad switch'")]
+    ResumeImage {
+        /// The stopped image
+        image: ImageName,
+        #[command(flatten)]
+        why: RequiredWhy,
+    },
 }
 
 #[derive(Debug, Args)]
 #[group(skip)]
-pub(super) struct DefaultArgs {
-    /// The image
+pub(super) struct DefaultImageArguments {
+    /// Name of the image
     #[arg(value_name = "NAME", required_unless_present = "none", conflicts_with = "none")]
     image: Option<ImageName>,
-    /// Have no default: machines without a RequiredImage are left as they are
+    /// Remove the default: machines without a RequiredImage are left as they are
     #[arg(long)]
     none: bool,
     #[command(flatten)]
-    why: Why,
-    /// Do it, however many machines it gives another image
+    why: OptionalWhy,
+    /// Set it even if that changes the required image of machines
     #[arg(long)]
     yes: bool,
 }
 
 impl Command {
-    /// True if it names machines.
+    /// Returns true if the command names machines.
     pub(super) fn is_about_machines(&self) -> bool {
-        !matches!(self, Self::SetDefaultImage(_))
+        matches!(
+            self,
+            Self::Retry { .. }
+                | Self::Explain { .. }
+                | Self::Pause { .. }
+                | Self::Resume { .. }
+                | Self::ForceDisruptive { .. }
+        )
     }
 }
 
-fn end(text: &str) -> Result<PauseEnd, String> {
-    if let Ok(lasting) = written::duration(text) {
-        return Ok(PauseEnd::After(lasting.as_secs()));
+fn parse_end(text: &str) -> Result<PauseEnd, String> {
+    if let Ok(duration) = time_parse::duration(text) {
+        let duration: Duration = duration;
+        return Ok(PauseEnd::After(duration.as_secs()));
     }
-    let forms = |error| format!("{error}, or a duration such as 90s, 15m, 2h or 3d");
-    written::time(text, &jiff::Zoned::now()).map(PauseEnd::At).map_err(forms)
+    let with_durations = |error| format!("{error}, or a duration such as 90s, 15m, 2h or 3d");
+    time_parse::time(text, &jiff::Zoned::now()).map(PauseEnd::At).map_err(with_durations)
 }
 
 pub(super) async fn run(
@@ -146,138 +206,105 @@ pub(super) async fn run(
     format: Format,
     command: &Command,
 ) -> Result<Output, ToolError> {
-    Ok(match command {
+    match command {
+        Command::DisableUpdates(why) => {
+            let reason = why.reason.as_ref().or(why.why.as_ref()).cloned().unwrap_or_default();
+            let request = DisableUpdatesRequest { reason, who: who() };
+            let done = call::<DisableUpdates>(client, &request).await?;
+            eprintln!("Updates are disabled. Machines finish the updates that they have begun.");
+            Ok(silent(format, &done))
+        }
+        Command::EnableUpdates(why) => {
+            let request = EnableUpdatesRequest { who: who(), why: why.text() };
+            let done = call::<EnableUpdates>(client, &request).await?;
+            eprintln!("Updates are enabled.");
+            Ok(silent(format, &done))
+        }
+        Command::Retry { hostname, why } => {
+            let why = why.text();
+            let request = RetryRequest { hostname: hostname.clone(), who: who(), why };
+            let done = call::<Retry>(client, &request).await?;
+            eprintln!("{hostname} retries what failed.");
+            Ok(silent(format, &done))
+        }
         Command::Explain { hostname } => {
             let request = ExplainRequest { hostname: hostname.clone() };
-            let why = call::<Explain>(client, &request).await?;
-            match format {
-                Format::Table => explain::text(&why, wall()),
-                Format::Json => json(&why),
-            }
+            let reply = call::<Explain>(client, &request).await?;
+            Ok(format.render(&reply, |reply| text::explanation_text(reply, wall())).into())
         }
-        Command::Pause { hosts, until, why } => {
-            let (hosts, reason) = (hosts.clone(), why.clone());
-            let request = PauseUpdatesRequest { hosts, end: *until, reason, who: who() };
-            let reply = call::<PauseUpdates>(client, &request).await?;
-            let until = moment(reply.until);
-            eprintln!(
-                "Updates of {} are paused until {until}. One that had begun is finished.",
-                machines(&reply.hostnames)
-            );
-            match format {
-                Format::Table => lines(&reply.hostnames),
-                Format::Json => json(&reply),
-            }
-        }
+        Command::Pause { hosts, until, why } => pause(client, format, hosts, *until, why).await,
         Command::Resume { hosts, why } => {
             let (hosts, why) = (hosts.clone(), why.why.clone());
             let request = ResumeUpdatesRequest { hosts, who: who(), why };
             let reply = call::<ResumeUpdates>(client, &request).await?;
-            eprintln!("Updates of {} go on.", machines(&reply.hostnames));
-            match format {
-                Format::Table => lines(&reply.hostnames),
-                Format::Json => json(&reply),
-            }
+            eprintln!("Updates of {} are no longer paused.", count_and_names(&reply.hostnames));
+            Ok(format.render(&reply, |reply| lines(&reply.hostnames)).into())
         }
         Command::ForceDisruptive { hostname, why } => {
             let (hostname, reason) = (hostname.clone(), why.why.clone());
             let request = ForceDisruptiveUpdateRequest { hostname, reason, who: who() };
             let done = call::<ForceDisruptiveUpdate>(client, &request).await?;
-            eprintln!("The pending update of {} disturbs it if it has to.", request.hostname);
-            done_as(format, &done)
+            eprintln!("The pending update of {} may disturb the machine.", request.hostname);
+            Ok(silent(format, &done))
         }
-        Command::FastUpdate { hostname, why, timeout } => {
-            let why = why.why.clone();
-            let request = FastUpdateRequest { hostname: hostname.clone(), who: who(), why };
-            call::<FastUpdate>(client, &request).await?;
-            let reply = watch(client, hostname, *timeout).await?;
-            let (status, detail) = (reply.status, &reply.detail);
-            if status != Status::Synced {
-                let late = if status.is_under_way() { " yet, and goes on" } else { "" };
-                eprintln!("error: {hostname} is not synced{late}: it is {status}: {detail}");
-                eprintln!("hint: domtool explain {hostname} says why, and what you may do");
-            }
-            let text = match format {
-                Format::Table => format!("{hostname}: {status}: {detail}\n"),
-                Format::Json => json(&reply),
-            };
-            let code = if status == Status::Synced { EXIT_DONE } else { EXIT_FAILED };
-            return Ok(Output { text, code });
-        }
-        Command::SetDefaultImage(DefaultArgs { image, why, yes, none: _ }) => {
-            let machines_max = if *yes { u32::MAX } else { 0 };
+        Command::SetDefaultImage(arguments) => set_default_image(client, format, arguments).await,
+        Command::ResumeImage { image, why } => {
             let (image, why) = (image.clone(), why.why.clone());
-            let request = SetDefaultImageRequest { image, machines_max, who: who(), why };
-            let reply = call::<SetDefaultImage>(client, &request).await?;
-            let machines = counted(reply.machines.into(), "machine");
-            match &request.image {
-                Some(image) => eprintln!(
-                    "{image} is the image of machines without a RequiredImage: {machines} now."
-                ),
-                None => {
-                    eprintln!("Machines without a RequiredImage are left alone: {machines} now.");
-                }
-            }
-            match format {
-                Format::Table => String::new(),
-                Format::Json => json(&reply),
-            }
+            let request = ResumeImageRequest { image, why, who: who() };
+            let done = call::<ResumeImage>(client, &request).await?;
+            eprintln!(
+                "Updates to {} are resumed and its failures are counted from 0. A machine whose \
+                 health check failed keeps its former image until: domtool retry HOST",
+                request.image
+            );
+            Ok(silent(format, &done))
         }
     }
-    .into())
+}
+
+async fn pause(
+    client: &Client,
+    format: Format,
+    hosts: &[String],
+    until: PauseEnd,
+    why: &str,
+) -> Result<Output, ToolError> {
+    let (hosts, reason) = (hosts.to_owned(), why.to_owned());
+    let request = PauseUpdatesRequest { hosts, end: until, reason, who: who() };
+    let reply = call::<PauseUpdates>(client, &request).await?;
+    eprintln!(
+        "Updates of {} are paused until {}. Updates that have begun are finished.",
+        count_and_names(&reply.hostnames),
+        utc(reply.until)
+    );
+    Ok(format.render(&reply, |reply| lines(&reply.hostnames)).into())
+}
+
+async fn set_default_image(
+    client: &Client,
+    format: Format,
+    arguments: &DefaultImageArguments,
+) -> Result<Output, ToolError> {
+    let machines_max = if arguments.yes { u32::MAX } else { 0 };
+    let (image, why) = (arguments.image.clone(), arguments.why.why.clone());
+    let request = SetDefaultImageRequest { image, machines_max, who: who(), why };
+    let reply = call::<SetDefaultImage>(client, &request).await?;
+    let machines = counted(reply.machines.into(), "machine");
+    match &request.image {
+        Some(image) => {
+            eprintln!("{image} is the image of machines without a RequiredImage: {machines} now.");
+        }
+        None => eprintln!("Machines without a RequiredImage are left as they are: {machines} now."),
+    }
+    Ok(silent(format, &reply))
 }
 
 fn lines(hostnames: &[String]) -> String {
     hostnames.iter().map(|hostname| format!("{hostname}\n")).collect()
 }
 
-/// How many machines they are, and which if they are few.
-fn machines(hostnames: &[String]) -> String {
+/// Returns the number of machines, with their names if they are few.
+fn count_and_names(hostnames: &[String]) -> String {
     let count = counted(hostnames.len() as u64, "machine");
     if hostnames.len() > NAMED { count } else { format!("{count} ({})", hostnames.join(", ")) }
-}
-
-/// True if the machine does not answer, or not as it should.
-fn is_away(status: Status) -> bool {
-    matches!(status, Status::Connecting | Status::Unreachable | Status::PollFailed)
-}
-
-/// Tells each change until the machine is synced, waits for something else, or the time is over;
-/// gives what it was told last.
-async fn watch(
-    client: &Client,
-    hostname: &str,
-    timeout: Duration,
-) -> Result<WatchSubReply, ToolError> {
-    let deadline = Instant::now() + timeout;
-    let mut last: Option<WatchSubReply> = None;
-    let mut was_away_told = false;
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let wait_ms = u32::try_from(left.as_millis()).unwrap_or(u32::MAX).min(WATCH_WAIT_MS);
-        let have = last.as_ref().map_or(0, |last| last.version);
-        let request = WatchSubRequest { hostname: hostname.to_owned(), have, wait_ms };
-        let reply = call::<WatchSub>(client, &request).await?;
-        let is_shown = last
-            .as_ref()
-            .is_some_and(|last| (last.status, &last.detail) == (reply.status, &reply.detail));
-        // What is told of the time before the scan is no end.
-        let is_end = reply.is_current && !reply.status.is_under_way();
-        if !is_shown && (is_end || reply.status.is_under_way()) {
-            let line = format!("{} {}: {}", moment(wall()), reply.status, reply.detail);
-            eprintln!("{}", plain(&line, LINE_BYTES_MAX));
-        }
-        if !was_away_told && is_away(reply.status) {
-            was_away_told = true;
-            eprintln!(
-                "Nothing can be done before {hostname} answers. Waits for that, at most {} s; the \
-                 order stays in force after that.",
-                left.as_secs()
-            );
-        }
-        if is_end || left.is_zero() {
-            return Ok(reply);
-        }
-        last = Some(reply);
-    }
 }

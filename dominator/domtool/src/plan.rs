@@ -1,7 +1,6 @@
-//! `domtool plan`: says what would be done to a machine, or under a whole machine database, and
-//! does nothing.
+//! `domtool plan`: shows what would be done to a machine, or under another machine database.
 
-mod sums;
+mod fleet_plan;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -12,46 +11,46 @@ use api::dominator::plan::{
 };
 use clap::Args;
 use daemon::EXIT_DONE;
+use daemon::mdb_file::read;
 use model::image::ImageName;
 use model::mdb::Machine;
 use rpc::client::Client;
-use tool::{EXIT_DIFFERENT, Format, Output, json};
+use tool::{EXIT_DIFFERENT, Format, Output};
 
 use super::ToolError;
-use daemon::mdb_file::read;
-use sums::FleetPlan;
+use fleet_plan::FleetPlan;
 
-/// How long one answer may take: the dominator may have to get an image first.
+/// Time limit for one answer: the dominator may have to get an image first.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// How many machines are asked about at once.
+/// Machines in one request.
 const BATCH: usize = 500;
 
-/// How often it is said how far it is.
+/// Interval of progress messages.
 const PROGRESS: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Args)]
 pub(super) struct Command {
-    /// The machine; without --image, what differs from the image that it must have
+    /// Machine to plan for; without --image, for its required image
     #[arg(value_name = "HOST", required_unless_present = "mdb", conflicts_with = "mdb")]
     hostname: Option<String>,
-    /// What an update of the machine to this image would do
+    /// Plan an update of the machine to this image
     #[arg(long, value_name = "NAME", requires = "hostname")]
     image: Option<ImageName>,
-    /// What would be done if this file was the machine database
+    /// Plan as if this file were the machine database
     #[arg(long, value_name = "FILE")]
     mdb: Option<PathBuf>,
-    /// Plan for all machines of the file, and not only for those whose records differ
+    /// Plan for all machines of the file instead of only those whose records differ
     #[arg(long, requires = "mdb")]
     all: bool,
-    /// Tell of every machine, and not only sums
+    /// Print a line for every machine too
     #[arg(long, short, requires = "mdb")]
     verbose: bool,
 }
 
 impl Command {
-    /// True if it is for one machine.
-    pub(super) fn is_about_one(&self) -> bool {
+    /// Returns true if the command is for one machine.
+    pub(super) fn is_about_machine(&self) -> bool {
         self.hostname.is_some()
     }
 }
@@ -63,12 +62,9 @@ pub(super) async fn run(
 ) -> Result<Output, ToolError> {
     match (&command.mdb, &command.hostname) {
         (Some(file), _) => {
-            let plan = fleet(client, file.clone(), command.all).await?;
+            let plan = plan_fleet(client, file.clone(), command.all).await?;
             let code = if plan.is_change() { EXIT_DIFFERENT } else { EXIT_DONE };
-            let text = match format {
-                Format::Table => plan.text(command.verbose),
-                Format::Json => json(&plan),
-            };
+            let text = format.render(&plan, |plan| plan.text(command.verbose));
             Ok(Output { text, code })
         }
         (None, hostname) => {
@@ -76,16 +72,13 @@ pub(super) async fn run(
             let request = PlanMachineRequest { hostname, image: command.image.clone() };
             let reply = client.call_within::<PlanMachine>(&request, LIMIT).await?;
             let code = if reply.preview.same { EXIT_DONE } else { EXIT_DIFFERENT };
-            let text = match format {
-                Format::Table => text_of(&reply),
-                Format::Json => json(&reply),
-            };
+            let text = format.render(&reply, machine_text);
             Ok(Output { text, code })
         }
     }
 }
 
-fn text_of(reply: &PlanMachineReply) -> String {
+fn machine_text(reply: &PlanMachineReply) -> String {
     let mut text = reply.preview.text();
     if !reply.preview.same {
         let waits = reply.waits.iter().map(|(status, why)| format!("WAITS {status}: {why}\n"));
@@ -94,8 +87,8 @@ fn text_of(reply: &PlanMachineReply) -> String {
     text
 }
 
-/// Asks piece by piece, and says on stderr how far it is if that takes long.
-async fn fleet(client: &Client, file: PathBuf, all: bool) -> Result<FleetPlan, ToolError> {
+/// Asks for plans in batches, and prints progress on stderr if that takes long.
+async fn plan_fleet(client: &Client, file: PathBuf, all: bool) -> Result<FleetPlan, ToolError> {
     let machines = read(&file)?;
     let request = CheckMdbRequest { machines: machines.values().cloned().collect() };
     let database = client.call_within::<CheckMdb>(&request, LIMIT).await?;
@@ -106,11 +99,11 @@ async fn fleet(client: &Client, file: PathBuf, all: bool) -> Result<FleetPlan, T
     let wanted: Vec<Machine> = request.machines.iter().filter(is_concerned).cloned().collect();
     drop(request);
     let mut plan = FleetPlan::new(database);
-    let (mut done, mut told) = (0, Instant::now());
+    let (mut done, mut progress_shown) = (0, Instant::now());
     while done < wanted.len() {
-        if told.elapsed() >= PROGRESS {
+        if progress_shown.elapsed() >= PROGRESS {
             eprintln!("planned for {done} of {} machines", wanted.len());
-            told = Instant::now();
+            progress_shown = Instant::now();
         }
         let batch = &wanted[done..wanted.len().min(done + BATCH)];
         let request = PlanMachinesRequest { machines: batch.to_vec() };

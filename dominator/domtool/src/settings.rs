@@ -1,4 +1,4 @@
-//! `domtool set-config` and `get-config`: what subs may take of their machines.
+//! `domtool set-config` and `get-config`: resource limits of subs.
 
 use std::collections::BTreeMap;
 
@@ -8,29 +8,29 @@ use api::dominator::settings::{
     LevelSettings, Limit, MachineConfiguration, SetSubConfiguration, SetSubConfigurationRequest,
 };
 use clap::Args;
-use model::words::counted;
-use rpc::client::{CallError, Client};
-use tool::{Format, Output, json};
+use model::display::{counted, utc};
+use rpc::client::Client;
+use tool::{Format, Output};
 
-use super::{call, columns, who};
-use model::when::moment;
+use super::{ToolError, call, columns, silent, text_of, who};
 
 #[derive(Debug, Args)]
-pub(super) struct Set {
+pub(super) struct SetArguments {
     #[command(flatten)]
     level: LevelArgs,
-    /// A limit and its value, 1 to 100 per cent; without a value it is taken back
-    #[arg(value_name = "LIMIT=PERCENT", required_unless_present = "unset", value_parser = change)]
+    /// A limit and its value, 1 to 100 per cent; an empty value removes it
+    #[arg(value_name = "LIMIT=PERCENT", required_unless_present = "unset")]
+    #[arg(value_parser = parse_change)]
     values: Vec<(Limit, Option<u8>)>,
-    /// Take the value of this limit back; may be given several times
-    #[arg(long, value_name = "LIMIT", value_parser = limit)]
+    /// Remove the value of this limit; may be repeated
+    #[arg(long, value_name = "LIMIT", value_parser = parse_limit)]
     unset: Vec<Limit>,
-    /// Why: it is shown to everyone who looks
+    /// Reason, shown to everyone who looks at the limits
     #[arg(long, value_name = "TEXT", alias = "reason")]
     why: String,
 }
 
-/// What the values are for.
+/// The machines that the values are for.
 #[derive(Clone, Debug, Args)]
 #[group(required = true, multiple = false)]
 struct LevelArgs {
@@ -55,68 +55,69 @@ impl LevelArgs {
     }
 }
 
-fn limit(text: &str) -> Result<Limit, String> {
+fn parse_limit(text: &str) -> Result<Limit, String> {
     Limit::ALL.into_iter().find(|limit| limit.name() == text).ok_or_else(|| {
         let names = Limit::ALL.map(Limit::name);
         format!("the limits are {}", names.join(", "))
     })
 }
 
-fn change(text: &str) -> Result<(Limit, Option<u8>), String> {
+fn parse_change(text: &str) -> Result<(Limit, Option<u8>), String> {
     let (name, value) = text.split_once('=').ok_or("expected LIMIT=PERCENT")?;
-    let limit = limit(name)?;
+    let limit = parse_limit(name)?;
     if value.is_empty() {
         return Ok((limit, None));
     }
     let percent = value.parse().ok().filter(|percent| (1..=100).contains(percent));
-    let percent = percent.ok_or_else(|| format!("`{value}` is no number from 1 to 100"))?;
+    let percent = percent.ok_or_else(|| format!("`{value}` is not a number from 1 to 100"))?;
     Ok((limit, Some(percent)))
 }
 
 #[derive(Debug, Args)]
-pub(super) struct Get {
-    /// The machine: what its sub is told and why, what it was told, and what is in force there
+pub(super) struct GetArguments {
+    /// Machine to show: the limits to send, the limits received, and those in force there
     #[arg(value_name = "HOST")]
     hostname: Option<String>,
 }
 
-pub(super) async fn set(client: &Client, format: Format, set: &Set) -> Result<Output, CallError> {
-    let mut values: BTreeMap<Limit, Option<u8>> = set.values.iter().copied().collect();
-    values.extend(set.unset.iter().map(|limit| (*limit, None)));
-    let level = set.level.level();
-    let (why, who) = (set.why.clone(), who());
+pub(super) async fn set(
+    client: &Client,
+    format: Format,
+    arguments: &SetArguments,
+) -> Result<Output, ToolError> {
+    let mut values: BTreeMap<Limit, Option<u8>> = arguments.values.iter().copied().collect();
+    values.extend(arguments.unset.iter().map(|limit| (*limit, None)));
+    let level = arguments.level.level();
+    let (why, who) = (arguments.why.clone(), who());
     let request = SetSubConfigurationRequest { level, values, why, who };
     let reply = call::<SetSubConfiguration>(client, &request).await?;
     eprintln!(
-        "Kept for {}: {} now. A machine's own configuration is a ceiling: domtool get-config HOST.",
+        "Saved for {}: {} now. A machine's own configuration is a ceiling: domtool get-config \
+         HOST.",
         request.level,
         counted(reply.machines.into(), "machine")
     );
-    Ok(match format {
-        Format::Table => String::new(),
-        Format::Json => json(&reply),
-    }
-    .into())
+    Ok(silent(format, &reply))
 }
 
-pub(super) async fn get(client: &Client, format: Format, get: &Get) -> Result<Output, CallError> {
-    let request = GetSubConfigurationRequest { hostname: get.hostname.clone() };
+pub(super) async fn get(
+    client: &Client,
+    format: Format,
+    arguments: &GetArguments,
+) -> Result<Output, ToolError> {
+    let request = GetSubConfigurationRequest { hostname: arguments.hostname.clone() };
     let reply = call::<GetSubConfiguration>(client, &request).await?;
-    Ok(match format {
-        Format::Table => text(&reply),
-        Format::Json => json(&reply),
-    }
-    .into())
+    Ok(format.render(&reply, limits_text).into())
 }
 
-fn text(reply: &GetSubConfigurationReply) -> String {
+fn limits_text(reply: &GetSubConfigurationReply) -> String {
     match &reply.machine {
-        Some(machine) => of_machine(machine) + "\n" + &of_levels(&reply.levels),
-        None => of_levels(&reply.levels),
+        Some(machine) => machine_text(machine) + "\n" + &level_table(&reply.levels),
+        None => level_table(&reply.levels),
     }
 }
 
-fn of_levels(levels: &[LevelSettings]) -> String {
+fn level_table(levels: &[LevelSettings]) -> String {
     let mut table = columns(&["FOR", "LIMIT", "PERCENT", "SINCE", "WHO", "WHY"]);
     for LevelSettings { level, values } in levels {
         for (limit, setting) in values {
@@ -124,51 +125,51 @@ fn of_levels(levels: &[LevelSettings]) -> String {
                 level.to_string(),
                 limit.name().to_owned(),
                 setting.percent.to_string(),
-                moment(setting.since),
+                utc(setting.since),
                 setting.who.clone(),
                 setting.why.clone(),
             ]);
         }
     }
-    format!("{}\n", table.trim_fmt())
+    text_of(&table)
 }
 
-fn of_machine(machine: &MachineConfiguration) -> String {
-    let mut table = columns(&["LIMIT", "WANTED", "FROM", "TOLD", "CEILING", "IN FORCE", ""]);
+fn machine_text(machine: &MachineConfiguration) -> String {
+    let mut table = columns(&["LIMIT", "WANTED", "FROM", "RECEIVED", "CEILING", "IN FORCE", ""]);
     for limit in Limit::ALL {
         let shown = |percent: Option<u8>| percent.map_or("-".to_owned(), |value| value.to_string());
         let wanted = limit.of(&machine.wanted);
         let reported = machine.reported.as_ref();
-        let of = |limits: Option<api::subd::Limits>| match limits {
-            None => "not known".to_owned(),
+        let reported_limit = |limits: Option<api::subd::Limits>| match limits {
+            None => "unknown".to_owned(),
             Some(limits) => shown(limit.of(&limits)),
         };
         table.add_row([
             limit.name().to_owned(),
             shown(wanted),
             machine.from.get(&limit).map_or_else(String::new, ToString::to_string),
-            of(reported.map(|report| report.told)),
-            of(reported.map(|report| report.ceilings)),
-            of(reported.map(|report| report.in_force())),
+            reported_limit(reported.map(|report| report.told)),
+            reported_limit(reported.map(|report| report.ceilings)),
+            reported_limit(reported.map(|report| report.in_force())),
             remark(machine, limit).to_owned(),
         ]);
     }
-    let mut text = format!("{}\n", table.trim_fmt());
+    let mut text = text_of(&table);
     if let Some(why) = &machine.trouble {
-        text.push_str(&format!("The sub could not be told, and is told again: {why}\n"));
+        text.push_str(&format!("Sending the limits to the sub failed and is retried: {why}\n"));
     }
     text
 }
 
-/// What is to be said of a limit of a machine.
+/// Explains why a limit is not in force as wanted.
 fn remark(machine: &MachineConfiguration, limit: Limit) -> &'static str {
     let Some(reported) = &machine.reported else { return "" };
-    let told = limit.of(&reported.told);
-    if told != limit.of(&machine.wanted) {
-        return "is to be told";
+    let received = limit.of(&reported.told);
+    if received != limit.of(&machine.wanted) {
+        return "not sent yet";
     }
-    match (told, limit.of(&reported.ceilings)) {
-        (Some(told), Some(ceiling)) if told > ceiling => "cut by the machine's own ceiling",
+    match (received, limit.of(&reported.ceilings)) {
+        (Some(received), Some(ceiling)) if received > ceiling => "cut by the machine's own ceiling",
         _ => "",
     }
 }
@@ -182,8 +183,8 @@ mod tests {
         let table = [
             ("network-percent=5", Ok((Limit::NetworkPercent, Some(5)))),
             ("cpu-percent=", Ok((Limit::CpuPercent, None))),
-            ("cpu-percent=0", Err("`0` is no number from 1 to 100")),
-            ("cpu-percent=300", Err("`300` is no number from 1 to 100")),
+            ("cpu-percent=0", Err("`0` is not a number from 1 to 100")),
+            ("cpu-percent=300", Err("`300` is not a number from 1 to 100")),
             ("cpu-percent", Err("expected LIMIT=PERCENT")),
             (
                 "cpu=1",
@@ -191,7 +192,7 @@ mod tests {
             ),
         ];
         for (text, expected) in table {
-            assert_eq!(change(text), expected.map_err(str::to_owned), "{text}");
+            assert_eq!(parse_change(text), expected.map_err(str::to_owned), "{text}");
         }
     }
 }

@@ -1,60 +1,61 @@
-//! `mdbd`: makes the machine database out of what several sources say.
+//! `mdbd`: makes the machine database from several sources.
 //!
-//! [`core`] decides; [`source`] reads, [`mdb_writer`] writes the file and publishes what it holds,
-//! [`last_good`] outlasts restarts. Dominators read the file, or follow `MdbServer.GetMdb`.
+//! [`core`] decides: [`core::settings`] parses the configuration of the sources, [`core::formats`]
+//! reads their data, and [`core::merged_sources`] merges them. [`source`] reads the sources,
+//! [`mdb_writer`] writes the file and publishes its content, [`storage`] saves the data of sources
+//! over restarts. Dominators read the file, or follow `MdbServer.GetMdb`.
 //!
 //! # Invariants
 //!
-//! * The file is replaced as a whole, and only when it says something else.
-//! * A source that fails, or gives something wrong, keeps its last data; what it gives is taken as
-//!   a whole or not at all.
-//! * The file is not written before every source has given something, in this run or a former one.
+//! * The file is replaced as a whole, and only when its content changes.
+//! * A source that fails or delivers invalid data keeps its last data; data are accepted as a whole
+//!   or not at all.
+//! * The file is not written before every source has delivered data, in this run or a former one.
 
-pub mod api;
-pub mod core;
-pub mod disk;
-pub mod last_good;
+pub mod core {
+    pub mod address;
+    pub mod formats;
+    pub mod merged_sources;
+    pub mod settings;
+}
+pub mod interface;
 pub mod mdb_writer;
-pub mod metrics;
-pub mod pages;
 pub mod source;
+pub mod storage;
 
-use rpc::page_frame::Frame;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Parser;
-use daemon::config::{Beside, ConfigArgs};
+use daemon::config::{ConfigArgs, ExtraTables};
 use daemon::{
-    ListenError, LogArgs, MDBD_PORT, SecurityArgs, SecurityError, exit_on_error, listen_text,
-    start_logging, stop_on_signals,
+    ListenError, LogArgs, MDBD_PORT, SecurityArgs, SecurityError, exit_on_error, ignore_hangup,
+    listen_text, start_logging, stop_on_signals,
 };
 use rpc::audit_log::{AuditArgs, AuditError, AuditLog};
-use rpc::page_frame::PageArgs;
+use rpc::page_frame::{Frame, PageArgs};
 use rpc::server::{Router, serve};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use self::core::hosts::{HostFilter, PatternError};
-use self::core::settings::{KEY, SettingsError, sources};
-use crate::core::merged_sources::MergedSources;
-use crate::last_good::{LastGood, StateError};
+use crate::core::merged_sources::{HostFilter, MergedSources, PatternError};
+use crate::core::settings::{KEY, SettingsError, sources};
 use crate::mdb_writer::{MdbWriter, Shared};
+use crate::storage::{LastGood, StateError};
 
-/// The name of the daemon.
 pub const NAME: &str = "mdbd";
 
-/// The keys of its configuration file that are no flags.
+/// Keys of the configuration file that are not flags.
 pub const TABLES: [&str; 1] = [KEY];
 
-/// Makes the machine database of a dominator out of files, web servers and programs.
+/// Makes the machine database of a dominator from files, web servers and programs.
 ///
-/// The sources stand in the configuration file, in their order; of what they contradict each other
-/// in, the later one is right. The file is written when it changes. A source that fails keeps its
-/// last data. Dominators read the file, or follow this daemon with --mdb-server.
+/// The configuration file lists the sources in order; if they contradict each other, the later one
+/// counts. The file is written when its content changes. A source that fails keeps its last data.
+/// Dominators read the file, or follow this daemon with --mdb-server.
 #[derive(Clone, Debug, Parser)]
 #[command(
     name = "mdbd",
@@ -70,7 +71,7 @@ pub const TABLES: [&str; 1] = [KEY];
         format = \"hosts\"        # lines of HOST [REQUIRED-IMAGE [PLANNED-IMAGE]]"
 )]
 pub struct Arguments {
-    /// Address to listen on; `[::]` is all addresses, IPv4 too
+    /// Address to listen on; `[::]` stands for all addresses, including IPv4
     #[arg(long, value_name = "ADDR", default_value = "[::]:6973")]
     pub listen: String,
 
@@ -78,20 +79,20 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE", default_value = "/var/lib/Dominator/mdb")]
     pub mdb: PathBuf,
 
-    /// Directory for what must survive a restart: what each source gave last
+    /// Directory for the last data of each source, which must survive a restart
     #[arg(long, value_name = "DIR", default_value = "/var/lib/mdbd")]
     pub state: PathBuf,
 
-    /// How often sources are read, 20 % more or less; files as soon as they change
+    /// Interval of reading sources, 20 % more or less; files are read as soon as they change
     #[arg(long, value_name = "SECONDS", default_value_t = 60,
           value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub interval: u64,
 
-    /// Take only machines whose whole name matches, of all sources
+    /// Only machines whose whole name matches, for all sources
     #[arg(long, value_name = "REGEX")]
     pub hosts: Option<String>,
 
-    /// Leave out machines whose whole name matches, of all sources
+    /// Leave out machines whose whole name matches, for all sources
     #[arg(long, value_name = "REGEX")]
     pub exclude_hosts: Option<String>,
 
@@ -116,20 +117,16 @@ pub struct Arguments {
     pub config: ConfigArgs,
 }
 
-/// Why the daemon does not start.
+/// A failed start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
     #[error(transparent)]
     Security(#[from] SecurityError),
-    #[error("no configuration file: /etc/mdbd/config.toml must name the sources, or see --config")]
+    #[error("no configuration file: list the sources in /etc/mdbd/config.toml, or give --config")]
     NoFile,
     #[error("{}", path.display())]
-    Settings {
-        /// The configuration file.
-        path: PathBuf,
-        source: SettingsError,
-    },
+    Settings { path: PathBuf, source: SettingsError },
     #[error("bad --hosts or --exclude-hosts")]
     Pattern { source: PatternError },
     #[error("cannot use the state directory")]
@@ -140,23 +137,24 @@ pub enum StartError {
     Listen { source: ListenError },
 }
 
-/// Runs the daemon, with what its configuration file has beside flags, until `stop` is cancelled.
+/// Runs the daemon until `stop` is cancelled; `beside` has the tables of its configuration file.
 ///
 /// # Errors
 ///
-/// [`StartError`] if it does not start.
+/// [`StartError`] if it cannot start.
 pub async fn run(
     arguments: Arguments,
-    beside: Beside,
+    beside: ExtraTables,
     stop: CancellationToken,
 ) -> Result<(), StartError> {
-    let security = arguments.security.of_daemon(NAME)?;
+    let security = arguments.security.for_daemon(NAME)?;
     let path = beside.path.ok_or(StartError::NoFile)?;
     let sources =
         sources(beside.table.get(KEY)).map_err(|source| StartError::Settings { path, source })?;
     let filter = HostFilter::new(arguments.hosts.as_deref(), arguments.exclude_hosts.as_deref())
         .map_err(|source| StartError::Pattern { source })?;
-    let kept = LastGood::open(&arguments.state).map_err(|source| StartError::State { source })?;
+    let last_good =
+        LastGood::open(&arguments.state).map_err(|source| StartError::State { source })?;
     let listener = listen_text(NAME, &security, &arguments.listen, MDBD_PORT)
         .await
         .map_err(|source| StartError::Listen { source })?;
@@ -168,7 +166,9 @@ pub async fn run(
     let shared = Shared::new(arguments.mdb, &origins, audit.clone());
     let (sender, receiver) = mpsc::channel(1);
     let (merged, published) = (MergedSources::new(rules, filter), shared.clone());
-    tracker.spawn_blocking(move || MdbWriter::new(merged, origins, kept, published).run(receiver));
+    tracker.spawn_blocking(move || {
+        MdbWriter::new(merged, origins, last_good, published).run(receiver);
+    });
     let interval = Duration::from_secs(arguments.interval);
     for (index, source) in sources.into_iter().enumerate() {
         let (following, sender) = (stop.clone(), sender.clone());
@@ -177,12 +177,12 @@ pub async fn run(
             following.run_until_cancelled(follow).await;
         });
     }
-    // The writer ends with the last source.
+    // The writer ends when the last source ends.
     drop(sender);
     let router = Router::new(NAME, &security)
-        .metrics(|registry| metrics::register(registry, &shared))
+        .metrics(|registry| interface::register_metrics(registry, &shared))
         .with_state(Arc::clone(&shared));
-    let router = pages::pages(api::methods(router, &stop), Frame::new(NAME, &security));
+    let router = interface::pages(interface::methods(router, &stop), Frame::new(NAME, &security));
     let router = router.audit(&audit).private_pages(arguments.pages.private_pages);
     serve(listener, router, stop).await;
     tracker.close();
@@ -191,17 +191,21 @@ pub async fn run(
     Ok(())
 }
 
-/// Runs the program, with the arguments of this process.
+/// Runs the program with the arguments of this process.
 #[must_use]
 pub fn main() -> ExitCode {
-    let (arguments, beside) = daemon::config::parse_beside(NAME, &TABLES);
+    let (arguments, beside) = daemon::config::parse_with_tables(NAME, &TABLES);
     exit_on_error(start_program(arguments, beside))
 }
 
-fn start_program(arguments: Arguments, beside: Beside) -> Result<(), Box<dyn std::error::Error>> {
+fn start_program(
+    arguments: Arguments,
+    beside: ExtraTables,
+) -> Result<(), Box<dyn std::error::Error>> {
     start_logging(&arguments.log)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let result = runtime.block_on(async {
+        ignore_hangup()?;
         let stop = stop_on_signals()?;
         match run(arguments, beside, stop).await {
             Ok(()) => Ok(()),
@@ -209,7 +213,7 @@ fn start_program(arguments: Arguments, beside: Beside) -> Result<(), Box<dyn std
             Err(error) => Err(Box::<dyn std::error::Error>::from(error)),
         }
     });
-    // A file-system that hangs must not keep it from ending.
+    // A file-system that hangs must not prevent the exit.
     runtime.shutdown_background();
     result
 }

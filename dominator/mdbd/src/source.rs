@@ -1,34 +1,35 @@
-//! Reads one source again and again, and tells what it gave.
+//! Reads a source repeatedly and sends what it delivers.
 
 pub mod file;
 pub mod web;
 
 use std::time::Duration;
 
-use model::report::report;
+use daemon::program::{CommandError, output};
+use model::backoff::{doubled, jittered};
+use model::display::error_chain;
+use system::random::random;
 use tokio::sync::mpsc;
 
+use super::core::address::WebAddress;
 use super::core::settings::{Origin, Source};
-use super::disk::DATA_BYTES_MAX;
-use daemon::program::{CommandError, output};
+use super::storage::DATA_BYTES_MAX;
 use file::{File, FileError};
-use model::backoff::{doubled, jittered};
-use system::random::random;
 use web::WebError;
 
-/// The first pause after a failed reading, before jitter.
+/// Pause after the first failed reading, before jitter.
 const RETRY_FIRST: Duration = Duration::from_secs(1);
 
-/// What a source gave, or why it did not.
+/// The result of reading a source.
 #[derive(Debug)]
-pub struct News {
-    /// Which source, from 0.
+pub struct Delivery {
+    /// Number of the source, from 0.
     pub index: usize,
-    /// The data, or an error in words.
+    /// The data, or an error message.
     pub data: Result<Vec<u8>, String>,
 }
 
-/// A source that gave nothing.
+/// A failed reading.
 #[derive(Debug, thiserror::Error)]
 enum ReadError {
     #[error(transparent)]
@@ -41,16 +42,21 @@ enum ReadError {
     TimedOut(Duration),
 }
 
-/// Reads `source`, number `index`, every `interval`, 20 % more or less; sooner after a failure,
-/// and a file as soon as it changes. Ends when nobody takes news any more.
-pub async fn follow(index: usize, source: Source, interval: Duration, news: mpsc::Sender<News>) {
+/// Reads `source`, number `index`, every `interval`, 20 % more or less; sooner after a failure, and
+/// a file as soon as it changes. Ends when the receiver is dropped.
+pub async fn follow(
+    index: usize,
+    source: Source,
+    interval: Duration,
+    deliveries: mpsc::Sender<Delivery>,
+) {
     let mut reader = Reader::new(source.origin);
     let mut failures = 0;
     loop {
         let limit = source.timeout;
         let read = tokio::time::timeout(limit, reader.read()).await;
         let data = read.unwrap_or(Err(ReadError::TimedOut(limit)));
-        let data = data.map_err(|error| report(&error));
+        let data = data.map_err(|error| error_chain(&error));
         let pause = if data.is_ok() {
             failures = 0;
             interval
@@ -58,7 +64,7 @@ pub async fn follow(index: usize, source: Source, interval: Duration, news: mpsc
             failures += 1;
             doubled(RETRY_FIRST, interval, failures)
         };
-        if news.send(News { index, data }).await.is_err() {
+        if deliveries.send(Delivery { index, data }).await.is_err() {
             return;
         }
         let jitter = u16::try_from(random() % 1_000).unwrap_or_default();
@@ -68,7 +74,7 @@ pub async fn follow(index: usize, source: Source, interval: Duration, news: mpsc
 
 enum Reader {
     File(File),
-    Web(super::core::address::WebAddress),
+    Web(WebAddress),
     Command(Vec<String>),
 }
 
@@ -91,7 +97,7 @@ impl Reader {
         }
     }
 
-    /// Returns when it is known that there is something else to read; for most never.
+    /// Waits until a file changes; for other sources forever.
     async fn changed(&self) {
         match self {
             Self::File(file) => file.changed().await,

@@ -1,55 +1,54 @@
-//! Which alarms there are, and which of them nobody has been told of yet.
+//! The current alarms, and their differences to the alarms that were reported last.
 //!
-//! What is told is the difference between the alarms that were told last and those that there are:
-//! a call that fails is made again with what is true by then, and nothing piles up. One that comes
-//! and goes while a call is under way is told by the history alone.
+//! A failed report is repeated with the differences at that time, so there is no queue of reports.
+//! An alarm that begins and ends during one report is only in the history.
 // tidy: core
 
 use std::collections::BTreeMap;
 
 use api::dominator::DominatorStatus;
+use model::display::utc;
 use model::tree::Time;
-use model::when::moment;
 use serde::Serialize;
 
 /// The kind of the alarm that the brake is on.
 pub const UPDATES_DISABLED: &str = "updates-disabled";
 /// The kind of the alarm that a machine database is held.
 pub const MDB_HELD: &str = "mdb-held";
-/// The kind of the alarm that the machine database cannot be taken.
+/// The kind of the alarm that the machine database is invalid.
 pub const MDB_REFUSED: &str = "mdb-refused";
 
-/// The kind of the alarm that the machine database in force is not kept over a restart.
+/// The kind of the alarm that the machine database in force cannot be saved.
 pub const MDB_NOT_KEPT: &str = "mdb-not-kept";
 
-/// The kind of the alarm that what happens cannot be put on record.
+/// The kind of the alarm that the history cannot be written.
 pub const HISTORY_FAILING: &str = "history-failing";
 
 /// The kind of the alarm that updates to an image have stopped.
 pub const IMAGE_STOPPED: &str = "image-stopped";
 
-/// How many alarms that began, and how many that ended, one call lists.
+/// How many begun alarms, and how many ended ones, one report lists.
 const LISTED_MAX: usize = 100;
 
-/// Something that an operator should know, and that may go away by itself.
+/// A condition that operators should know of. It may end by itself.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Alarm {
-    /// One of the kinds that `docs/OPERATING.md` lists.
+    /// One of the kinds in `docs/OPERATING.md`.
     pub kind: String,
-    /// The machine or the image that it is about; empty for the fleet.
+    /// The machine or the image; empty for the fleet.
     pub about: String,
-    /// Since when, in UTC, where that is known: one that began anew is another alarm.
+    /// When it began, in UTC, if that is known. An alarm that begins again is another alarm.
     pub since: Option<String>,
-    /// In words. Words may change while the alarm stays the same.
+    /// An explanation, which may change while the alarm stays the same.
     pub text: String,
 }
 
-/// Alarms that there are, or that were told.
+/// A set of alarms: kind, object and begin of each, with its text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Raised(BTreeMap<(String, String, Option<String>), String>);
+pub struct AlarmSet(BTreeMap<(String, String, Option<String>), String>);
 
-impl Raised {
-    /// The alarms of the dominator itself.
+impl AlarmSet {
+    /// Returns the alarms of the dominator itself.
     #[must_use]
     pub fn of(status: &DominatorStatus) -> Self {
         let mut raised = Self::default();
@@ -80,11 +79,11 @@ impl Raised {
         raised
     }
 
-    /// Adds one.
     pub fn add(&mut self, kind: &str, about: &str, since: Option<Time>, text: String) {
-        self.0.insert((kind.to_owned(), about.to_owned(), since.map(moment)), text);
+        self.0.insert((kind.to_owned(), about.to_owned(), since.map(utc)), text);
     }
 
+    /// Returns the alarms that `others` does not have: the first ones, and how many more there are.
     fn without(&self, others: &Self) -> (Vec<Alarm>, usize) {
         let new = || self.0.iter().filter(|(key, _)| !others.0.contains_key(*key));
         let alarm = |((kind, about, since), text): (&(String, String, Option<String>), &String)| {
@@ -96,7 +95,7 @@ impl Raised {
     }
 }
 
-/// What a call tells.
+/// The content of one report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct AlarmChanges {
     /// Alarms that began, sorted by kind; at most 100.
@@ -109,11 +108,11 @@ pub struct AlarmChanges {
     pub more_ended: usize,
 }
 
-/// What has to be told, upon what was told last.
+/// Returns the differences to the alarms that were reported last, if there are any.
 #[must_use]
-pub fn changes(told: &Raised, now: &Raised) -> Option<AlarmChanges> {
-    let (begun, more_begun) = now.without(told);
-    let (ended, more_ended) = told.without(now);
+pub fn changes(reported: &AlarmSet, now: &AlarmSet) -> Option<AlarmChanges> {
+    let (begun, more_begun) = now.without(reported);
+    let (ended, more_ended) = reported.without(now);
     let has_any = !begun.is_empty() || !ended.is_empty();
     has_any.then_some(AlarmChanges { begun, more_begun, ended, more_ended })
 }
@@ -121,8 +120,8 @@ pub fn changes(told: &Raised, now: &Raised) -> Option<AlarmChanges> {
 #[cfg(test)]
 mod tests {
     use api::dominator::Brake;
-    use api::dominator::budgets::BudgetReport;
-    use api::dominator::machine_database::HeldMdb;
+    use api::dominator::mdb::HeldMdb;
+    use api::dominator::orders::BudgetReport;
     use model::object::Algorithm;
 
     use super::*;
@@ -161,9 +160,9 @@ mod tests {
 
     #[test]
     fn what_began_and_what_ended_is_told_once() {
-        let mut now = Raised::of(&status());
+        let mut now = AlarmSet::of(&status());
         now.add("scanner-stalled", "web1", None, "the scanner stalls: at /srv".into());
-        let first = changes(&Raised::default(), &now).unwrap();
+        let first = changes(&AlarmSet::default(), &now).unwrap();
         let begun = vec![
             alarm(
                 "mdb-held",
@@ -189,8 +188,8 @@ mod tests {
         assert_eq!(first, AlarmChanges { begun, more_begun: 0, ended: Vec::new(), more_ended: 0 });
         assert_eq!(changes(&now, &now), None);
 
-        // The brake is pulled once more, the scanner is at another path, the rest is over.
-        let mut later = Raised::default();
+        // The brake is on again, the scanner reports another path, the other alarms have ended.
+        let mut later = AlarmSet::default();
         later.add(UPDATES_DISABLED, "", Some(at(7)), "again".into());
         later.add("scanner-stalled", "web1", None, "the scanner stalls: at /home".into());
         let AlarmChanges { begun, ended, .. } = changes(&now, &later).unwrap();
@@ -201,15 +200,15 @@ mod tests {
 
     #[test]
     fn a_call_lists_a_hundred_and_counts_the_others() {
-        let mut now = Raised::default();
+        let mut now = AlarmSet::default();
         for machine in 0..130 {
             now.add("read-only", &format!("web{machine:03}"), None, String::new());
         }
         let AlarmChanges { begun, more_begun, ended, more_ended } =
-            changes(&Raised::default(), &now).unwrap();
+            changes(&AlarmSet::default(), &now).unwrap();
         assert_eq!((begun.len(), more_begun, ended.len(), more_ended), (100, 30, 0, 0));
         assert_eq!(begun[99].about, "web099");
-        let over = changes(&now, &Raised::default()).unwrap();
+        let over = changes(&now, &AlarmSet::default()).unwrap();
         assert_eq!((over.ended.len(), over.more_ended), (100, 30));
     }
 }

@@ -1,19 +1,18 @@
-//! Budgets: how many machines may be under way at once, and whose turn it is.
+//! Budgets: how many machines may be updated at once, and which is next.
 //!
 //! A machine that must be updated has a *claim*. It waits until every limit that covers the machine
-//! has a place for it, and holds these places until it is released. Limits are those of the fleet,
-//! of a location with all below it, and of each location; for all updates, and once more for those
-//! of high impact.
+//! has a place for it, and holds these places until it is released. There are limits of the fleet,
+//! of a location with all below it, and of each location; for all updates, and again for updates of
+//! high impact.
 //!
 //! # Invariants
 //!
-//! * No limit has more claims granted than places; only what was under way before is counted
-//!   beyond.
+//! * No limit has more granted claims than places, except for updates that were under way before.
 //! * Repairs and rollouts have places of their own ([`Places`]), so that neither delays the other.
-//!   A limit of one place gives it in turns.
-//! * Of claims of one class that have the same limits the oldest is granted first. The oldest of
-//!   its class, once it has waited for [`STARVING`], keeps every place that it needs, so that
-//!   claims that need fewer places do not overtake it for ever.
+//!   A limit of one place grants it to both in turn.
+//! * Of claims of one class with the same limits, the oldest is granted first. When the oldest of
+//!   its class has waited for [`STARVATION`], all places that it needs are reserved for it, so that
+//!   claims that need fewer places cannot overtake it for ever.
 // tidy: core
 
 pub mod limits;
@@ -21,50 +20,47 @@ pub mod limits;
 use core::time::Duration;
 use std::collections::{BTreeMap, BTreeSet};
 
-use api::dominator::budgets::LimitUse;
+use api::dominator::orders::LimitUse;
 
-use self::limits::{Limit, Limits, Places, machines};
+use self::limits::{MachineLimit, MachineLimits, Places, machines};
 use crate::core::selectors::{is_within, trimmed};
 
-/// After so long, nobody overtakes the oldest claim of its class any more.
-pub const STARVING: Duration = Duration::from_secs(600);
+/// After this wait, places are reserved for the oldest claim of its class.
+pub const STARVATION: Duration = Duration::from_secs(600);
 
-/// How far the places in the queue are counted.
-const BEFORE_MAX: usize = 1_000;
+/// The largest position in the queue that is counted.
+const POSITION_MAX: usize = 1_000;
 
-/// Tells the claims of one machine from those of others, and from those of the same machine under
-/// another address.
+/// Identifies the claims of one machine. The same machine under another address has another id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ClaimantId(pub u64);
 
-/// Which share of the budgets an update takes from.
+/// The part of the budgets that an update uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Class {
-    /// Brings a machine back to the image that it has, or is tried again after it failed.
+pub enum UpdateClass {
+    /// Restores the image that the machine already has, or retries a failed update.
     Repair,
     /// Brings a machine to another image.
     Rollout,
 }
 
-/// How much an update disturbs.
+/// How disruptive an update is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Impact {
-    /// Files change, services restart.
+    /// Files change and services restart.
     Plain,
-    /// The machine reboots, or a trigger of high impact fires.
+    /// The machine reboots, or a trigger of high impact runs.
     High,
 }
 
-/// What a claim is for.
+/// What an update needs of the budgets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Demand {
-    /// The share that it takes from.
-    pub class: Class,
-    /// Which limits count it.
+    pub class: UpdateClass,
     pub impact: Impact,
-    /// Where the machine stands.
+    /// The location of the machine.
     pub location: String,
-    /// Since when the machine needs it.
+    /// Since when the machine needs the update.
     pub since: Duration,
 }
 
@@ -76,37 +72,38 @@ enum Place {
     Each(String),
 }
 
-/// One limit at one place, with what is taken of it, by class.
+/// One limit, with the places that are used and waited for, by class.
 #[derive(Clone, Debug)]
-struct Scope {
+struct LimitScope {
     impact: Impact,
     place: Place,
-    limit: Limit,
+    limit: MachineLimit,
     places: Places,
     used: [u32; 2],
     waiting: [u32; 2],
 }
 
-impl Scope {
-    /// True if there is a place for a claim of this class, beside those that others `keep`.
-    fn has_room(&self, class: Class, keep: [u32; 2]) -> bool {
+impl LimitScope {
+    /// True if a place for a claim of this class is free, besides the `reserved` ones of each
+    /// class.
+    fn has_room(&self, class: UpdateClass, reserved: [u32; 2]) -> bool {
         let used: u32 = self.used.iter().sum();
         let at = class as usize;
         if self.places.is_common() {
-            return used + keep.iter().sum::<u32>() < self.places.all;
+            return used + reserved.iter().sum::<u32>() < self.places.all;
         }
-        used < self.places.all && self.used[at] + keep[at] < self.places_of(class)
+        used < self.places.all && self.used[at] + reserved[at] < self.places_of(class)
     }
 
-    fn places_of(&self, class: Class) -> u32 {
+    fn places_of(&self, class: UpdateClass) -> u32 {
         match class {
             _ if self.places.is_common() => self.places.all,
-            Class::Repair => self.places.repairs,
-            Class::Rollout => self.places.all - self.places.repairs,
+            UpdateClass::Repair => self.places.repairs,
+            UpdateClass::Rollout => self.places.all - self.places.repairs,
         }
     }
 
-    /// The flag that says so.
+    /// Returns the flag that sets the limit.
     fn flag(&self) -> String {
         let kind = match self.impact {
             Impact::Plain => "--max-updating",
@@ -120,16 +117,16 @@ impl Scope {
     }
 }
 
-/// Claims that are counted by the same limits.
+/// The waiting claims of one class with the same limits.
 #[derive(Clone, Debug)]
 struct Group {
-    class: Class,
+    class: UpdateClass,
     scopes: Vec<usize>,
     waiting: BTreeSet<(Duration, ClaimantId)>,
 }
 
 #[derive(Clone, Debug)]
-struct Claim {
+struct BudgetClaim {
     demand: Demand,
     group: usize,
     is_held: bool,
@@ -137,34 +134,35 @@ struct Claim {
 
 #[derive(Clone, Debug)]
 pub struct Budget {
-    updating: Limits,
-    high_impact: Limits,
-    /// How many machines there are at each location.
+    updating: MachineLimits,
+    high_impact: MachineLimits,
+    /// The number of machines at each location.
     population: BTreeMap<String, u32>,
-    scopes: Vec<Scope>,
+    scopes: Vec<LimitScope>,
     groups: Vec<Group>,
-    known: BTreeMap<(Class, Impact, String), usize>,
-    claims: BTreeMap<ClaimantId, Claim>,
-    last: Class,
+    /// The index of the group of each class, impact and location.
+    group_index: BTreeMap<(UpdateClass, Impact, String), usize>,
+    claims: BTreeMap<ClaimantId, BudgetClaim>,
+    /// The class of the claim that was granted last.
+    last_class: UpdateClass,
 }
 
 impl Budget {
-    /// No machine has a claim.
     #[must_use]
-    pub fn new(updating: Limits, high_impact: Limits) -> Self {
+    pub fn new(updating: MachineLimits, high_impact: MachineLimits) -> Self {
         Self {
             updating,
             high_impact,
             population: BTreeMap::new(),
             scopes: Vec::new(),
             groups: Vec::new(),
-            known: BTreeMap::new(),
+            group_index: BTreeMap::new(),
             claims: BTreeMap::new(),
-            last: Class::Rollout,
+            last_class: UpdateClass::Rollout,
         }
     }
 
-    /// Says how many machines there are at each location. Claims that are granted stay.
+    /// Sets the number of machines at each location. Granted claims stay granted.
     pub fn set_machines(&mut self, population: &BTreeMap<String, u32>) {
         self.population.clear();
         for (location, count) in population {
@@ -173,22 +171,22 @@ impl Budget {
         self.rebuild();
     }
 
-    /// Other limits hold from now on. Claims that are granted stay.
-    pub fn set_limits(&mut self, updating: Limits, high_impact: Limits) {
+    /// Sets the limits. Granted claims stay granted.
+    pub fn set_limits(&mut self, updating: MachineLimits, high_impact: MachineLimits) {
         (self.updating, self.high_impact) = (updating, high_impact);
         self.rebuild();
     }
 
-    /// Counts anew.
+    /// Counts all claims again.
     fn rebuild(&mut self) {
         (self.scopes, self.groups) = (Vec::new(), Vec::new());
-        self.known.clear();
+        self.group_index.clear();
         for (claimant, claim) in std::mem::take(&mut self.claims) {
             self.insert(claimant, claim.demand, claim.is_held);
         }
     }
 
-    /// Lets a machine wait for its turn, or goes on with what it has if that is for the same.
+    /// Adds a waiting claim. Does nothing if the machine already has a claim with this demand.
     pub fn ask(&mut self, claimant: ClaimantId, demand: Demand) {
         if self.claims.get(&claimant).is_some_and(|claim| claim.demand == demand) {
             return;
@@ -197,13 +195,13 @@ impl Budget {
         self.insert(claimant, demand, false);
     }
 
-    /// Counts a machine that is under way already, whatever the limits are.
+    /// Counts an update that is under way already, regardless of the limits.
     pub fn count(&mut self, claimant: ClaimantId, demand: Demand) {
         self.release(claimant);
         self.insert(claimant, demand, true);
     }
 
-    /// Takes the claim of a machine away, if it has one.
+    /// Removes the claim of a machine, if it has one.
     pub fn release(&mut self, claimant: ClaimantId) {
         let Some(claim) = self.claims.remove(&claimant) else { return };
         let at = claim.demand.class as usize;
@@ -218,15 +216,15 @@ impl Budget {
         }
     }
 
-    /// Grants all claims that there are places for, and names their machines. While not `is_open`
-    /// only those that no limit counts.
+    /// Grants all claims for which there are places, and returns their machines. Unless `is_open`,
+    /// grants only claims without limits.
     pub fn grant(&mut self, now: Duration, is_open: bool) -> Vec<ClaimantId> {
         let mut granted = Vec::new();
-        while let Some((class, claimant)) = self.next(now, is_open) {
+        while let Some((class, claimant)) = self.next_grant(now, is_open) {
             let demand = self.claims[&claimant].demand.clone();
             self.release(claimant);
             self.insert(claimant, demand, true);
-            self.last = class;
+            self.last_class = class;
             granted.push(claimant);
         }
         granted
@@ -238,7 +236,7 @@ impl Budget {
         self.claims.get(&claimant).is_some_and(|claim| claim.is_held)
     }
 
-    /// How many claims are granted, and how many wait.
+    /// Returns the number of granted and of waiting claims.
     #[must_use]
     pub fn totals(&self) -> (u32, u32) {
         let held = self.claims.values().filter(|claim| claim.is_held).count();
@@ -246,29 +244,29 @@ impl Budget {
         (number(held), number(self.claims.len() - held))
     }
 
-    /// The limits, and what is taken of each.
+    /// Returns the limits and how much of each is used.
     #[must_use]
     pub fn uses(&self) -> Vec<LimitUse> {
         let uses = self.scopes.iter().map(|scope| LimitUse {
             limit: scope.flag(),
             places: scope.places.all,
             for_repairs: scope.places.repairs,
-            repairs: scope.used[Class::Repair as usize],
-            rollouts: scope.used[Class::Rollout as usize],
+            repairs: scope.used[UpdateClass::Repair as usize],
+            rollouts: scope.used[UpdateClass::Rollout as usize],
             waiting: scope.waiting.iter().sum(),
         });
         uses.collect()
     }
 
-    /// What a claim waits for, in words.
+    /// Returns what a claim waits for, as text.
     #[must_use]
     pub fn why(&self, claimant: ClaimantId) -> String {
         let Some(claim) = self.claims.get(&claimant) else { return String::new() };
         let group = &self.groups[claim.group];
-        let before = before(self.before(claim, claimant));
+        let position = position_text(self.claims_before(claim, claimant));
         let mut scopes = group.scopes.iter().map(|&scope| &self.scopes[scope]);
         let Some(full) = scopes.find(|scope| !scope.has_room(group.class, [0; 2])) else {
-            return format!("a machine that has waited longer comes first; {before}");
+            return format!("a machine that has waited longer comes first; {position}");
         };
         let used: u32 = match full.places.is_common() {
             true => full.used.iter().sum(),
@@ -277,63 +275,64 @@ impl Budget {
         let (places, flag) = (full.places_of(group.class), full.flag());
         let share = match group.class {
             _ if full.places.is_common() => "allows at once",
-            Class::Repair => "keeps for repairs",
-            Class::Rollout => "allows at once beside repairs",
+            UpdateClass::Repair => "keeps for repairs",
+            UpdateClass::Rollout => "allows at once beside repairs",
         };
-        format!("{} under way of the {places} that {flag} {share}; {before}", machines(used))
+        format!("{} under way of the {places} that {flag} {share}; {position}", machines(used))
     }
 
-    /// How many claims that wait for the same limits are older, as far as that is counted.
-    fn before(&self, claim: &Claim, claimant: ClaimantId) -> usize {
-        let mine = &self.groups[claim.group];
-        let Some(shared) = mine.scopes.first() else { return 0 };
+    /// Counts the older claims that wait for the same limits, up to one more than [`POSITION_MAX`].
+    fn claims_before(&self, claim: &BudgetClaim, claimant: ClaimantId) -> usize {
+        let own = &self.groups[claim.group];
+        let Some(shared) = own.scopes.first() else { return 0 };
         let mut count = 0;
         for group in &self.groups {
-            if group.class == mine.class && group.scopes.contains(shared) {
+            if group.class == own.class && group.scopes.contains(shared) {
                 let older = group.waiting.range(..(claim.demand.since, claimant));
-                count += older.take(BEFORE_MAX + 1 - count).count();
+                count += older.take(POSITION_MAX + 1 - count).count();
             }
-            if count > BEFORE_MAX {
+            if count > POSITION_MAX {
                 break;
             }
         }
         count
     }
 
-    /// The claim that is granted next, if any can be.
-    fn next(&self, now: Duration, is_open: bool) -> Option<(Class, ClaimantId)> {
-        let heads = |class: Class| {
+    /// Returns the claim that is granted next, if any can be.
+    fn next_grant(&self, now: Duration, is_open: bool) -> Option<(UpdateClass, ClaimantId)> {
+        let heads = |class: UpdateClass| {
             let groups = self.groups.iter().filter(move |group| group.class == class);
             groups.filter_map(|group| Some((*group.waiting.first()?, group)))
         };
-        // Who has waited so long that nobody younger takes a place that it needs.
-        let starving: Vec<((Duration, ClaimantId), &Group)> = [Class::Repair, Class::Rollout]
-            .into_iter()
-            .filter_map(|class| heads(class).min_by_key(|(head, _)| *head))
-            .filter(|((since, _), _)| now.saturating_sub(*since) >= STARVING)
-            .collect();
-        let keep = |scope: usize, head: (Duration, ClaimantId)| {
-            let mut keep = [0; 2];
+        // The oldest claim of each class, if it has waited so long that places are reserved for it.
+        let starving: Vec<((Duration, ClaimantId), &Group)> =
+            [UpdateClass::Repair, UpdateClass::Rollout]
+                .into_iter()
+                .filter_map(|class| heads(class).min_by_key(|(head, _)| *head))
+                .filter(|((since, _), _)| now.saturating_sub(*since) >= STARVATION)
+                .collect();
+        let reserved = |scope: usize, head: (Duration, ClaimantId)| {
+            let mut reserved = [0; 2];
             for (older, group) in &starving {
                 if *older < head && group.scopes.contains(&scope) {
-                    keep[group.class as usize] += 1;
+                    reserved[group.class as usize] += 1;
                 }
             }
-            keep
+            reserved
         };
-        let order = match self.last {
-            Class::Repair => [Class::Rollout, Class::Repair],
-            Class::Rollout => [Class::Repair, Class::Rollout],
+        let order = match self.last_class {
+            UpdateClass::Repair => [UpdateClass::Rollout, UpdateClass::Repair],
+            UpdateClass::Rollout => [UpdateClass::Repair, UpdateClass::Rollout],
         };
         order.into_iter().find_map(|class| {
-            let fitting = heads(class).filter(|(head, group)| {
+            let grantable = heads(class).filter(|(head, group)| {
                 (is_open || group.scopes.is_empty())
                     && group
                         .scopes
                         .iter()
-                        .all(|&scope| self.scopes[scope].has_room(class, keep(scope, *head)))
+                        .all(|&scope| self.scopes[scope].has_room(class, reserved(scope, *head)))
             });
-            fitting.map(|(head, _)| head).min().map(|(_, claimant)| (class, claimant))
+            grantable.map(|(head, _)| head).min().map(|(_, claimant)| (class, claimant))
         })
     }
 
@@ -347,13 +346,13 @@ impl Budget {
             let scope = &mut self.scopes[scope];
             *(if is_held { &mut scope.used[at] } else { &mut scope.waiting[at] }) += 1;
         }
-        self.claims.insert(claimant, Claim { demand, group, is_held });
+        self.claims.insert(claimant, BudgetClaim { demand, group, is_held });
     }
 
     fn group_of(&mut self, demand: &Demand) -> usize {
         let location = trimmed(&demand.location);
         let key = (demand.class, demand.impact, location.to_owned());
-        if let Some(group) = self.known.get(&key) {
+        if let Some(group) = self.group_index.get(&key) {
             return *group;
         }
         let mut scopes = self.scopes_of(Impact::Plain, location);
@@ -361,17 +360,17 @@ impl Budget {
             scopes.extend(self.scopes_of(Impact::High, location));
         }
         self.groups.push(Group { class: demand.class, scopes, waiting: BTreeSet::new() });
-        self.known.insert(key, self.groups.len() - 1);
+        self.group_index.insert(key, self.groups.len() - 1);
         self.groups.len() - 1
     }
 
-    /// The limits of one kind that count a machine at `location`, the widest first.
+    /// Returns the limits of one kind for a machine at `location`, the widest first.
     fn scopes_of(&mut self, impact: Impact, location: &str) -> Vec<usize> {
         let limits = match impact {
             Impact::Plain => &self.updating,
             Impact::High => &self.high_impact,
         };
-        let mut found: Vec<(Place, Limit)> =
+        let mut found: Vec<(Place, MachineLimit)> =
             limits.fleet.iter().map(|limit| (Place::Fleet, *limit)).collect();
         let below = limits.below.iter().filter(|(prefix, _)| is_within(location, prefix));
         found.extend(below.map(|(prefix, limit)| (Place::Below(prefix.clone()), *limit)));
@@ -380,8 +379,8 @@ impl Budget {
         found.into_iter().map(|(place, limit)| self.scope_at(impact, place, limit)).collect()
     }
 
-    fn scope_at(&mut self, impact: Impact, place: Place, limit: Limit) -> usize {
-        let is_it = |scope: &Scope| scope.impact == impact && scope.place == place;
+    fn scope_at(&mut self, impact: Impact, place: Place, limit: MachineLimit) -> usize {
+        let is_it = |scope: &LimitScope| scope.impact == impact && scope.place == place;
         if let Some(known) = self.scopes.iter().position(is_it) {
             return known;
         }
@@ -392,16 +391,23 @@ impl Budget {
             Place::Each(exact) => *location == exact,
         });
         let places = Places::share(limit.of(counted.map(|(_, count)| *count).sum()));
-        self.scopes.push(Scope { impact, place, limit, places, used: [0; 2], waiting: [0; 2] });
+        self.scopes.push(LimitScope {
+            impact,
+            place,
+            limit,
+            places,
+            used: [0; 2],
+            waiting: [0; 2],
+        });
         self.scopes.len() - 1
     }
 }
 
-fn before(count: usize) -> String {
+fn position_text(count: usize) -> String {
     match count {
         0 => "it is the next".to_owned(),
         1 => "1 waits before it".to_owned(),
-        count if count > BEFORE_MAX => format!("more than {BEFORE_MAX} wait before it"),
+        count if count > POSITION_MAX => format!("more than {POSITION_MAX} wait before it"),
         count => format!("{count} wait before it"),
     }
 }

@@ -1,14 +1,14 @@
-//! Which paths an update changes, from what to what, and why each.
+//! The paths that an update changes, with the old and new node and the reason of each.
 //!
-//! A path is changed because of *drift* if the image that the machine had says the same of it as
-//! the one that it gets, because of the *image* if the two differ in it, and as *computed* if the
-//! content of the path is made for each machine. If the former image is not known, all that is not
-//! computed counts as a change of image.
+//! The reason is *drift* if the previous image of the machine has the same node at the path as the
+//! new one, *image* if the two differ there, and *computed* if the content of the path is computed
+//! for each machine. If the previous image is not known, the reason of all paths that are not
+//! computed is *image*.
 // tidy: core
 
 use std::sync::Arc;
 
-use api::dominator::events::{Operation, PathChange, Reason};
+use api::dominator::events::{ChangeReason, PathChange, PathOperation};
 use model::image::ImageName;
 use model::path::TreePath;
 use model::plan::{Action, Difference};
@@ -17,23 +17,20 @@ use model::tree::{Node, Tree};
 use api::planning::Planned;
 use model::image::required::RequiredImage;
 
-/// An update that is about to be ordered: all that its record is made from.
+/// An update that is about to be ordered, with all that its record is made from.
 #[derive(Clone, Debug)]
-pub struct Ordered {
-    /// The id by which the sub knows it.
+pub struct OrderedUpdate {
     pub update_id: u64,
-    /// The image of the last update of the machine, if it had one.
+    /// The image of the last update of the machine, if there was one.
     pub former: Option<ImageName>,
-    /// The image that it gets.
     pub image: Arc<RequiredImage>,
-    /// What it has.
+    /// The tree of the machine.
     pub tree: Tree,
-    /// What is to be changed.
     pub planned: Arc<Planned>,
 }
 
-impl Ordered {
-    /// How many [`changes`] there are.
+impl OrderedUpdate {
+    /// Returns the number of [`changes`].
     #[must_use]
     pub fn changes_count(&self) -> usize {
         let displaced = |action: &Action| match action {
@@ -45,40 +42,42 @@ impl Ordered {
     }
 }
 
-/// What is known of the image that a machine had.
+/// The previous image of a machine.
 #[derive(Clone, Copy, Debug)]
-pub enum Former<'a> {
-    /// It is the one that it gets.
+pub enum PreviousImage<'a> {
+    /// The new image.
     Same,
-    /// It is this one.
+    /// Another image, with this tree.
     Other(&'a Tree),
-    /// Nothing: it had none, or nobody has it any more.
+    /// There was none, or it does not exist any more.
     Unknown,
 }
 
-/// The changes of an update, in the order in which they are carried out. What a directory that
-/// makes way holds is taken away with it, and named after it.
+/// Returns the changes of an update, in the order in which they are carried out. The content of a
+/// replaced directory follows it.
 #[must_use]
-pub fn changes(ordered: &Ordered, former: Former<'_>) -> Vec<PathChange> {
+pub fn changes(ordered: &OrderedUpdate, former: PreviousImage<'_>) -> Vec<PathChange> {
     let at = |tree: &Tree, path: &TreePath| tree.get(path).map(|child| child.node());
     let image = &ordered.image;
     let reason = |path: &TreePath| {
         if image.content.computed.binary_search_by(|rule| rule.path.cmp(path)).is_ok() {
-            return Reason::Computed;
+            return ChangeReason::Computed;
         }
         match former {
-            Former::Same => Reason::Drift,
-            Former::Other(tree) if at(tree, path) == at(&image.tree, path) => Reason::Drift,
-            Former::Other(_) | Former::Unknown => Reason::Image,
+            PreviousImage::Same => ChangeReason::Drift,
+            PreviousImage::Other(tree) if at(tree, path) == at(&image.tree, path) => {
+                ChangeReason::Drift
+            }
+            PreviousImage::Other(_) | PreviousImage::Unknown => ChangeReason::Image,
         }
     };
     let mut changes = Vec::with_capacity(ordered.planned.plan.operations.len());
     for operation in &ordered.planned.plan.operations {
-        let (done, new): (Operation, Option<&Node>) = match &operation.action {
-            Action::Create(node) => (Operation::Create, Some(node)),
-            Action::Replace { node, .. } => (Operation::Replace, Some(node)),
-            Action::Change(node) => (Operation::Change, Some(node)),
-            Action::Remove => (Operation::Remove, None),
+        let (done, new): (PathOperation, Option<&Node>) = match &operation.action {
+            Action::Create(node) => (PathOperation::Create, Some(node)),
+            Action::Replace { node, .. } => (PathOperation::Replace, Some(node)),
+            Action::Change(node) => (PathOperation::Change, Some(node)),
+            Action::Remove => (PathOperation::Remove, None),
         };
         changes.push(PathChange {
             path: operation.path.clone(),
@@ -91,7 +90,7 @@ pub fn changes(ordered: &Ordered, former: Former<'_>) -> Vec<PathChange> {
         let Action::Replace { displaced, .. } = &operation.action else { continue };
         changes.extend(displaced.iter().map(|path| PathChange {
             path: path.clone(),
-            operation: Operation::Remove,
+            operation: PathOperation::Remove,
             reason: reason(path),
             differs: vec![Difference::Extra],
             old: at(&ordered.tree, path),
@@ -122,7 +121,7 @@ pub(crate) mod tests {
         format!("f 644 0:0 1.000000000 {} {object} {path}\n", content.len())
     }
 
-    pub(crate) fn ordered(have: &Tree, want: &Tree, computed: &[&str]) -> Ordered {
+    pub(crate) fn ordered(have: &Tree, want: &Tree, computed: &[&str]) -> OrderedUpdate {
         let rule = |path: &&str| ComputedRule {
             path: TreePath::new(path).unwrap(),
             source: "filegen:6972".to_owned(),
@@ -146,26 +145,29 @@ pub(crate) mod tests {
             image: Arc::clone(&image),
         };
         let planned = Arc::new(job.run().unwrap());
-        Ordered { update_id: 7, former: None, image, tree: have.clone(), planned }
+        OrderedUpdate { update_id: 7, former: None, image, tree: have.clone(), planned }
     }
 
     /// Path, operation and reason of each change.
-    fn brief(ordered: &Ordered, former: Former<'_>) -> Vec<(String, &'static str, &'static str)> {
+    fn rows(
+        ordered: &OrderedUpdate,
+        former: PreviousImage<'_>,
+    ) -> Vec<(String, &'static str, &'static str)> {
         let changes = changes(ordered, former);
-        let brief = |change: PathChange| {
+        let row = |change: PathChange| {
             (change.path.to_string(), change.operation.name(), change.reason.name())
         };
-        changes.into_iter().map(brief).collect()
+        changes.into_iter().map(row).collect()
     }
 
     #[test]
     fn drift_is_told_from_what_differs_between_the_images() {
         let former = tree(&[file("/both", "1"), file("/new", "1"), file("/old", "1")].concat());
         let want = tree(&[file("/added", "1"), file("/both", "1"), file("/new", "2")].concat());
-        // The machine lost what both images have, and got something that neither has.
+        // The machine lacks a file that both images have, and has one that neither has.
         let have = tree(&[file("/extra", "x"), file("/new", "1"), file("/old", "1")].concat());
         let ordered = ordered(&have, &want, &[]);
-        let told = |reasons: [&'static str; 5]| {
+        let expected = |reasons: [&'static str; 5]| {
             let all = [
                 ("/added", "create"),
                 ("/both", "create"),
@@ -178,10 +180,10 @@ pub(crate) mod tests {
                 .map(|((path, operation), reason)| ((*path).to_owned(), *operation, reason))
                 .collect::<Vec<_>>()
         };
-        let by_images = told(["image", "drift", "image", "image", "drift"]);
-        assert_eq!(brief(&ordered, Former::Other(&former)), by_images);
-        assert_eq!(brief(&ordered, Former::Same), told(["drift"; 5]));
-        assert_eq!(brief(&ordered, Former::Unknown), told(["image"; 5]));
+        let by_images = expected(["image", "drift", "image", "image", "drift"]);
+        assert_eq!(rows(&ordered, PreviousImage::Other(&former)), by_images);
+        assert_eq!(rows(&ordered, PreviousImage::Same), expected(["drift"; 5]));
+        assert_eq!(rows(&ordered, PreviousImage::Unknown), expected(["image"; 5]));
     }
 
     #[test]
@@ -194,22 +196,22 @@ pub(crate) mod tests {
         let expected = [
             PathChange {
                 path: TreePath::new("/etc").unwrap(),
-                operation: Operation::Replace,
-                reason: Reason::Computed,
+                operation: PathOperation::Replace,
+                reason: ChangeReason::Computed,
                 differs: vec![Difference::Kind],
                 old: node(&have, "/etc"),
                 new: node(&want, "/etc"),
             },
             PathChange {
                 path: TreePath::new("/etc/passwd").unwrap(),
-                operation: Operation::Remove,
-                reason: Reason::Drift,
+                operation: PathOperation::Remove,
+                reason: ChangeReason::Drift,
                 differs: vec![Difference::Extra],
                 old: node(&have, "/etc/passwd"),
                 new: None,
             },
         ];
-        assert_eq!(changes(&ordered, Former::Same), expected);
+        assert_eq!(changes(&ordered, PreviousImage::Same), expected);
         assert_eq!(ordered.changes_count(), 2);
     }
 }

@@ -1,117 +1,108 @@
-//! Who may be updated now, and who may fetch: budgets, stopped images and the share of the network
-//! together.
+//! The claims of all machines: combines the budgets, the stopped images and the network budget.
 //!
-//! A machine asks before it stages an update and keeps its claim until the update is known to have
-//! ended well or not. So a claim is under way for longer than the update, reboot and verification
-//! included, and nothing is staged that would expire before its turn.
+//! A machine makes a claim before it stages an update, and holds it until the end of the update is
+//! known, reboot and verification included. So no staged update expires while it waits.
 //!
 //! # Invariants
 //!
-//! * A Commit begins only with a claim that is granted ([`ClaimTable::begin`]): within all budgets,
-//!   and not to an image to which updates have stopped, unless the machine has that image already.
-//! * After a restart nothing that is limited is granted before all machines were asked what they
-//!   are doing, or [`LEARNING`] is over: what was under way before counts.
+//! * A Commit is sent only with a granted claim ([`ClaimTable::begin`]): within all budgets, and
+//!   not for an image to which updates have stopped, unless the machine has that image already.
+//! * After a restart no limited claim is granted before the activity of all machines is known, or
+//!   [`STARTUP_WAIT`] is over, because updates that are already under way count.
 // tidy: core
 
 use core::time::Duration;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use api::dominator::budgets::{BudgetReport, StoppedImage};
+use api::dominator::orders::{BudgetReport, StoppedImage};
+use model::display::counted;
 use model::image::ImageName;
-use model::words::counted;
 
-use super::budget::limits::Limits;
+use super::budget::limits::MachineLimits;
 use super::budget::{Budget, ClaimantId, Demand};
 use super::timing::Now;
 use crate::core::image_breaker::{FailureLimits, ImageBreaker, UpdateFailure};
 use crate::core::network_budget::{Download, NetworkBudget};
 
-/// How long a dominator that starts waits for machines that do not answer.
-pub const LEARNING: Duration = Duration::from_secs(60);
+/// How long the dominator waits after its start for machines that do not answer.
+pub const STARTUP_WAIT: Duration = Duration::from_secs(60);
 
-/// How many limits are shown: there may be one for each location.
-const LIMITS_SHOWN: usize = 100;
+/// How many limits are shown; there may be one for each location.
+const LIMITS_MAX: usize = 100;
 
-/// What is configured.
+/// The configured limits.
 #[derive(Clone, Debug)]
 pub struct ClaimSettings {
-    /// How many machines may be updating.
-    pub updating: Limits,
-    /// How many machines may be under work of high impact.
-    pub high_impact: Limits,
-    /// How much may be fetched, in bytes per second.
+    /// The limits of all updates.
+    pub updating: MachineLimits,
+    /// The limits of updates of high impact.
+    pub high_impact: MachineLimits,
+    /// The limit of all fetches together, in bytes per second.
     pub network: Option<u64>,
-    /// When updates to an image stop.
     pub failures: FailureLimits,
 }
 
 /// An update that a machine needs, or that is under way.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UpdateClaim {
-    /// What it takes of the budgets.
     pub demand: Demand,
-    /// The image that it is for; `None` if that is not known.
+    /// The image; `None` if it is not known.
     pub image: Option<ImageName>,
-    /// True if it brings the machine to another image: then its end counts for the image, and it
-    /// is held back when updates to the image have stopped.
+    /// True if the machine has another image now. Only then the result counts for the image, and
+    /// the claim waits when updates to the image have stopped.
     pub is_new: bool,
 }
 
-/// What a machine asks for.
+/// A claim of a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Claim {
-    /// To be updated.
+    /// For an update.
     Update(UpdateClaim),
-    /// Nothing: it is being updated.
+    /// For an update that is already under way.
     UnderWay(UpdateClaim),
-    /// To fetch.
+    /// For a fetch.
     Fetch(Download),
 }
 
-/// What a claim is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClaimKind {
-    /// An update.
     Update,
-    /// A fetch.
     Fetch,
 }
 
 /// How an update ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UpdateEnd {
-    /// It was not begun, or is not known to have been.
+    /// It did not begin, or it is not known whether it did.
     Withdrawn,
-    /// The machine is as the update makes it.
+    /// It succeeded.
     Good,
-    /// It failed.
     Failed(UpdateFailure),
 }
 
-/// What a machine does not need any more.
+/// The end of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Release {
-    /// The claim for an update, because of this.
+    /// The update ended.
     Update(UpdateEnd),
-    /// The claim for a fetch: it is ordered, or not needed.
+    /// The fetch is ordered, or not needed any more.
     Fetch,
 }
 
-/// What a machine is told about its claim.
+/// The answer to a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClaimAnswer {
-    /// Go ahead.
     Granted,
-    /// Not yet, and why.
+    /// The claim waits, for this reason.
     Waits(Arc<str>),
-    /// Not before updates to the image go on; why they have stopped.
+    /// Updates to the image have stopped, for this reason.
     Stopped(Arc<str>),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ClaimState {
-    /// For its turn, or for updates to the image to go on.
+    /// For a place in the budgets, or until updates to the image are resumed.
     Waiting,
     Granted,
     Begun,
@@ -130,18 +121,18 @@ pub struct ClaimTable {
     breaker: ImageBreaker,
     network: NetworkBudget,
     updates: BTreeMap<ClaimantId, HeldClaim>,
-    /// Machines that were there when the dominator started and that nobody has met yet.
-    unmet: BTreeSet<ClaimantId>,
-    /// True once it is known which machines there are.
+    /// Machines whose activity at the start of the dominator is not known yet.
+    unknown: BTreeSet<ClaimantId>,
+    /// True once the machine database is known.
     is_populated: bool,
-    /// Machines that should look at the answer to their claim again.
-    news: BTreeSet<ClaimantId>,
-    /// Counts how often the list of stopped images has changed.
-    stops: u64,
+    /// Machines whose answer may have changed.
+    changed: BTreeSet<ClaimantId>,
+    /// Counts the changes of the list of stopped images.
+    stopped_version: u64,
 }
 
 impl ClaimTable {
-    /// The dominator starts `now`; updates to `stopped` had stopped before.
+    /// Starts `now`; updates to `stopped` had stopped before the restart.
     #[must_use]
     pub fn new(settings: ClaimSettings, stopped: Vec<StoppedImage>, now: Now) -> Self {
         Self {
@@ -150,40 +141,40 @@ impl ClaimTable {
             breaker: ImageBreaker::new(settings.failures, stopped),
             network: NetworkBudget::new(settings.network),
             updates: BTreeMap::new(),
-            unmet: BTreeSet::new(),
+            unknown: BTreeSet::new(),
             is_populated: false,
-            news: BTreeSet::new(),
-            stops: 0,
+            changed: BTreeSet::new(),
+            stopped_version: 0,
         }
     }
 
     /// Adds a machine.
     pub fn enroll(&mut self, claimant: ClaimantId, now: Now) {
-        if now.elapsed < self.started + LEARNING {
-            self.unmet.insert(claimant);
+        if now.elapsed < self.started + STARTUP_WAIT {
+            self.unknown.insert(claimant);
         }
     }
 
-    /// What a machine was doing when the dominator started is known, or that it does not answer.
-    pub fn met(&mut self, claimant: ClaimantId, now: Now) {
-        if self.unmet.remove(&claimant) && self.is_open(now) {
+    /// Handles that the activity of a machine is known, or that it does not answer.
+    pub fn activity_known(&mut self, claimant: ClaimantId, now: Now) {
+        if self.unknown.remove(&claimant) && self.is_open(now) {
             self.advance(now);
         }
     }
 
     /// Removes a machine.
     pub fn leave(&mut self, claimant: ClaimantId, now: Now) {
-        self.unmet.remove(&claimant);
+        self.unknown.remove(&claimant);
         self.updates.remove(&claimant);
         self.budget.release(claimant);
         self.network.cancel(claimant);
         self.breaker.forget(claimant);
-        self.news.remove(&claimant);
+        self.changed.remove(&claimant);
         self.advance(now);
     }
 
-    /// The machines are these from now on: so many at each location, and they must have `images` or
-    /// will get them next.
+    /// Sets the number of machines at each location, and the images that they must have or will get
+    /// next.
     pub fn set_machines(
         &mut self,
         population: &BTreeMap<String, u32>,
@@ -192,11 +183,11 @@ impl ClaimTable {
     ) {
         self.is_populated = true;
         self.budget.set_machines(population);
-        self.stops += u64::from(self.breaker.retain(images));
+        self.stopped_version += u64::from(self.breaker.retain(images));
         self.advance(now);
     }
 
-    /// Other limits hold from now on. What is granted stays.
+    /// Sets the limits. Granted claims stay granted.
     pub fn set(&mut self, settings: ClaimSettings, now: Now) {
         self.budget.set_limits(settings.updating, settings.high_impact);
         self.network.set_limit(settings.network);
@@ -204,7 +195,7 @@ impl ClaimTable {
         self.advance(now);
     }
 
-    /// A machine asks, or asks once more; [`ClaimTable::answer`] has the answer.
+    /// Makes or repeats a claim. [`ClaimTable::answer`] returns the answer.
     pub fn claim(&mut self, claimant: ClaimantId, claim: Claim, now: Now) {
         match claim {
             Claim::Fetch(download) => self.network.ask(claimant, download),
@@ -224,12 +215,12 @@ impl ClaimTable {
             }
         }
         self.advance(now);
-        // Whoever asks gets an answer.
-        self.news.remove(&claimant);
+        // The caller reads the answer at once.
+        self.changed.remove(&claimant);
     }
 
-    /// A Commit is about to be sent: true if it may be. One that was lost on its way is sent again
-    /// only if updates to its image have not stopped since.
+    /// Returns true if a Commit may be sent now. A lost Commit may be sent again only if updates to
+    /// its image have not stopped meanwhile.
     #[must_use]
     pub fn begin(&mut self, claimant: ClaimantId) -> bool {
         let held = self.updates.get(&claimant);
@@ -238,7 +229,7 @@ impl ClaimTable {
         if is_stopped && held.state != ClaimState::Waiting {
             held.state = ClaimState::Waiting;
             self.budget.release(claimant);
-            self.news.insert(claimant);
+            self.changed.insert(claimant);
         }
         if held.state == ClaimState::Waiting {
             return false;
@@ -247,7 +238,7 @@ impl ClaimTable {
         true
     }
 
-    /// A machine needs something no more.
+    /// Releases a claim.
     pub fn release(&mut self, claimant: ClaimantId, release: Release, now: Now) {
         match release {
             Release::Fetch => self.network.cancel(claimant),
@@ -268,11 +259,11 @@ impl ClaimTable {
             UpdateEnd::Failed(failed) => Some(failed),
         };
         let Some(image) = update.image.as_ref().filter(|_| update.is_new) else { return };
-        if !self.breaker.note(claimant, image, result, now.wall) {
+        if !self.breaker.record(claimant, image, result, now.wall) {
             return;
         }
-        self.stops += 1;
-        // Those who have not begun do not begin.
+        self.stopped_version += 1;
+        // Updates to the image that have not begun wait.
         for (&claimant, held) in &mut self.updates {
             if held.state != ClaimState::Begun
                 && held.update.is_new
@@ -280,47 +271,48 @@ impl ClaimTable {
             {
                 held.state = ClaimState::Waiting;
                 self.budget.release(claimant);
-                self.news.insert(claimant);
+                self.changed.insert(claimant);
             }
         }
     }
 
-    /// Lets updates to an image go on, and begins to count anew; false if they had not stopped.
+    /// Resumes updates to an image, and counts its failures from zero. Returns false if they had
+    /// not stopped.
     pub fn resume(&mut self, image: &ImageName, now: Now) -> bool {
         if !self.breaker.resume(image) {
             return false;
         }
-        self.stops += 1;
+        self.stopped_version += 1;
         for (&claimant, held) in &self.updates {
             if held.state == ClaimState::Waiting && held.update.image.as_ref() == Some(image) {
                 self.budget.ask(claimant, held.update.demand.clone());
-                self.news.insert(claimant);
+                self.changed.insert(claimant);
             }
         }
         self.advance(now);
         true
     }
 
-    /// Grants what can be granted by now.
+    /// Grants all claims that can be granted now.
     pub fn advance(&mut self, now: Now) {
         let is_open = self.is_open(now);
         for claimant in self.budget.grant(now.elapsed, is_open) {
             if let Some(held) = self.updates.get_mut(&claimant) {
                 held.state = ClaimState::Granted;
             }
-            self.news.insert(claimant);
+            self.changed.insert(claimant);
         }
-        self.news.extend(self.network.grant(now.elapsed));
+        self.changed.extend(self.network.grant(now.elapsed));
     }
 
-    /// When [`ClaimTable::advance`] is wanted, if nothing else happens before.
+    /// Returns when [`ClaimTable::advance`] must be called if nothing else happens before.
     #[must_use]
     pub fn wake_at(&self, now: Now) -> Option<Duration> {
-        let learning = (!self.is_open(now)).then_some(self.started + LEARNING);
-        [learning, self.network.next()].into_iter().flatten().min()
+        let startup = (!self.is_open(now)).then_some(self.started + STARTUP_WAIT);
+        [startup, self.network.next()].into_iter().flatten().min()
     }
 
-    /// What a machine is told about its claim; `None` if it has none.
+    /// Returns the answer to a claim; `None` if the machine has none.
     #[must_use]
     pub fn answer(
         &self,
@@ -344,9 +336,9 @@ impl ClaimTable {
         }
         if !self.is_open(now) {
             let why = format!(
-                "the dominator has just started, and learns first what is under way; {} still to \
-                 answer",
-                counted(self.unmet.len() as u64, "machine")
+                "the dominator has just started, and waits for the first answers of all machines; \
+                 no answer yet from {}",
+                counted(self.unknown.len() as u64, "machine")
             );
             return Some(ClaimAnswer::Waits(why.into()));
         }
@@ -359,34 +351,34 @@ impl ClaimTable {
     }
 
     fn is_open(&self, now: Now) -> bool {
-        now.elapsed >= self.started + LEARNING || (self.is_populated && self.unmet.is_empty())
+        now.elapsed >= self.started + STARTUP_WAIT || (self.is_populated && self.unknown.is_empty())
     }
 
-    /// Machines that should look at the answer to their claim again.
-    pub fn take_news(&mut self) -> BTreeSet<ClaimantId> {
-        std::mem::take(&mut self.news)
+    /// Returns the machines whose answer may have changed since the last call.
+    pub fn take_changed(&mut self) -> BTreeSet<ClaimantId> {
+        std::mem::take(&mut self.changed)
     }
 
-    /// All images to which updates have stopped, by name.
+    /// Returns all images to which updates have stopped, by name.
     #[must_use]
     pub fn stopped(&self) -> Vec<StoppedImage> {
         self.breaker.stopped()
     }
 
-    /// How often that list has changed.
+    /// Returns how often [`ClaimTable::stopped`] has changed.
     #[must_use]
-    pub fn stops(&self) -> u64 {
-        self.stops
+    pub fn stopped_version(&self) -> u64 {
+        self.stopped_version
     }
 
-    /// What operators are shown.
+    /// Returns what operators are shown.
     #[must_use]
     pub fn report(&self) -> BudgetReport {
         let (held, waiting) = self.budget.totals();
         let (fetches_waiting, bytes_waiting) = self.network.waiting();
         let mut limits = self.budget.uses();
         limits.sort_by_key(|limit| std::cmp::Reverse(limit.waiting));
-        limits.truncate(LIMITS_SHOWN);
+        limits.truncate(LIMITS_MAX);
         BudgetReport {
             under_way: held,
             waiting,

@@ -1,8 +1,8 @@
-//! Which events are asked for.
+//! The filters of a request for events.
 // tidy: core
 
 use api::dominator::events::{
-    EventKind, FILTER_BYTES_MAX, FILTERS_MAX, ListEventsRequest, PathChange, Reason,
+    ChangeReason, EventKind, FILTER_BYTES_MAX, FILTERS_MAX, ListEventsRequest, PathChange,
 };
 use globset::{Glob, GlobBuilder, GlobSet, GlobSetBuilder};
 use model::path::TreePath;
@@ -11,28 +11,26 @@ use model::tree::Time;
 use crate::core::selectors::{HostPatterns, is_within};
 use api::dominator::orders::is_pattern;
 
-/// A request for events that is none.
+/// Why a request for events is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum FilterError {
-    /// There is too much of something.
     #[error(
         "at most {FILTERS_MAX} values of {FILTER_BYTES_MAX} bytes may be given for each filter"
     )]
     TooMuch,
-    /// A pattern is none.
-    #[error("bad pattern")]
+    #[error("invalid pattern")]
     Pattern {
         #[source]
         source: globset::Error,
     },
 }
 
-/// What is asked for, ready to look at records with.
+/// The parsed filters of a request for events.
 #[derive(Clone, Debug)]
 pub struct EventFilter {
     hosts: Option<Hosts>,
     paths: Option<Paths>,
-    reasons: Vec<Reason>,
+    reasons: Vec<ChangeReason>,
     kinds: Vec<EventKind>,
     images: Vec<String>,
     who: Vec<String>,
@@ -40,32 +38,32 @@ pub struct EventFilter {
     until: Option<Time>,
 }
 
-/// Machines that are asked for.
+/// The requested machines.
 #[derive(Clone, Debug)]
 struct Hosts {
     patterns: HostPatterns,
-    /// Those of them that are plain names.
+    /// The plain names among the patterns.
     names: Vec<String>,
 }
 
 impl Hosts {
-    /// True if `word`, which an order names machines by, means one of them. Whether two patterns
-    /// have a machine in common is not found out, unless one matches the other as it is written.
-    fn are_meant_by(&self, word: &str) -> bool {
-        self.patterns.is_match(word)
-            || (is_pattern(word)
-                && Glob::new(word).is_ok_and(|glob| {
+    /// True if `selector`, a name or pattern of machines in an order, selects one of the requested
+    /// machines. Two patterns have a machine in common only if one matches the text of the other.
+    fn are_selected_by(&self, selector: &str) -> bool {
+        self.patterns.is_match(selector)
+            || (is_pattern(selector)
+                && Glob::new(selector).is_ok_and(|glob| {
                     let glob = glob.compile_matcher();
                     self.names.iter().any(|name| glob.is_match(name))
                 }))
     }
 }
 
-/// The names of machines, and patterns of such, that an order is about.
-fn machines_of<'a>(verb: &str, about: &'a str) -> Vec<&'a str> {
+/// Returns the names and patterns of machines in the object of an order.
+fn selectors_of<'a>(verb: &str, about: &'a str) -> Vec<&'a str> {
     match verb {
         "pause" | "resume" => about.split_whitespace().collect(),
-        // Of `host web1: cpu-percent=5` the name; the fleet and tags name no machine.
+        // `host web1: cpu-percent=5` names a machine; a fleet or a tag does not.
         "set-config" => {
             let named = about.strip_prefix("host ").and_then(|rest| rest.split_once(':'));
             named.map(|(hostname, _)| hostname).into_iter().collect()
@@ -74,20 +72,16 @@ fn machines_of<'a>(verb: &str, about: &'a str) -> Vec<&'a str> {
     }
 }
 
-/// Paths that are asked for.
+/// The requested paths.
 #[derive(Clone, Debug)]
 struct Paths {
     patterns: GlobSet,
-    /// What the marks of a list must share with, unless some pattern is no plain path.
+    /// The marks of the paths; `None` if one of them is a pattern.
     marks: Option<u64>,
 }
 
 impl EventFilter {
-    /// Makes `request` ready.
-    ///
-    /// # Errors
-    ///
-    /// [`FilterError`].
+    /// Parses the filters.
     pub fn new(request: &ListEventsRequest) -> Result<Self, FilterError> {
         let texts = [&request.hosts, &request.paths, &request.images, &request.who];
         let is_short = |texts: &Vec<String>| {
@@ -97,10 +91,10 @@ impl EventFilter {
         if !texts.into_iter().all(is_short) || !is_few {
             return Err(FilterError::TooMuch);
         }
-        let no_pattern = |source| FilterError::Pattern { source };
-        let paths = paths_of(&request.paths).map_err(no_pattern)?;
+        let invalid = |source| FilterError::Pattern { source };
+        let paths = paths_of(&request.paths).map_err(invalid)?;
         let names = request.hosts.iter().filter(|text| !is_pattern(text)).cloned().collect();
-        let hosts = HostPatterns::new(&request.hosts).map_err(no_pattern)?;
+        let hosts = HostPatterns::new(&request.hosts).map_err(invalid)?;
         let hosts = hosts.map(|patterns| Hosts { patterns, names });
         let kinds = match (request.kinds.is_empty(), &paths) {
             (false, _) => request.kinds.clone(),
@@ -119,7 +113,7 @@ impl EventFilter {
         })
     }
 
-    /// True if events of this kind are asked for, and can match what else is asked for.
+    /// True if events of this kind are requested, and can match the other filters.
     #[must_use]
     pub fn wants_kind(&self, kind: EventKind) -> bool {
         let is_of_path = kind == EventKind::Change;
@@ -130,58 +124,57 @@ impl EventFilter {
             && (self.who.is_empty() || kind == EventKind::Order)
     }
 
-    /// True if something recorded between the two may be asked for.
+    /// True if events between the two times may be requested.
     #[must_use]
     pub fn wants_span(&self, first: Time, last: Time) -> bool {
         self.since.is_none_or(|since| last >= since)
             && self.until.is_none_or(|until| first <= until)
     }
 
-    /// True if what was recorded then about this is asked for.
+    /// True if events at this time about this object are requested.
     #[must_use]
     pub fn wants(&self, time: Time, about: &str) -> bool {
         self.wants_span(time, time)
             && self.hosts.as_ref().is_none_or(|hosts| hosts.patterns.is_match(about))
     }
 
-    /// True if this order, given then, is asked for, whoever gave it: it is if it is about this, or
-    /// about machines of which one is asked for.
+    /// True if this order is requested by its time, and by its object or one of its machines.
     #[must_use]
     pub fn wants_order(&self, time: Time, verb: &str, about: &str) -> bool {
         self.wants_span(time, time)
             && self.hosts.as_ref().is_none_or(|hosts| {
-                let machines = machines_of(verb, about);
+                let selectors = selectors_of(verb, about);
                 hosts.patterns.is_match(about)
-                    || machines.into_iter().any(|word| hosts.are_meant_by(word))
+                    || selectors.into_iter().any(|selector| hosts.are_selected_by(selector))
             })
     }
 
-    /// True if updates to this image are asked for.
+    /// True if updates to this image are requested.
     #[must_use]
     pub fn wants_image(&self, image: &str) -> bool {
         self.images.is_empty() || self.images.iter().any(|wanted| is_within(image, wanted))
     }
 
-    /// True if orders by `who` are asked for.
+    /// True if orders by `who` are requested.
     #[must_use]
     pub fn wants_who(&self, who: &str) -> bool {
         self.who.is_empty() || self.who.iter().any(|wanted| wanted == who)
     }
 
-    /// True if an update with changes for these reasons may be asked for.
+    /// True if an update with changes for these reasons may be requested.
     #[must_use]
-    pub fn wants_reasons(&self, has: impl Fn(Reason) -> bool) -> bool {
+    pub fn wants_reasons(&self, has: impl Fn(ChangeReason) -> bool) -> bool {
         self.reasons.is_empty() || self.reasons.iter().any(|reason| has(*reason))
     }
 
-    /// True if a list of changes with these [`mark`]s may have one that is asked for.
+    /// True if a list of changes with these [`path_mark`]s may contain a requested path.
     #[must_use]
     pub fn wants_marks(&self, marks: u64) -> bool {
         let wanted = self.paths.as_ref().and_then(|paths| paths.marks);
         wanted.is_none_or(|wanted| wanted & marks != 0)
     }
 
-    /// True if this change is asked for, for all that can be said of it alone.
+    /// True if this change is requested, by its reason and path.
     #[must_use]
     pub fn wants_change(&self, change: &PathChange) -> bool {
         self.wants_reasons(|reason| reason == change.reason)
@@ -203,18 +196,18 @@ fn paths_of(texts: &[String]) -> Result<Option<Paths>, globset::Error> {
     Ok(Some(Paths { patterns: patterns.build()?, marks: marks_of(texts) }))
 }
 
-/// The marks of plain paths; `None` if some text is a pattern.
+/// Returns the marks of plain paths; `None` if one of the texts is a pattern.
 fn marks_of(texts: &[String]) -> Option<u64> {
     texts.iter().try_fold(0, |marks, text| {
         let path = TreePath::new(text).ok().filter(|_| !is_pattern(text))?;
-        Some(marks | mark(&path))
+        Some(marks | path_mark(&path))
     })
 }
 
-/// One bit that a path sets in the marks of a list of changes, so that most lists without the path
-/// need not be looked into.
+/// Returns the bit of a path in the marks of a list of changes, which are a Bloom filter: most
+/// lists without the path need not be read.
 #[must_use]
-pub fn mark(path: &TreePath) -> u64 {
+pub fn path_mark(path: &TreePath) -> u64 {
     let hash = path.as_bytes().iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
     });
@@ -224,7 +217,7 @@ pub fn mark(path: &TreePath) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use api::dominator::events::Operation;
+    use api::dominator::events::PathOperation;
 
     fn filter(request: ListEventsRequest) -> EventFilter {
         EventFilter::new(&request).unwrap()
@@ -234,9 +227,9 @@ mod tests {
         texts.iter().map(|text| (*text).to_owned()).collect()
     }
 
-    fn change(path: &str, reason: Reason) -> PathChange {
+    fn change(path: &str, reason: ChangeReason) -> PathChange {
         let path = TreePath::new(path).unwrap();
-        let operation = Operation::Remove;
+        let operation = PathOperation::Remove;
         PathChange { path, operation, reason, differs: Vec::new(), old: None, new: None }
     }
 
@@ -247,7 +240,7 @@ mod tests {
         let table: [(ListEventsRequest, &[EventKind]); 6] = [
             (all(), &[Status, Update, Order]),
             (ListEventsRequest { paths: texts(&["/a"]), ..all() }, &[Change]),
-            (ListEventsRequest { reasons: vec![Reason::Drift], ..all() }, &[Update]),
+            (ListEventsRequest { reasons: vec![ChangeReason::Drift], ..all() }, &[Update]),
             (ListEventsRequest { kinds: vec![Change, Order], ..all() }, &[Change, Order]),
             (ListEventsRequest { images: texts(&["web"]), ..all() }, &[Update]),
             (ListEventsRequest { who: texts(&["ann"]), ..all() }, &[Order]),
@@ -273,13 +266,14 @@ mod tests {
         for (pattern, path, matches) in table {
             let request = ListEventsRequest { paths: texts(&[pattern]), ..Default::default() };
             let filter = filter(request);
-            let change = change(path, Reason::Drift);
+            let change = change(path, ChangeReason::Drift);
             assert_eq!(filter.wants_change(&change), matches, "{pattern} {path}");
-            assert!(!matches || filter.wants_marks(mark(&change.path)), "{pattern} {path}");
+            assert!(!matches || filter.wants_marks(path_mark(&change.path)), "{pattern} {path}");
         }
         let request = ListEventsRequest { paths: texts(&["/etc/passwd"]), ..Default::default() };
         let others = (0..100).map(|number| TreePath::new(format!("/f{number}")).unwrap());
-        let seen = others.filter(|path| filter(request.clone()).wants_marks(mark(path))).count();
+        let seen =
+            others.filter(|path| filter(request.clone()).wants_marks(path_mark(path))).count();
         assert!(seen < 20, "{seen} of 100 other paths would be looked into");
     }
 
@@ -306,7 +300,7 @@ mod tests {
             ("web1",  "set-config",          "tag web1: cpu-percent=5",     false),
             ("web1",  "disable-updates",     "",                            false),
             ("web/7", "resume-image",        "web/7",                       true),
-            // What is no pattern is passed over.
+            // Invalid patterns are ignored.
             ("web1",  "pause",               "web[ web1",                   true),
             ("web1",  "pause",               "web[",                        false),
         ];
@@ -323,7 +317,7 @@ mod tests {
         let request = ListEventsRequest {
             hosts: texts(&["web*", "mail"]),
             images: texts(&["/web/", "base/1"]),
-            reasons: vec![Reason::Drift],
+            reasons: vec![ChangeReason::Drift],
             since: Some(at(10)),
             until: Some(at(20)),
             ..Default::default()
@@ -340,8 +334,8 @@ mod tests {
         {
             assert_eq!(filter.wants_image(image), wanted, "{image}");
         }
-        assert!(filter.wants_change(&change("/a", Reason::Drift)));
-        assert!(!filter.wants_change(&change("/a", Reason::Image)));
+        assert!(filter.wants_change(&change("/a", ChangeReason::Drift)));
+        assert!(!filter.wants_change(&change("/a", ChangeReason::Image)));
         let many = ListEventsRequest { who: texts(&["x"; FILTERS_MAX + 1]), ..Default::default() };
         assert!(matches!(EventFilter::new(&many), Err(FilterError::TooMuch)));
         let bad = ListEventsRequest { hosts: texts(&["web["]), ..Default::default() };

@@ -1,29 +1,29 @@
-//! Decides whether the subd that answers at an address belongs to the machine that is meant.
+//! Decides whether the subd that answers at an address runs on the machine of the record.
 //!
-//! Addresses are given to other machines, and machines are copied. The table holds what every sub
-//! says of itself, and by which machine id each machine was last known. A machine is doubted if
+//! Addresses are reassigned, and machines are copied. The table contains the identity that each sub
+//! reports, and the last known machine id of each machine. It finds a mismatch if
 //!
-//! 1. its subd also answers for another record;
-//! 2. its machine id is not the one by which it was last known;
-//! 3. it reports the host name of another record.
+//! 1. the subd also answers for another record;
+//! 2. the machine id is not the last known one;
+//! 3. the machine reports the host name of another record.
 //!
-//! A machine with the id by which it was last known is the right one, whatever its host name is. A
-//! host name or machine id that is the content of a file of the image proves nothing: all machines
-//! of the image have it. Nor does a host name that several subds of one boot report: they run on
-//! one host. A copy whose host name was changed is not noticed (docs/decisions/0007).
+//! A machine with its last known id is the right one, whatever its host name is. A host name or
+//! machine id that is the content of a file of the image identifies no machine, because all
+//! machines of the image have it. Nor does a host name that several subds of one boot report,
+//! because they run on one host. A copy whose host name was changed is not detected
+//! (docs/decisions/0007).
 //!
 //! # Invariants
 //!
-//! * A verdict does not depend on who was reached first, with one exception: a machine that is
-//!   doubted for its host name waits until another subd of its boot has answered.
-//! * What a machine was last known by changes only after an update that may have changed it, by an
-//!   operator's order, or when its record goes.
+//! * A verdict does not depend on the order in which machines are reached, with one exception: a
+//!   mismatch of the host name lasts until another subd of the same boot has answered.
+//! * The last known identity of a machine changes only after an update that may have changed it, by
+//!   an operator's order, or when its record is removed.
 // tidy: core
 
-mod sighting;
+mod reported;
 #[cfg(test)]
 mod tests;
-mod words;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,15 +31,15 @@ use std::sync::Arc;
 
 use model::tree::Time;
 
-pub use sighting::{KnownIdentity, Origin, Origins, Sighting, Trust};
+pub use reported::{FileOrigin, FileOrigins, KnownIdentity, ReportedIdentity, TrustRecord};
 
-use words::{first_label, is_called};
+use reported::{first_label, is_identifying, names_match};
 
 /// What the state machine of one sub reports to the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum IdentityReport {
-    /// A sub answered, and says this of itself. The number tells sightings apart.
-    Seen(u64, Arc<Sighting>),
+    /// A sub answered and reported this identity, which has this number.
+    Seen(u64, Arc<ReportedIdentity>),
     /// The sub does not answer any more.
     Lost,
     /// A Commit is sent for an update that may change the machine id.
@@ -48,26 +48,26 @@ pub enum IdentityReport {
     Synced,
 }
 
-/// Whether a machine is the one that is meant.
+/// Whether the right machine answers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IdentityVerdict {
-    /// The sighting that was judged.
+    /// The number of the reported identity that was judged.
     pub number: u64,
-    /// Why it is another machine, if it is.
-    pub wrong: Option<Arc<str>>,
+    /// Why another machine answers, if it does.
+    pub mismatch: Option<Arc<str>>,
 }
 
 /// Verdicts that changed, by the host name of the record.
 pub type ChangedVerdicts = Vec<(Arc<str>, IdentityVerdict)>;
 
-/// Why a machine cannot be trusted.
+/// Why an order to trust a machine is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TrustError {
-    #[error("{hostname} has not been reached yet: there is nothing to trust")]
+    #[error("{hostname} has not been reached yet: there is no identity to trust")]
     NotSeen { hostname: String },
-    #[error("{hostname} is not in doubt")]
-    NoDoubt { hostname: String },
-    /// One subd answers for two records: an order cannot make two machines of it.
+    #[error("{hostname} is the right machine already: there is nothing to trust")]
+    NoMismatch { hostname: String },
+    /// One subd answers for two records, which an order cannot change.
     #[error("trust cannot help {hostname}: {why}")]
     SameSubd { hostname: String, why: String },
 }
@@ -77,61 +77,61 @@ type InstanceOfRecord = (u64, Arc<str>);
 
 #[derive(Clone, Debug, Default)]
 struct Entry {
-    /// Tells the runs of state machines for one record apart.
+    /// The number of the state machine that reports for the record.
     run: u64,
-    sighting: Option<(u64, Arc<Sighting>)>,
+    reported: Option<(u64, Arc<ReportedIdentity>)>,
     is_present: bool,
     known: Option<KnownIdentity>,
-    wrong: Option<Arc<str>>,
+    mismatch: Option<Arc<str>>,
 }
 
-/// A record for which a subd answers; the record that fits best sorts first.
-type Claimant = (Reverse<(bool, bool)>, Arc<str>);
+/// A record for which a subd answers. The record that matches best sorts first.
+type MatchingRecord = (Reverse<(bool, bool)>, Arc<str>);
 
-/// What all machines say of themselves, and were last known by.
+/// The reported and the last known identities of all machines.
 #[derive(Debug, Default)]
 pub struct IdentityTable {
     entries: BTreeMap<Arc<str>, Entry>,
     last_run: u64,
     /// Records by the first label of their names.
-    records: BTreeMap<String, BTreeSet<Arc<str>>>,
+    by_name: BTreeMap<String, BTreeSet<Arc<str>>>,
     /// Records by the first label of the host name that their subs report.
-    reported: BTreeMap<String, BTreeSet<Arc<str>>>,
+    by_reported_name: BTreeMap<String, BTreeSet<Arc<str>>>,
     /// Records by the instance of the subd that answers for them.
-    instances: BTreeMap<u64, BTreeSet<Claimant>>,
+    by_instance: BTreeMap<u64, BTreeSet<MatchingRecord>>,
     /// Instances of the subs that answer now, by host name (in lower case) and boot id, each with
     /// its record.
     boots: BTreeMap<(String, String), BTreeSet<InstanceOfRecord>>,
-    /// Host names, in lower case, that prove nothing.
+    /// Host names, in lower case, that identify no machine.
     common_names: BTreeSet<String>,
-    /// What is known of machines for which no record was entered yet.
-    waiting: BTreeMap<Arc<str>, KnownIdentity>,
-    /// Machines of which the saved identity is not up to date.
+    /// The saved identities of machines whose records were not added yet.
+    unlisted: BTreeMap<Arc<str>, KnownIdentity>,
+    /// Machines whose saved identity is out of date.
     dirty: BTreeSet<Arc<str>>,
 }
 
 impl IdentityTable {
-    /// Makes a table without records; each machine was last known by what `waiting` says.
+    /// Makes a table without records from the saved identities.
     #[must_use]
-    pub fn new(waiting: BTreeMap<Arc<str>, KnownIdentity>) -> Self {
-        Self { waiting, ..Self::default() }
+    pub fn new(saved: BTreeMap<Arc<str>, KnownIdentity>) -> Self {
+        Self { unlisted: saved, ..Self::default() }
     }
 
-    /// Adds a record, or takes its new address. Returns the number of the run of its state machine,
-    /// and the verdicts that changed.
+    /// Adds a record, or handles that its address has changed. Returns the number of its new state
+    /// machine, and the verdicts that changed.
     pub fn enter(&mut self, name: &str) -> (u64, ChangedVerdicts) {
         self.last_run += 1;
         let run = self.last_run;
         let name: Arc<str> = name.into();
         let changed = if self.entries.contains_key(&name) {
             self.change(&name, |entry| {
-                (entry.sighting, entry.is_present) = (None, false);
+                (entry.reported, entry.is_present) = (None, false);
             })
         } else {
-            let known = self.waiting.remove(&name);
+            let known = self.unlisted.remove(&name);
             self.entries.insert(Arc::clone(&name), Entry::default());
             let label = first_label(&name);
-            self.records.entry(label.clone()).or_default().insert(Arc::clone(&name));
+            self.by_name.entry(label.clone()).or_default().insert(Arc::clone(&name));
             let mut changed = self.change(&name, |entry| entry.known = known);
             changed.extend(self.judge_reported(&label));
             changed
@@ -142,7 +142,7 @@ impl IdentityTable {
         (run, changed)
     }
 
-    /// Removes a record, and what its machine was known by.
+    /// Removes a record and the known identity of its machine.
     pub fn leave(&mut self, name: &str) -> ChangedVerdicts {
         let name: Arc<str> = name.into();
         let mut changed = self.change(&name, |entry| *entry = Entry::default());
@@ -150,19 +150,20 @@ impl IdentityTable {
             self.dirty.insert(Arc::clone(&name));
         }
         let label = first_label(&name);
-        remove_from(&mut self.records, &label, &name);
+        remove_from(&mut self.by_name, &label, &name);
         changed.extend(self.judge_reported(&label));
         changed.retain(|(other, _)| *other != name);
         changed
     }
 
-    /// Forgets what is known of machines that have no record.
-    pub fn forget_the_others(&mut self) {
-        self.dirty.extend(std::mem::take(&mut self.waiting).into_keys());
+    /// Removes the known identities of machines that have no record.
+    pub fn forget_unlisted(&mut self) {
+        self.dirty.extend(std::mem::take(&mut self.unlisted).into_keys());
     }
 
-    /// Takes the report of a state machine about the record called `name`; one of an earlier run is
-    /// ignored. Returns the verdicts that changed; a sighting is always answered.
+    /// Takes the report of a state machine about the record called `name`. Ignores it if `run` is
+    /// not the last state machine. Returns the verdicts that changed; [`IdentityReport::Seen`]
+    /// always returns one.
     pub fn take_report(&mut self, name: &str, run: u64, report: IdentityReport) -> ChangedVerdicts {
         let Some((name, entry)) = self.entries.get_key_value(name) else { return Vec::new() };
         if entry.run != run {
@@ -170,27 +171,27 @@ impl IdentityTable {
         }
         let name = Arc::clone(name);
         match report {
-            IdentityReport::Seen(number, sighting) => self.change(&name, |entry| {
-                entry.sighting = Some((number, sighting));
+            IdentityReport::Seen(number, reported) => self.change(&name, |entry| {
+                entry.reported = Some((number, reported));
                 entry.is_present = true;
             }),
             IdentityReport::Lost => self.change(&name, |entry| entry.is_present = false),
-            IdentityReport::Changing => self.know(&name, |known, _| match known.is_own {
+            IdentityReport::Changing => self.set_known(&name, |known, _| match known.is_own {
                 true => KnownIdentity { trust: known.trust.clone(), ..KnownIdentity::default() },
                 false => known.clone(),
             }),
-            IdentityReport::Synced => self.know(&name, |known, sighting| {
-                let is_own = matches!(sighting.origins.machine_id, Origin::Machine);
-                if is_own && sighting.machine_id.is_empty() {
+            IdentityReport::Synced => self.set_known(&name, |known, reported| {
+                let is_own = matches!(reported.origins.machine_id, FileOrigin::Machine);
+                if is_own && reported.machine_id.is_empty() {
                     return known.clone();
                 }
-                let (machine_id, trust) = (sighting.machine_id.clone(), known.trust.clone());
+                let (machine_id, trust) = (reported.machine_id.clone(), known.trust.clone());
                 KnownIdentity { machine_id, is_own, trust }
             }),
         }
     }
 
-    /// Returns what will be known of a machine when an operator trusts what answers for it now.
+    /// Returns the known identity of a machine if an operator trusts the one that answers now.
     /// [`IdentityTable::take_trust`] puts it in force.
     pub fn trusted(
         &self,
@@ -201,22 +202,22 @@ impl IdentityTable {
     ) -> Result<KnownIdentity, TrustError> {
         let hostname = || name.to_owned();
         let entry = self.entries.get(name);
-        let Some((entry, (_, sighting))) =
-            entry.and_then(|entry| Some((entry, entry.sighting.as_ref()?)))
+        let Some((entry, (_, reported))) =
+            entry.and_then(|entry| Some((entry, entry.reported.as_ref()?)))
         else {
             return Err(TrustError::NotSeen { hostname: hostname() });
         };
-        if let Some(why) = self.same_subd(name, sighting) {
+        if let Some(why) = self.same_subd(name, reported) {
             return Err(TrustError::SameSubd { hostname: hostname(), why });
         }
-        if entry.wrong.is_none() {
-            return Err(TrustError::NoDoubt { hostname: hostname() });
+        if entry.mismatch.is_none() {
+            return Err(TrustError::NoMismatch { hostname: hostname() });
         }
         Ok(KnownIdentity {
-            machine_id: sighting.machine_id.clone(),
-            is_own: !sighting.machine_id.is_empty() && !sighting.has_id_of_image(),
-            trust: Some(Trust {
-                hostname: sighting.hostname.clone(),
+            machine_id: reported.machine_id.clone(),
+            is_own: !reported.machine_id.is_empty() && !reported.has_id_of_image(),
+            trust: Some(TrustRecord {
+                hostname: reported.hostname.clone(),
                 who: who.to_owned(),
                 why: why.to_owned(),
                 since: now,
@@ -224,7 +225,7 @@ impl IdentityTable {
         })
     }
 
-    /// Puts an operator's order in force, which is saved already.
+    /// Puts an order to trust in force, which has been saved.
     pub fn take_trust(&mut self, name: &str, known: KnownIdentity) -> ChangedVerdicts {
         let name: Arc<str> = name.into();
         if !self.entries.contains_key(&name) {
@@ -233,13 +234,13 @@ impl IdentityTable {
         self.change(&name, |entry| entry.known = Some(known))
     }
 
-    /// True if what answers for the record may be another machine.
+    /// True if another machine may answer for the record.
     #[must_use]
-    pub fn is_doubted(&self, name: &str) -> bool {
-        self.entries.get(name).is_some_and(|entry| entry.wrong.is_some())
+    pub fn has_identity_mismatch(&self, name: &str) -> bool {
+        self.entries.get(name).is_some_and(|entry| entry.mismatch.is_some())
     }
 
-    /// Returns what to save, or to remove (`None`), since the last call.
+    /// Returns the identities to save, or to remove (`None`), since the last call.
     pub fn take_dirty(&mut self) -> Vec<(Arc<str>, Option<KnownIdentity>)> {
         let dirty = std::mem::take(&mut self.dirty).into_iter();
         dirty
@@ -250,29 +251,29 @@ impl IdentityTable {
             .collect()
     }
 
-    /// Has these machines saved again, because saving failed.
-    pub fn dirty_again(&mut self, names: impl IntoIterator<Item = Arc<str>>) {
+    /// Marks the identities of these machines for saving again, because saving failed.
+    pub fn mark_dirty(&mut self, names: impl IntoIterator<Item = Arc<str>>) {
         self.dirty.extend(names);
     }
 
-    /// True if something is to be saved.
+    /// True if an identity must be saved.
     #[must_use]
     pub fn is_dirty(&self) -> bool {
         !self.dirty.is_empty()
     }
 
-    /// Changes what a machine that is not in doubt is known by.
-    fn know(
+    /// Changes the known identity of a machine without a mismatch.
+    fn set_known(
         &mut self,
         name: &Arc<str>,
-        next: impl FnOnce(&KnownIdentity, &Sighting) -> KnownIdentity,
+        next: impl FnOnce(&KnownIdentity, &ReportedIdentity) -> KnownIdentity,
     ) -> ChangedVerdicts {
-        let Some(entry) = self.entries.get(name).filter(|entry| entry.wrong.is_none()) else {
+        let Some(entry) = self.entries.get(name).filter(|entry| entry.mismatch.is_none()) else {
             return Vec::new();
         };
-        let Some((_, sighting)) = &entry.sighting else { return Vec::new() };
+        let Some((_, reported)) = &entry.reported else { return Vec::new() };
         let now = entry.known.clone().unwrap_or_default();
-        let next = next(&now, sighting);
+        let next = next(&now, reported);
         if next == now {
             return Vec::new();
         }
@@ -280,76 +281,77 @@ impl IdentityTable {
         self.change(name, |entry| entry.known = Some(next))
     }
 
-    /// Changes one entry, and judges all machines that this concerns.
+    /// Changes one entry, and judges all machines that this affects.
     fn change(&mut self, name: &Arc<str>, change: impl FnOnce(&mut Entry)) -> ChangedVerdicts {
         let Some(old) = self.entries.remove(name) else { return Vec::new() };
         let mut new = old.clone();
         change(&mut new);
-        let instance = |entry: &Entry| entry.sighting.as_ref().map(|(_, seen)| seen.instance);
+        let instance =
+            |entry: &Entry| entry.reported.as_ref().map(|(_, reported)| reported.instance);
         let instances: BTreeSet<u64> =
             [instance(&old), instance(&new)].into_iter().flatten().collect();
         let before: Vec<_> =
-            instances.iter().map(|&instance| self.best_claimants(instance)).collect();
-        self.unlist(name, &old);
-        self.list(name, &new);
-        let number = |entry: &Entry| entry.sighting.as_ref().map(|(number, _)| *number);
-        let is_seen_again = number(&old) != number(&new);
+            instances.iter().map(|&instance| self.best_matches(instance)).collect();
+        self.remove_from_indexes(name, &old);
+        self.add_to_indexes(name, &new);
+        let number = |entry: &Entry| entry.reported.as_ref().map(|(number, _)| *number);
+        let is_reported_again = number(&old) != number(&new);
         self.entries.insert(Arc::clone(name), new);
         let mut judged = BTreeSet::from([Arc::clone(name)]);
-        if let Some(label) = self.learn_common_name(name) {
-            judged.extend(self.reported.get(&label).into_iter().flatten().cloned());
+        if let Some(label) = self.find_common_name(name) {
+            judged.extend(self.by_reported_name.get(&label).into_iter().flatten().cloned());
         }
-        // The verdicts on all members of a group depend on its best two.
+        // The verdicts on all records of one instance depend on its best two.
         for (instance, before) in instances.into_iter().zip(before) {
-            if self.best_claimants(instance) != before {
-                let members = self.instances.get(&instance).into_iter().flatten();
+            if self.best_matches(instance) != before {
+                let members = self.by_instance.get(&instance).into_iter().flatten();
                 judged.extend(members.map(|(_, member)| Arc::clone(member)));
             }
         }
         let mut changed = self.judge(judged);
-        if is_seen_again && !changed.iter().any(|(other, _)| other == name) {
+        if is_reported_again && !changed.iter().any(|(other, _)| other == name) {
             let verdict = self.verdict(name);
             changed.push((Arc::clone(name), verdict));
         }
         changed
     }
 
-    fn list(&mut self, name: &Arc<str>, entry: &Entry) {
-        let Some((_, sighting)) = &entry.sighting else { return };
-        let claimant = claimant(name, entry, sighting);
-        self.instances.entry(sighting.instance).or_default().insert(claimant);
-        let label = first_label(&sighting.hostname);
-        self.reported.entry(label).or_default().insert(Arc::clone(name));
-        if let Some(boot) = boot_of(entry, sighting) {
-            let member = (sighting.instance, Arc::clone(name));
+    fn add_to_indexes(&mut self, name: &Arc<str>, entry: &Entry) {
+        let Some((_, reported)) = &entry.reported else { return };
+        let matching = matching_record(name, entry, reported);
+        self.by_instance.entry(reported.instance).or_default().insert(matching);
+        let label = first_label(&reported.hostname);
+        self.by_reported_name.entry(label).or_default().insert(Arc::clone(name));
+        if let Some(boot) = boot_of(entry, reported) {
+            let member = (reported.instance, Arc::clone(name));
             self.boots.entry(boot).or_default().insert(member);
         }
     }
 
-    fn unlist(&mut self, name: &Arc<str>, entry: &Entry) {
-        let Some((_, sighting)) = &entry.sighting else { return };
-        let claimant = claimant(name, entry, sighting);
-        remove_from(&mut self.instances, &sighting.instance, &claimant);
-        remove_from(&mut self.reported, &first_label(&sighting.hostname), name);
-        if let Some(boot) = boot_of(entry, sighting) {
-            remove_from(&mut self.boots, &boot, &(sighting.instance, Arc::clone(name)));
+    fn remove_from_indexes(&mut self, name: &Arc<str>, entry: &Entry) {
+        let Some((_, reported)) = &entry.reported else { return };
+        let matching = matching_record(name, entry, reported);
+        remove_from(&mut self.by_instance, &reported.instance, &matching);
+        remove_from(&mut self.by_reported_name, &first_label(&reported.hostname), name);
+        if let Some(boot) = boot_of(entry, reported) {
+            remove_from(&mut self.boots, &boot, &(reported.instance, Arc::clone(name)));
         }
     }
 
-    /// The two records that fit a subd best.
-    fn best_claimants(&self, instance: u64) -> [Option<Claimant>; 2] {
-        let mut members = self.instances.get(&instance).into_iter().flatten().cloned();
+    /// Returns the two records that match a subd best.
+    fn best_matches(&self, instance: u64) -> [Option<MatchingRecord>; 2] {
+        let mut members = self.by_instance.get(&instance).into_iter().flatten().cloned();
         [members.next(), members.next()]
     }
 
-    /// Judges these, and returns the verdicts that changed.
+    /// Judges these machines, and returns the verdicts that changed.
     fn judge(&mut self, names: BTreeSet<Arc<str>>) -> ChangedVerdicts {
         let mut changed = Vec::new();
         for name in names {
-            let wrong = self.doubt(&name);
+            let mismatch = self.mismatch(&name);
             let Some(entry) = self.entries.get_mut(&name) else { continue };
-            if entry.wrong.as_deref() != wrong.as_deref() {
-                entry.wrong = wrong.map(Arc::from);
+            if entry.mismatch.as_deref() != mismatch.as_deref() {
+                entry.mismatch = mismatch.map(Arc::from);
                 let verdict = self.verdict(&name);
                 changed.push((name, verdict));
             }
@@ -358,84 +360,87 @@ impl IdentityTable {
     }
 
     fn judge_reported(&mut self, label: &str) -> ChangedVerdicts {
-        let names = self.reported.get(label).cloned().unwrap_or_default();
+        let names = self.by_reported_name.get(label).cloned().unwrap_or_default();
         self.judge(names)
     }
 
     fn verdict(&self, name: &str) -> IdentityVerdict {
         let Some(entry) = self.entries.get(name) else { return IdentityVerdict::default() };
-        let number = entry.sighting.as_ref().map_or(0, |(number, _)| *number);
-        IdentityVerdict { number, wrong: entry.wrong.clone() }
+        let number = entry.reported.as_ref().map_or(0, |(number, _)| *number);
+        IdentityVerdict { number, mismatch: entry.mismatch.clone() }
     }
 
-    /// Why what answers for the record is another machine, if it is.
-    fn doubt(&self, name: &str) -> Option<String> {
+    /// Returns why another machine answers for the record, if it does.
+    fn mismatch(&self, name: &str) -> Option<String> {
         let entry = self.entries.get(name)?;
-        let (_, sighting) = entry.sighting.as_ref()?;
-        if let Some(why) = self.same_subd(name, sighting) {
+        let (_, reported) = entry.reported.as_ref()?;
+        if let Some(why) = self.same_subd(name, reported) {
             return Some(why);
         }
-        let id = sighting.machine_id.as_str();
+        let id = reported.machine_id.as_str();
         let is_other_id =
             |known: &KnownIdentity| known.is_own && !id.is_empty() && known.machine_id != id;
         if let Some(known) = entry.known.as_ref().filter(|known| is_other_id(known))
-            && !sighting.has_id_of_image()
+            && !reported.has_id_of_image()
         {
-            return Some(words::other_id(name, sighting, &known.machine_id));
+            return Some(reported::other_id(name, reported, &known.machine_id));
         }
         let is_trusted = entry.known.as_ref().is_some_and(|known| {
-            let owns = known.is_own && known.machine_id == id;
-            owns || known.trust.as_ref().is_some_and(|word| word.hostname == sighting.hostname)
+            let trust = known.trust.as_ref();
+            known.owns(id) || trust.is_some_and(|trust| trust.hostname == reported.hostname)
         });
         if is_trusted {
             return None;
         }
-        if self.common_names.contains(&sighting.hostname.to_lowercase()) {
+        if self.common_names.contains(&reported.hostname.to_lowercase()) {
             return None;
         }
-        let other = self.called(name, &sighting.hostname)?;
-        Some(words::other_name(name, sighting, &other))
+        let other = self.other_record_named(name, &reported.hostname)?;
+        Some(reported::other_name(name, reported, &other))
     }
 
-    /// Why one subd answers for this record and for another, if it does and is the other's.
-    fn same_subd(&self, name: &str, sighting: &Sighting) -> Option<String> {
-        let mut claimants = self.instances.get(&sighting.instance)?.iter();
-        let ((first_fit, first), (second_fit, second)) = (claimants.next()?, claimants.next()?);
-        let is_decided = first_fit != second_fit;
+    /// Returns why the subd does not belong to this record, if it also answers for another record
+    /// that matches as well or better.
+    fn same_subd(&self, name: &str, reported: &ReportedIdentity) -> Option<String> {
+        let mut records = self.by_instance.get(&reported.instance)?.iter();
+        let ((first_match, first), (second_match, second)) = (records.next()?, records.next()?);
+        let is_decided = first_match != second_match;
         if **first == *name {
-            return (!is_decided).then(|| words::same_subd(sighting, second));
+            return (!is_decided).then(|| reported::same_subd(reported, second));
         }
         Some(if is_decided {
-            words::subd_of(sighting, first)
+            reported::subd_of_other(reported, first)
         } else {
-            words::same_subd(sighting, first)
+            reported::same_subd(reported, first)
         })
     }
 
-    /// The other record that a machine is, if it is called `hostname`.
-    fn called(&self, name: &str, hostname: &str) -> Option<Arc<str>> {
-        if !words::is_name(hostname) || is_called(name, hostname) {
+    /// Returns another record whose name matches `hostname`, if that of `name` does not.
+    fn other_record_named(&self, name: &str, hostname: &str) -> Option<Arc<str>> {
+        if !is_identifying(hostname) || names_match(name, hostname) {
             return None;
         }
-        let records = self.records.get(&first_label(hostname))?;
+        let records = self.by_name.get(&first_label(hostname))?;
         let others = || records.iter().filter(|other| ***other != *name);
         let same = others().find(|other| other.eq_ignore_ascii_case(hostname));
-        same.or_else(|| others().find(|other| is_called(other, hostname))).cloned()
+        same.or_else(|| others().find(|other| names_match(other, hostname))).cloned()
     }
 
-    /// Notes that the host name which the sub of this record reports proves nothing. Returns its
-    /// first label then; `None` if that is not so, or was known.
-    fn learn_common_name(&mut self, name: &str) -> Option<String> {
+    /// Finds out whether the host name which the sub of this record reports identifies no machine.
+    /// Returns its first label if that was not known before.
+    fn find_common_name(&mut self, name: &str) -> Option<String> {
         let entry = self.entries.get(name)?;
-        let (_, sighting) = entry.sighting.as_ref()?;
-        let hostname = sighting.hostname.to_lowercase();
-        if self.common_names.contains(&hostname) || self.called(name, &hostname).is_none() {
+        let (_, reported) = entry.reported.as_ref()?;
+        let hostname = reported.hostname.to_lowercase();
+        if self.common_names.contains(&hostname)
+            || self.other_record_named(name, &hostname).is_none()
+        {
             return None;
         }
-        let same_boot = boot_of(entry, sighting).and_then(|boot| self.boots.get(&boot));
-        let is_common = sighting.origins.hostname.brings(&sighting.hostname)
+        let same_boot = boot_of(entry, reported).and_then(|boot| self.boots.get(&boot));
+        let is_common = reported.origins.hostname.is_content(&reported.hostname)
             || same_boot.into_iter().flatten().any(|(instance, other)| {
-                *instance != sighting.instance && !is_called(other, &hostname)
+                *instance != reported.instance && !names_match(other, &hostname)
             });
         is_common.then(|| {
             let label = first_label(&hostname);
@@ -445,17 +450,17 @@ impl IdentityTable {
     }
 }
 
-fn claimant(name: &Arc<str>, entry: &Entry, sighting: &Sighting) -> Claimant {
-    let owns = entry.known.as_ref().is_some_and(|known| {
-        known.is_own && !known.machine_id.is_empty() && known.machine_id == sighting.machine_id
-    });
-    (Reverse((is_called(name, &sighting.hostname), owns)), Arc::clone(name))
+fn matching_record(name: &Arc<str>, entry: &Entry, reported: &ReportedIdentity) -> MatchingRecord {
+    let known = entry.known.as_ref();
+    let owns =
+        known.is_some_and(|known| !known.machine_id.is_empty() && known.owns(&reported.machine_id));
+    (Reverse((names_match(name, &reported.hostname), owns)), Arc::clone(name))
 }
 
-/// Host name and boot id of a sub that answers now, if it has both.
-fn boot_of(entry: &Entry, sighting: &Sighting) -> Option<(String, String)> {
-    let is_known = entry.is_present && !sighting.boot_id.is_empty();
-    is_known.then(|| (sighting.hostname.to_lowercase(), sighting.boot_id.clone()))
+/// Returns the host name and boot id of a sub that answers now, if its boot id is known.
+fn boot_of(entry: &Entry, reported: &ReportedIdentity) -> Option<(String, String)> {
+    let is_known = entry.is_present && !reported.boot_id.is_empty();
+    is_known.then(|| (reported.hostname.to_lowercase(), reported.boot_id.clone()))
 }
 
 fn remove_from<K: Ord, V: Ord>(groups: &mut BTreeMap<K, BTreeSet<V>>, key: &K, member: &V) {

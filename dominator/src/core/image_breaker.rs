@@ -1,66 +1,56 @@
-//! Stops updates to an image that fails too often.
+//! Stops updates to an image when too many of them fail.
 //!
-//! For each image it is counted how many machines were updated to it, and how many failed after
-//! that. Repairs of machines that have the image already are not counted. Of each machine the last
-//! result counts. Updates to an image stop
+//! Counts for each image the machines that were updated to it, and those of them that failed after
+//! the update. Repairs are not counted. The last result of each machine counts. Updates to an image
+//! stop when at least `failures_min` machines have failed, and
 //!
-//! * when at least `failures_min` machines have failed, and they are more than `percent` of all
-//!   that were updated to it; or
-//! * when at least `failures_min` have failed, and that is so much more often than with other
-//!   images that chance would do it less than once in 10,000 times (Fisher's exact test,
-//!   one-sided). The bound is that low because the question is asked after each failure.
+//! * they are more than `percent` of all that were updated to it; or
+//! * they are so many more than with other images that the probability is less than 1 in 10,000
+//!   (Fisher's exact test, one-sided). The bound is that low because the test is repeated after
+//!   each failure.
 //!
-//! An operator lets them go on; then counting begins anew.
+//! When an operator resumes the updates, counting starts from zero.
 // tidy: core
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use api::dominator::budgets::StoppedImage;
+use api::dominator::orders::StoppedImage;
+use model::display::counted;
 use model::image::ImageName;
 use model::tree::Time;
-use model::words::counted;
 
 use super::budget::ClaimantId;
 
-const CHANCE: f64 = 10_000.0;
+/// The bound of the test, as the reciprocal of a probability.
+const IMPROBABILITY: f64 = 10_000.0;
 
-/// How many stopped images are remembered that no machine must have any more.
+/// How many stopped images are kept that no machine must have any more.
 pub const IDLE_STOPS_MAX: usize = 100;
 
 /// How a machine failed after an update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum UpdateFailure {
-    /// A step failed, and the update was put back.
+    /// A step failed, and the update was rolled back.
     Update,
-    /// The update could not even be put back.
+    /// The update could not be rolled back.
     Stuck,
     /// The health check failed.
     Health,
     /// A service could not be stopped, started or reloaded.
     Trigger,
-    /// The same is to be done again.
+    /// The same changes are needed again.
     NotConverging,
-    /// The machine has not answered since.
+    /// The machine has not answered since the update.
     Vanished,
-    /// The update has not ended.
+    /// The update has not ended in time.
     Overdue,
 }
 
 impl UpdateFailure {
-    const ALL: [Self; 7] = [
-        Self::Update,
-        Self::Stuck,
-        Self::Health,
-        Self::Trigger,
-        Self::NotConverging,
-        Self::Vanished,
-        Self::Overdue,
-    ];
-
-    /// In words, after a number.
-    fn words(self) -> &'static str {
+    /// Returns the text that follows the number of failed machines.
+    fn text(self) -> &'static str {
         match self {
-            Self::Update => "put back",
+            Self::Update => "rolled back",
             Self::Stuck => "stuck",
             Self::Health => "failed the health check",
             Self::Trigger => "with failed triggers",
@@ -74,20 +64,20 @@ impl UpdateFailure {
 /// When updates to an image stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FailureLimits {
-    /// How many of the machines may fail, per cent.
+    /// The share of the machines that may fail, in percent.
     pub percent: u8,
-    /// How many must have failed, whatever share that is; at least one.
+    /// Updates do not stop before so many machines have failed; at least one.
     pub failures_min: u32,
 }
 
-/// ResultCounts by kind; those that are good are under `None`.
+/// The number of machines by result; `None` is a success.
 type ResultCounts = BTreeMap<Option<UpdateFailure>, u32>;
 
-/// What is known of the updates to one image.
+/// The results of the updates to one image.
 #[derive(Clone, Debug, Default)]
 struct ImageResults {
     results: BTreeMap<ClaimantId, Option<UpdateFailure>>,
-    /// The results of all, those that are looked after no more included.
+    /// Includes the results of removed machines.
     counts: ResultCounts,
 }
 
@@ -100,7 +90,7 @@ impl ImageResults {
         self.updated() - self.counts.get(&None).copied().unwrap_or_default()
     }
 
-    fn note(&mut self, claimant: ClaimantId, result: Option<UpdateFailure>) {
+    fn record(&mut self, claimant: ClaimantId, result: Option<UpdateFailure>) {
         if let Some(before) = self.results.insert(claimant, result)
             && let Some(count) = self.counts.get_mut(&before)
         {
@@ -109,13 +99,12 @@ impl ImageResults {
         *self.counts.entry(result).or_default() += 1;
     }
 
-    /// `3 of 21 machines failed after the update to it (2 vanished, 1 stuck)`.
-    fn sentence(&self) -> String {
-        let kind = |failed| {
-            let count = self.counts.get(&Some(failed)).copied().filter(|&count| count > 0)?;
-            Some(format!("{count} {}", failed.words()))
+    /// Returns `3 of 21 machines failed after the update to it (2 vanished, 1 stuck)`.
+    fn summary(&self) -> String {
+        let kind = |(result, count): (&Option<UpdateFailure>, &u32)| {
+            result.filter(|_| *count > 0).map(|failed| format!("{count} {}", failed.text()))
         };
-        let kinds: Vec<String> = UpdateFailure::ALL.into_iter().filter_map(kind).collect();
+        let kinds: Vec<String> = self.counts.iter().filter_map(kind).collect();
         format!(
             "{} of {} failed after the update to it ({})",
             self.failed(),
@@ -128,94 +117,94 @@ impl ImageResults {
 #[derive(Clone, Debug)]
 pub struct ImageBreaker {
     limits: FailureLimits,
-    breaker: BTreeMap<ImageName, ImageResults>,
+    results: BTreeMap<ImageName, ImageResults>,
     stopped: BTreeMap<ImageName, StoppedImage>,
 }
 
 impl ImageBreaker {
-    /// Nothing was counted yet; updates to `stopped` had stopped before a restart.
+    /// Starts counting; updates to `stopped` had stopped before the restart.
     #[must_use]
     pub fn new(limits: FailureLimits, stopped: Vec<StoppedImage>) -> Self {
         let stopped = stopped.into_iter().map(|stop| (stop.image.clone(), stop)).collect();
-        Self { limits, breaker: BTreeMap::new(), stopped }
+        Self { limits, results: BTreeMap::new(), stopped }
     }
 
-    /// Other limits hold from now on. What has stopped stays so.
+    /// Sets the limits. Stopped images stay stopped.
     pub fn set_limits(&mut self, limits: FailureLimits) {
         self.limits = limits;
     }
 
-    /// Notes how an update of a machine to `image` ended. True if updates to it stop upon that.
-    pub fn note(
+    /// Records how an update of a machine to `image` ended. Returns true if updates to it stop now.
+    pub fn record(
         &mut self,
         claimant: ClaimantId,
         image: &ImageName,
         result: Option<UpdateFailure>,
         now: Time,
     ) -> bool {
-        self.breaker.entry(image.clone()).or_default().note(claimant, result);
+        self.results.entry(image.clone()).or_default().record(claimant, result);
         if result.is_none() || self.stopped.contains_key(image) {
             return false;
         }
-        let Some(why) = self.verdict(image) else { return false };
+        let Some(why) = self.stop_reason(image) else { return false };
         self.stopped.insert(image.clone(), StoppedImage { image: image.clone(), why, since: now });
         true
     }
 
-    /// Why updates to an image must stop, if they must.
-    fn verdict(&self, image: &ImageName) -> Option<String> {
-        let results = self.breaker.get(image)?;
+    /// Returns why updates to an image must stop, if they must.
+    fn stop_reason(&self, image: &ImageName) -> Option<String> {
+        let results = self.results.get(image)?;
         let (updated, failed) = (results.updated(), results.failed());
         if failed < self.limits.failures_min {
             return None;
         }
         if u64::from(failed) * 100 > u64::from(updated) * u64::from(self.limits.percent) {
-            return Some(format!("{}, more than {} %", results.sentence(), self.limits.percent));
+            return Some(format!("{}, more than {} %", results.summary(), self.limits.percent));
         }
-        let others = self.breaker.iter().filter(|(other, _)| *other != image);
+        let others = self.results.iter().filter(|(other, _)| *other != image);
         let (all, bad) = others
             .fold((0, 0), |(all, bad), (_, other)| (all + other.updated(), bad + other.failed()));
-        if tail(failed, updated, bad, all) >= 1.0 / CHANCE {
+        if probability(failed, updated, bad, all) >= 1.0 / IMPROBABILITY {
             return None;
         }
         Some(format!(
             "{}, far more often than after updates to other images: {bad} of {all}",
-            results.sentence()
+            results.summary()
         ))
     }
 
-    /// The stop of an image, if updates to it have stopped.
+    /// Returns when and why updates to an image have stopped, if they have.
     #[must_use]
     pub fn stop_of(&self, image: &ImageName) -> Option<&StoppedImage> {
         self.stopped.get(image)
     }
 
-    /// All images to which updates have stopped, by name.
+    /// Returns all images to which updates have stopped, by name.
     #[must_use]
     pub fn stopped(&self) -> Vec<StoppedImage> {
         self.stopped.values().cloned().collect()
     }
 
-    /// Lets updates to an image go on, and begins to count anew; false if they had not stopped.
+    /// Resumes updates to an image, and counts from zero. Returns false if they had not stopped.
     pub fn resume(&mut self, image: &ImageName) -> bool {
         let was_stopped = self.stopped.remove(image).is_some();
         if was_stopped {
-            self.breaker.remove(image);
+            self.results.remove(image);
         }
         was_stopped
     }
 
-    /// Removes a machine. Its result counts on, but changes no more.
+    /// Removes a machine. Its result still counts.
     pub fn forget(&mut self, claimant: ClaimantId) {
-        for results in self.breaker.values_mut() {
+        for results in self.results.values_mut() {
             results.results.remove(&claimant);
         }
     }
 
-    /// Forgets what was counted of images that no machine must have any more, and the oldest of
-    /// their stops if there are many. True if a stop was forgotten.
+    /// Removes the results of images that no machine must have any more, and the oldest of their
+    /// stops if there are many. Returns true if a stop was removed.
     pub fn retain(&mut self, wanted: &BTreeSet<ImageName>) -> bool {
-        self.breaker.retain(|image, _| wanted.contains(image));
+        self.results.retain(|image, _| wanted.contains(image));
         let mut idle: Vec<(Time, ImageName)> = self
             .stopped
             .values()
@@ -231,9 +220,9 @@ impl ImageBreaker {
     }
 }
 
-/// How likely it is that of `failed + others_failed` failures so many or more meet these `updated`
-/// machines, if the image made no difference.
-fn tail(failed: u32, updated: u32, others_failed: u32, others: u32) -> f64 {
+/// Returns the probability that at least `failed` of all `failed + others_failed` failures are on
+/// the `updated` machines, if the image makes no difference.
+fn probability(failed: u32, updated: u32, others_failed: u32, others: u32) -> f64 {
     let (all, bad) = (u64::from(updated) + u64::from(others), failed + others_failed);
     let most = bad.min(updated);
     let ways = |of: u64, chosen: u64| {
@@ -242,8 +231,8 @@ fn tail(failed: u32, updated: u32, others_failed: u32, others: u32) -> f64 {
     let (updated, others, bad) = (u64::from(updated), u64::from(others), u64::from(bad));
     let total = ways(all, bad);
     (u64::from(failed)..=u64::from(most))
-        .filter(|met| bad - met <= others)
-        .map(|met| (ways(updated, met) + ways(others, bad - met) - total).exp())
+        .filter(|hit| bad - hit <= others)
+        .map(|hit| (ways(updated, hit) + ways(others, bad - hit) - total).exp())
         .sum()
 }
 
@@ -253,7 +242,7 @@ fn log_factorial(number: u64) -> f64 {
     if number <= EXACT {
         return (2..=number).map(|factor| precise(factor).ln()).sum();
     }
-    // Stirling's series; what is left out is less than 1e-9 from 20 on.
+    // Stirling's series; the error is less than 1e-9 above 20.
     let value = precise(number);
     let half_log_of_two_pi = 0.918_938_533_204_672_7;
     (value + 0.5) * value.ln() - value + half_log_of_two_pi + 1.0 / (12.0 * value)
@@ -275,9 +264,9 @@ mod tests {
         ImageName::new(name).unwrap()
     }
 
-    /// Notes so many results of machines numbered from `first`; gives after how many of the
-    /// failures updates stopped.
-    fn note(
+    /// Records results of machines numbered from `first`. Returns after how many failures updates
+    /// stopped.
+    fn record(
         breaker: &mut ImageBreaker,
         name: &str,
         first: u64,
@@ -285,11 +274,11 @@ mod tests {
         failed: u64,
     ) -> Option<u64> {
         for claimant in first..first + good {
-            assert!(!breaker.note(ClaimantId(claimant), &image(name), None, Time::default()));
+            assert!(!breaker.record(ClaimantId(claimant), &image(name), None, Time::default()));
         }
         let bad = first + good..first + good + failed;
         let mut stops = bad.map(|claimant| {
-            breaker.note(
+            breaker.record(
                 ClaimantId(claimant),
                 &image(name),
                 Some(UpdateFailure::Health),
@@ -301,7 +290,7 @@ mod tests {
 
     #[test]
     fn updates_stop_beyond_the_rate_or_when_they_fail_far_more_often_than_others() {
-        // Of other images so many good and failed; of this one; the failure upon which it stops.
+        // Successes and failures of other images, and of this one; the failure at which it stops.
         let table = [
             ((0, 0), (0, 2), None),
             ((0, 0), (0, 5), Some(3)),
@@ -318,9 +307,9 @@ mod tests {
         for ((good, failed), (mine, bad), expected) in table {
             let mut breaker =
                 ImageBreaker::new(FailureLimits { percent: 100, ..LIMITS }, Vec::new());
-            assert_eq!(note(&mut breaker, "other", 100_000, good, failed), None);
+            assert_eq!(record(&mut breaker, "other", 100_000, good, failed), None);
             breaker.limits = LIMITS;
-            let stopped = note(&mut breaker, "mine", 0, mine, bad);
+            let stopped = record(&mut breaker, "mine", 0, mine, bad);
             assert_eq!(stopped, expected, "{good} {failed}, {mine} {bad}");
             assert_eq!(breaker.stop_of(&image("mine")).is_some(), expected.is_some());
         }
@@ -331,12 +320,12 @@ mod tests {
         let mut breaker = ImageBreaker::new(LIMITS, Vec::new());
         let (one, wall) = (image("one"), Time { seconds: 5, nanoseconds: 0 });
         let results = [UpdateFailure::Vanished, UpdateFailure::Trigger, UpdateFailure::Vanished];
-        // The last result of a machine counts, and whoever is gone counts on.
-        breaker.note(ClaimantId(9), &one, Some(UpdateFailure::Health), wall);
-        breaker.note(ClaimantId(9), &one, None, wall);
+        // The last result of a machine counts, also after the machine is removed.
+        breaker.record(ClaimantId(9), &one, Some(UpdateFailure::Health), wall);
+        breaker.record(ClaimantId(9), &one, None, wall);
         let mut stops = Vec::new();
         for (claimant, failed) in results.into_iter().enumerate() {
-            stops.push(breaker.note(ClaimantId(claimant as u64), &one, Some(failed), wall));
+            stops.push(breaker.record(ClaimantId(claimant as u64), &one, Some(failed), wall));
             breaker.forget(ClaimantId(claimant as u64));
         }
         assert_eq!(stops, [false, false, true]);
@@ -345,23 +334,23 @@ mod tests {
         let stop = StoppedImage { image: one.clone(), why: why.into(), since: wall };
         assert_eq!(breaker.stopped(), std::slice::from_ref(&stop));
         assert!(
-            !breaker.note(ClaimantId(7), &one, Some(UpdateFailure::Stuck), wall),
+            !breaker.record(ClaimantId(7), &one, Some(UpdateFailure::Stuck), wall),
             "it has stopped already"
         );
-        // It outlasts a restart, and that nobody wants it for a while.
+        // A stop lasts over a restart, and while no machine must have the image.
         let mut breaker = ImageBreaker::new(LIMITS, breaker.stopped());
         assert!(!breaker.retain(&BTreeSet::new()));
         assert_eq!(breaker.stop_of(&one), Some(&stop));
         assert!(breaker.resume(&one) && !breaker.resume(&one));
-        assert_eq!(note(&mut breaker, "one", 0, 0, 3), Some(3));
+        assert_eq!(record(&mut breaker, "one", 0, 0, 3), Some(3));
     }
 
     #[test]
     fn chances_are_those_of_the_books() {
-        // Fisher's tea: four cups of eight, three found.
-        assert!((tail(3, 4, 1, 4) - 17.0 / 70.0).abs() < 1e-9);
-        assert!((tail(0, 10, 3, 10) - 1.0).abs() < 1e-9);
-        assert!((tail(3, 3, 0, 0) - 1.0).abs() < 1e-9);
+        // Fisher's example: three of four cups found among eight.
+        assert!((probability(3, 4, 1, 4) - 17.0 / 70.0).abs() < 1e-9);
+        assert!((probability(0, 10, 3, 10) - 1.0).abs() < 1e-9);
+        assert!((probability(3, 3, 0, 0) - 1.0).abs() < 1e-9);
         assert!((log_factorial(21) - log_factorial(20) - 21_f64.ln()).abs() < 1e-8);
     }
 }

@@ -1,15 +1,14 @@
-//! Which machine database is in force: takes new ones, or holds them until an operator accepts
-//! them.
+//! Accepts new machine databases, or holds them until an operator accepts them.
 //!
 //! # Invariants
 //!
-//! * What is in force stays until a database that is in order, and that changes little or was
-//!   accepted, takes its place; a restart makes no difference.
-//! * Nothing is held but what was offered last.
+//! * A database stays in force, also over restarts, until a valid one replaces it that changes
+//!   little or was accepted by an operator.
+//! * Only the last offered database can be held.
 // tidy: core
 
-use api::dominator::machine_database::HeldMdb;
-use model::mdb::{Edit, Machine, Machines};
+use api::dominator::mdb::HeldMdb;
+use model::mdb::{Machine, Machines, MdbDiff};
 use model::object::{Algorithm, ObjectId};
 use model::tree::Time;
 
@@ -25,31 +24,28 @@ struct HeldDatabase {
 /// Why a machine database is not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AcceptError {
-    /// None is held.
     #[error("no machine database is held")]
     NothingHeld,
-    /// Another one is held than the one that was looked at.
+    /// The held database is not the one that the operator has seen.
     #[error("another machine database is held by now: look at it first, with domtool mdb diff")]
     OtherHeld,
 }
 
-/// What follows from an offer.
+/// The effects of an offered machine database.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AdmissionOutcome {
-    /// What is different for which machine.
     pub changes: Vec<MdbChange>,
-    /// True if another database is in force than was kept for a restart: it is to be kept.
-    pub keep: bool,
-    /// What operators are to be told.
+    /// True if the database in force differs from the saved one.
+    pub must_save: bool,
     pub notice: Option<AdmissionNotice>,
 }
 
-/// What operators are told of an offer.
+/// What is reported to operators about an offered machine database.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AdmissionNotice {
-    /// It is not taken, and why.
+    /// It is invalid, for this reason.
     Refused(String),
-    /// It is held, and why.
+    /// It is held, for this reason.
     Held(String),
 }
 
@@ -57,21 +53,21 @@ pub enum AdmissionNotice {
 pub struct MdbAdmission {
     current: CurrentMdb,
     limits: EditLimits,
-    /// What was in force before the restart, until it is known what is now.
-    kept: Option<Machines>,
+    /// The database that was in force before the restart, until one is in force now.
+    saved: Option<Machines>,
     held: Option<HeldDatabase>,
     error: Option<String>,
     read: Option<Time>,
 }
 
 impl MdbAdmission {
-    /// Nothing is in force yet; before a restart `kept` was.
+    /// Starts with no database in force. Before the restart it was `saved`.
     #[must_use]
-    pub fn new(limits: EditLimits, kept: Option<Machines>) -> Self {
-        Self { current: CurrentMdb::default(), limits, kept, held: None, error: None, read: None }
+    pub fn new(limits: EditLimits, saved: Option<Machines>) -> Self {
+        Self { current: CurrentMdb::default(), limits, saved, held: None, error: None, read: None }
     }
 
-    /// Has other limits from the next machine database on; one that is held stays so.
+    /// Sets the limits for the next databases. A held database stays held.
     pub fn set_limits(&mut self, limits: EditLimits) {
         self.limits = limits;
     }
@@ -81,11 +77,11 @@ impl MdbAdmission {
         self.error = None;
         self.read = Some(now);
         let Some(hold_reason) = self.hold_reason(&machines) else {
-            (self.kept, self.held) = (None, None);
+            (self.saved, self.held) = (None, None);
             let changes = self.current.take(machines);
-            return AdmissionOutcome { keep: !changes.is_empty(), changes, notice: None };
+            return AdmissionOutcome { must_save: !changes.is_empty(), changes, notice: None };
         };
-        let changes = self.restore_kept();
+        let changes = self.restore_saved();
         let digest = digest(&machines);
         let is_same = self.held.as_ref().is_some_and(|held| held.notice.digest == digest);
         let notice = (!is_same).then(|| AdmissionNotice::Held(hold_reason.to_string()));
@@ -93,91 +89,90 @@ impl MdbAdmission {
             let notice = HeldMdb { digest, why: hold_reason.to_string(), since: now };
             self.held = Some(HeldDatabase { machines, notice });
         }
-        AdmissionOutcome { changes, keep: false, notice }
+        AdmissionOutcome { changes, must_save: false, notice }
     }
 
     /// Records why the input failed to parse.
     pub fn refuse(&mut self, why: String) -> AdmissionOutcome {
-        let changes = self.restore_kept();
+        let changes = self.restore_saved();
         self.held = None;
         let is_same = self.error.as_ref() == Some(&why);
         let notice = (!is_same).then(|| AdmissionNotice::Refused(why.clone()));
         self.error = Some(why);
-        AdmissionOutcome { changes, keep: false, notice }
+        AdmissionOutcome { changes, must_save: false, notice }
     }
 
-    /// Puts the machine database that is held in force, if it is the one with this digest.
-    ///
-    /// # Errors
-    ///
-    /// [`AcceptError`]; nothing is changed then.
+    /// Puts the held machine database in force if it has this digest.
     pub fn accept(&mut self, digest: &ObjectId) -> Result<AdmissionOutcome, AcceptError> {
         let held = self.held.take_if(|held| held.notice.digest == *digest);
         let Some(held) = held else {
             let is_held = self.held.is_some();
             return Err(if is_held { AcceptError::OtherHeld } else { AcceptError::NothingHeld });
         };
-        Ok(AdmissionOutcome { changes: self.current.take(held.machines), keep: true, notice: None })
+        Ok(AdmissionOutcome {
+            changes: self.current.take(held.machines),
+            must_save: true,
+            notice: None,
+        })
     }
 
-    /// Why `machines` would be held, if they would.
+    /// Returns why `machines` would be held, if they would.
     #[must_use]
     pub fn hold_reason(&self, machines: &Machines) -> Option<HoldReason> {
-        match &self.kept {
+        match &self.saved {
             None => self.current.hold_reason(machines, self.limits),
-            Some(kept) => {
+            Some(saved) => {
                 let mut known = self.current.clone();
-                known.take(kept.clone());
+                known.take(saved.clone());
                 known.hold_reason(machines, self.limits)
             }
         }
     }
 
-    /// Goes on with what was in force before the restart, if nothing else is in force yet.
-    fn restore_kept(&mut self) -> Vec<MdbChange> {
-        self.kept.take().map_or_else(Vec::new, |kept| self.current.take(kept))
+    /// Puts the database from before the restart in force, if none is in force yet.
+    fn restore_saved(&mut self) -> Vec<MdbChange> {
+        self.saved.take().map_or_else(Vec::new, |saved| self.current.take(saved))
     }
 
-    /// The machines of the database in force.
     #[must_use]
     pub fn current(&self) -> &CurrentMdb {
         &self.current
     }
 
-    /// The database in force.
+    /// Returns the machines of the database in force.
     #[must_use]
     pub fn in_force(&self) -> Machines {
         let machines = self.current.machines().iter();
         machines.map(|(name, machine)| (name.clone(), Machine::clone(machine))).collect()
     }
 
-    /// The database that is held.
+    /// Returns the held database.
     #[must_use]
     pub fn held(&self) -> Option<(&HeldMdb, &Machines)> {
         self.held.as_ref().map(|held| (&held.notice, &held.machines))
     }
 
-    /// What the database that is held would change.
+    /// Returns what the held database would change.
     #[must_use]
-    pub fn edit(&self) -> Option<(HeldMdb, Edit)> {
+    pub fn edit(&self) -> Option<(HeldMdb, MdbDiff)> {
         let held = self.held.as_ref()?;
-        Some((held.notice.clone(), Edit::between(&self.in_force(), &held.machines)))
+        Some((held.notice.clone(), MdbDiff::between(&self.in_force(), &held.machines)))
     }
 
-    /// Why what was offered last is no machine database.
+    /// Returns why the last offered database is invalid, if it is.
     #[must_use]
     pub fn error(&self) -> Option<&str> {
         self.error.as_deref()
     }
 
-    /// When one was last offered that is in order.
+    /// Returns when a valid database was last offered.
     #[must_use]
     pub fn read(&self) -> Option<Time> {
         self.read
     }
 }
 
-/// What tells a database from others.
+/// Returns a digest that identifies the content of a database.
 fn digest(machines: &Machines) -> ObjectId {
     let text = serde_json::to_vec(machines).expect("machines are plain structures");
     Algorithm::Blake3.digest(&text)
@@ -203,7 +198,7 @@ mod tests {
     }
 
     fn brief(outcome: AdmissionOutcome) -> (usize, bool, Option<AdmissionNotice>) {
-        (outcome.changes.len(), outcome.keep, outcome.notice)
+        (outcome.changes.len(), outcome.must_save, outcome.notice)
     }
 
     fn lacks(dropped: usize) -> Option<AdmissionNotice> {
@@ -217,7 +212,7 @@ mod tests {
         assert_eq!(brief(admission.offer(machines(12), at(1))), taken(12));
         assert_eq!(brief(admission.offer(machines(12), at(2))), (0, false, None));
         assert_eq!(brief(admission.offer(machines(3), at(3))), (0, false, lacks(9)));
-        // The same again is no notice, and is held since then.
+        // The same database again causes no second notice.
         assert_eq!(brief(admission.offer(machines(3), at(4))), (0, false, None));
         let notice = admission.held().unwrap().0.clone();
         assert_eq!((notice.since, admission.read()), (at(3), Some(at(4))));
@@ -250,13 +245,13 @@ mod tests {
     #[test]
     fn a_restart_makes_no_difference() {
         let restarted = || MdbAdmission::new(LIMITS, Some(machines(12)));
-        // An edit of that time is taken without a look at what was before.
+        // A small change during that time is accepted.
         let mut admission = restarted();
         assert_eq!(brief(admission.offer(machines(11), at(1))), taken(11));
-        // One that changes too much is held, and what was in force is looked after.
+        // A large change is held, and the saved database is put in force.
         let mut admission = restarted();
         assert_eq!(brief(admission.offer(machines(3), at(1))), (12, false, lacks(9)));
-        // So it is beside a file that is none.
+        // The same if the file is invalid.
         let mut admission = restarted();
         let refused = Some(AdmissionNotice::Refused("cut".to_owned()));
         assert_eq!(brief(admission.refuse("cut".to_owned())), (12, false, refused));

@@ -1,4 +1,4 @@
-//! The machines that there are, and what a change of the machine database means for each.
+//! The machine database in force, and its differences to a new one.
 // tidy: core
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,55 +8,41 @@ use api::dominator::Status;
 use model::image::ImageName;
 use model::mdb::{Machine, Machines};
 
-/// How much a new machine database may change at once, without being held.
+/// How much a new machine database may change without being held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EditLimits {
-    /// How many of the machines it may lack, per cent.
+    /// The share of the machines that it may lack, in percent.
     pub drop_percent: u8,
-    /// To how many of the machines it may give another image, per cent; any number if `None`.
+    /// The share of the machines to which it may give another image, in percent; no limit if
+    /// `None`.
     pub reimage_percent: Option<u8>,
 }
 
 /// Why a machine database is held until an operator accepts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HoldReason {
-    /// It is empty, while there are machines.
     #[error("it lists no machine at all, while {machines} are known")]
     AllGone { machines: usize },
-    /// It lacks too many of the machines.
     #[error("it lacks {dropped} of the {machines} machines that are known, more than {percent} %")]
-    TooManyGone {
-        /// How many machines it lacks.
-        dropped: usize,
-        machines: usize,
-        /// How many it may lack, per cent.
-        percent: u8,
-    },
-    /// It gives another image to too many of the machines.
+    TooManyGone { dropped: usize, machines: usize, percent: u8 },
     #[error(
         "it has another image for {reimaged} of the {machines} machines that are known, more than \
          {percent} %"
     )]
-    TooManyReimaged {
-        /// How many machines get another image.
-        reimaged: usize,
-        machines: usize,
-        /// How many may get one at once, per cent.
-        percent: u8,
-    },
+    TooManyReimaged { reimaged: usize, machines: usize, percent: u8 },
 }
 
-/// Fleets of fewer machines may change as they like, if only some machine stays.
+/// Smaller fleets may change without limits, as long as the database is not empty.
 const FLEET_MIN: usize = 10;
 
-/// What has to be done for one machine.
+/// A change of the machine database for one machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MdbChange {
-    /// The machine is new: start to look after it.
+    /// The machine is new: manage it from now on.
     Start(Arc<Machine>),
     /// Its record has changed.
     Update(Arc<Machine>),
-    /// It is not in the database any more: let go of it.
+    /// The machine was removed: do not manage it any more.
     Stop(String),
 }
 
@@ -67,7 +53,7 @@ pub struct CurrentMdb {
 }
 
 impl CurrentMdb {
-    /// Why a new machine database should be held, if it should.
+    /// Returns why a new machine database must be held, if it must.
     #[must_use]
     pub fn hold_reason(&self, new: &Machines, limits: EditLimits) -> Option<HoldReason> {
         let machines = self.machines.len();
@@ -93,7 +79,7 @@ impl CurrentMdb {
         Some(HoldReason::TooManyReimaged { reimaged, machines, percent })
     }
 
-    /// Takes a new machine database and says what has changed, sorted by host name.
+    /// Takes a new machine database. Returns the changes, sorted by host name.
     pub fn take(&mut self, mut new: Machines) -> Vec<MdbChange> {
         let mut changes = Vec::new();
         let hostnames: BTreeSet<String> = self.machines.keys().chain(new.keys()).cloned().collect();
@@ -120,27 +106,27 @@ impl CurrentMdb {
         changes
     }
 
-    /// The images that machines must have, or will get next.
+    /// Returns the images that machines must have or will get next.
     #[must_use]
     pub fn images(&self) -> BTreeSet<ImageName> {
         self.machines.values().flat_map(|machine| images_of(machine)).collect()
     }
 
-    /// The machines, by host name.
+    /// Returns the machines by host name.
     #[must_use]
     pub fn machines(&self) -> &BTreeMap<String, Arc<Machine>> {
         &self.machines
     }
 }
 
-/// The images that a machine must have, and will get next.
+/// Returns the images that a machine must have and will get next.
 pub fn images_of(machine: &Machine) -> impl Iterator<Item = ImageName> {
     machine.required().into_iter().chain(machine.planned())
 }
 
-/// How many machines have each status; statuses without machines are left out.
+/// Counts the machines of each status. Omits statuses without machines.
 #[must_use]
-pub fn count(statuses: impl IntoIterator<Item = Status>) -> Vec<(Status, u32)> {
+pub fn count_statuses(statuses: impl IntoIterator<Item = Status>) -> Vec<(Status, u32)> {
     let mut counts: BTreeMap<Status, u32> = BTreeMap::new();
     for status in statuses {
         *counts.entry(status).or_default() += 1;
@@ -195,7 +181,7 @@ mod tests {
         let gone = |dropped| Some(HoldReason::TooManyGone { dropped, machines: 10, percent: 50 });
         let moved =
             |reimaged| Some(HoldReason::TooManyReimaged { reimaged, machines: 10, percent: 30 });
-        // Machines that are known; those of the new database, and how many of them are moved.
+        // Known machines; those of the new database, and how many of them have another image.
         let table = [
             ((0, 0, 0), None),
             ((2, 0, 0), Some(HoldReason::AllGone { machines: 2 })),
@@ -206,7 +192,7 @@ mod tests {
             ((10, 10, 3), None),
             ((10, 10, 4), moved(4)),
             ((10, 4, 4), gone(6)),
-            // A handful of machines may change as it likes.
+            // A small fleet may change without limits.
             ((9, 1, 1), None),
         ];
         let limits = EditLimits { drop_percent: 50, reimage_percent: Some(30) };
@@ -225,6 +211,6 @@ mod tests {
     #[test]
     fn counts_leave_out_what_no_machine_has() {
         let statuses = [Status::Synced, Status::Fetching, Status::Synced];
-        assert_eq!(count(statuses), [(Status::Fetching, 1), (Status::Synced, 2)]);
+        assert_eq!(count_statuses(statuses), [(Status::Fetching, 1), (Status::Synced, 2)]);
     }
 }

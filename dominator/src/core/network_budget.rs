@@ -1,54 +1,52 @@
-//! The share of the network: how much all machines together are told to fetch.
+//! The network budget: limits the rate at which all machines together fetch objects.
 //!
-//! A fetch of so many bytes takes the share for the time that these bytes need at the configured
-//! rate; the next one is ordered when that time is over. Repairs have a quarter of the rate for
-//! themselves, so that no rollout delays them. What is fetched ahead of need comes last.
+//! A granted fetch uses the budget for the time that its bytes need at the configured rate. The
+//! next one is granted after that time. A quarter of the rate is reserved for repairs, so that
+//! rollouts do not delay them. Prefetches come last.
 // tidy: core
 
 use core::time::Duration;
 use std::collections::{BTreeMap, BTreeSet};
 
-use model::words::size;
+use model::display::size;
 
 use super::budget::ClaimantId;
 
-/// How urgent a fetch is; the first comes first.
+/// The priority of a fetch; the first comes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Urgency {
-    /// For a repair: it has its own part.
+    /// For a repair, which has its own part of the rate.
     Repair,
-    /// For a machine that goes to another image.
+    /// For an update to another image.
     Rollout,
-    /// Ahead of need.
+    /// For the next image.
     Prefetch,
 }
 
-/// A fetch that somebody wants to order.
+/// A fetch that a machine needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Download {
-    /// How urgent it is.
     pub urgency: Urgency,
-    /// Since when it is wanted.
+    /// Since when it is needed.
     pub since: Duration,
-    /// How long it is, in bytes.
     pub bytes: u64,
 }
 
 /// A part of the rate, and the queue for it.
 #[derive(Clone, Debug, Default)]
 struct Part {
-    /// Bytes per second; at least one.
+    /// In bytes per second; at least one.
     rate: u64,
-    /// When what was ordered has had its time.
+    /// When the next fetch can be granted.
     free_at: Duration,
     queue: BTreeSet<(Urgency, Duration, ClaimantId)>,
-    /// The bytes of the queue.
+    /// The bytes of all fetches in the queue.
     queued: u64,
 }
 
 #[derive(Clone, Debug)]
 pub struct NetworkBudget {
-    /// Bytes per second; no limit if `None`.
+    /// In bytes per second; no limit if `None`.
     limit: Option<u64>,
     repairs: Part,
     others: Part,
@@ -57,7 +55,7 @@ pub struct NetworkBudget {
 }
 
 impl NetworkBudget {
-    /// Nothing is ordered yet. `limit` is in bytes per second.
+    /// `limit` is in bytes per second.
     #[must_use]
     pub fn new(limit: Option<u64>) -> Self {
         let part = || Part { rate: u64::MAX, ..Part::default() };
@@ -72,7 +70,7 @@ impl NetworkBudget {
         network
     }
 
-    /// Another limit holds from now on, in bytes per second.
+    /// Sets the limit, in bytes per second.
     pub fn set_limit(&mut self, limit: Option<u64>) {
         if self.limit == limit {
             return;
@@ -84,7 +82,7 @@ impl NetworkBudget {
         }
     }
 
-    /// Lets a machine wait for its turn, or goes on with what it has if that is for the same.
+    /// Adds a fetch to the queue. Does nothing if the machine already has the same claim.
     pub fn ask(&mut self, claimant: ClaimantId, download: Download) {
         let known = self.wanted.get(&claimant).or_else(|| self.granted.get(&claimant));
         if known == Some(&download) {
@@ -101,7 +99,7 @@ impl NetworkBudget {
         self.wanted.insert(claimant, download);
     }
 
-    /// Lets a machine wait no more; or what was granted to it is ordered now.
+    /// Removes the claim of a machine, because it is not needed any more or the fetch is ordered.
     pub fn cancel(&mut self, claimant: ClaimantId) {
         self.granted.remove(&claimant);
         if let Some(download) = self.wanted.remove(&claimant) {
@@ -111,7 +109,7 @@ impl NetworkBudget {
         }
     }
 
-    /// Grants what may be ordered now, and names the machines.
+    /// Grants the fetches that may be ordered now, and returns their machines.
     pub fn grant(&mut self, now: Duration) -> Vec<ClaimantId> {
         let mut granted = Vec::new();
         for part in [&mut self.repairs, &mut self.others] {
@@ -131,20 +129,20 @@ impl NetworkBudget {
         granted
     }
 
-    /// When something more can be granted, if somebody waits.
+    /// Returns when the next fetch can be granted, if one waits.
     #[must_use]
     pub fn next(&self) -> Option<Duration> {
         let parts = [&self.repairs, &self.others].into_iter();
         parts.filter(|part| !part.queue.is_empty()).map(|part| part.free_at).min()
     }
 
-    /// True if a machine may order the fetch that it asked for last.
+    /// True if the claim of a machine is granted.
     #[must_use]
     pub fn is_granted(&self, claimant: ClaimantId) -> bool {
         self.granted.contains_key(&claimant)
     }
 
-    /// What a machine waits for, in words.
+    /// Returns what a machine waits for, as text.
     #[must_use]
     pub fn why(&self, claimant: ClaimantId) -> String {
         let Some(download) = self.wanted.get(&claimant) else { return String::new() };
@@ -153,15 +151,15 @@ impl NetworkBudget {
             Urgency::Rollout | Urgency::Prefetch => (&self.others, "rollouts"),
         };
         format!(
-            "the part of the network for {whose}, {} each second, is taken by other machines; {} \
-             in all are waited for (--network-limit {})",
+            "the network budget for {whose}, {} per second, is used by other machines; {} are \
+             waiting to be fetched (--network-limit {})",
             size(part.rate),
             size(part.queued),
             self.limit.unwrap_or(u64::MAX)
         )
     }
 
-    /// How many fetches wait, and their length together in bytes.
+    /// Returns the number of waiting fetches, and the sum of their bytes.
     #[must_use]
     pub fn waiting(&self) -> (u32, u64) {
         let count = u32::try_from(self.wanted.len()).unwrap_or(u32::MAX);
@@ -199,8 +197,8 @@ mod tests {
         assert_eq!(network.grant(seconds(10)), [ClaimantId(4), ClaimantId(3)]);
         assert_eq!(network.next(), Some(seconds(11)));
         assert!(network.is_granted(ClaimantId(3)) && !network.is_granted(ClaimantId(2)));
-        let why = "the part of the network for rollouts, 300 bytes each second, is taken by other \
-                   machines; 1.2 kB in all are waited for (--network-limit 400)";
+        let why = "the network budget for rollouts, 300 bytes per second, is used by other \
+                   machines; 1.2 kB are waiting to be fetched (--network-limit 400)";
         assert_eq!(network.why(ClaimantId(2)), why);
         assert_eq!(network.grant(seconds(11)), [ClaimantId(2)]);
         assert_eq!((network.grant(seconds(13)), network.next()), (vec![], Some(seconds(14))));

@@ -1,5 +1,4 @@
-//! Selects machines by what operators write: names and patterns of hosts, images, locations, tags
-//! and statuses.
+//! Selects machines by names and patterns of hosts, images, locations, tags and statuses.
 // tidy: core
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,11 +13,7 @@ use model::mdb::Machine;
 pub struct HostPatterns(GlobSet);
 
 impl HostPatterns {
-    /// Reads them; `None` if there are none, and nothing is asked for.
-    ///
-    /// # Errors
-    ///
-    /// If one is no pattern.
+    /// Parses the patterns. Returns `None` if there are none.
     pub fn new(patterns: &[String]) -> Result<Option<Self>, globset::Error> {
         if patterns.is_empty() {
             return Ok(None);
@@ -30,33 +25,27 @@ impl HostPatterns {
         globs.build().map(|globs| Some(Self(globs)))
     }
 
-    /// True if one of them means this machine.
+    /// True if one of the patterns matches.
     #[must_use]
     pub fn is_match(&self, hostname: &str) -> bool {
         self.0.is_match(hostname)
     }
 }
 
-/// Why names and patterns mean no machines.
+/// Why names and patterns select no machines.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HostsError {
-    /// No machine is named, or too many are.
     #[error("name 1 to {PATTERNS_MAX} machines or patterns")]
     Count,
-    /// Something is no pattern.
-    #[error("`{pattern}` is no pattern of host names: {why}")]
+    #[error("invalid pattern of host names `{pattern}`: {why}")]
     Pattern { pattern: String, why: String },
-    /// A name or pattern means no machine.
     #[error("no machine of the machine database is called {pattern}")]
-    Nobody { pattern: String },
+    NoMatch { pattern: String },
 }
 
-/// The machines of `known`, sorted, that `hosts` mean. A name comes before a pattern.
-///
-/// # Errors
-///
-/// [`HostsError`] if one of them is no pattern, or means no machine.
-pub fn hosts_of<V>(
+/// Returns the machines of `known`, sorted, that `hosts` select. A text that is the name of a
+/// machine is not used as a pattern. Fails if one of `hosts` is invalid or selects no machine.
+pub fn select_hosts<V>(
     hosts: &[String],
     known: &BTreeMap<String, V>,
 ) -> Result<Vec<String>, HostsError> {
@@ -74,23 +63,24 @@ pub fn hosts_of<V>(
             why: error.kind().to_string(),
         })?;
         let glob = glob.compile_matcher();
-        let mut meant = known.keys().filter(|hostname| glob.is_match(hostname.as_str())).peekable();
-        if meant.peek().is_none() {
-            return Err(HostsError::Nobody { pattern: pattern.clone() });
+        let mut matching =
+            known.keys().filter(|hostname| glob.is_match(hostname.as_str())).peekable();
+        if matching.peek().is_none() {
+            return Err(HostsError::NoMatch { pattern: pattern.clone() });
         }
-        chosen.extend(meant.cloned());
+        chosen.extend(matching.cloned());
     }
     Ok(chosen.into_iter().collect())
 }
 
-/// A location, or the name of an image, without slashes at its ends, which mean nothing.
+/// Returns a location, or the name of an image, without slashes at its ends.
 #[must_use]
 pub fn trimmed(path: &str) -> &str {
     path.trim_matches('/')
 }
 
-/// True if `path` is `wanted` or below it, slashes at their ends aside; nothing is below an empty
-/// one.
+/// True if `path` is `wanted` or below it. Ignores slashes at their ends. False if `wanted` is
+/// empty.
 #[must_use]
 pub fn is_within(path: &str, wanted: &str) -> bool {
     let (path, wanted) = (trimmed(path), trimmed(wanted));
@@ -98,7 +88,7 @@ pub fn is_within(path: &str, wanted: &str) -> bool {
         .is_some_and(|rest| !wanted.is_empty() && (rest.is_empty() || rest.starts_with('/')))
 }
 
-/// What is asked for, ready to look at machines with.
+/// The parsed filters of a request for machines.
 #[derive(Clone, Debug)]
 pub struct Selection {
     statuses: Vec<Status>,
@@ -109,19 +99,15 @@ pub struct Selection {
 }
 
 impl Selection {
-    /// Makes `request` ready.
-    ///
-    /// # Errors
-    ///
-    /// If a pattern of host names is none.
+    /// Parses the filters. Fails if a pattern of host names is invalid.
     pub fn new(request: ListSubsRequest) -> Result<Self, globset::Error> {
         let hosts = HostPatterns::new(&request.hosts)?;
         let ListSubsRequest { statuses, images, locations, tags, .. } = request;
         Ok(Self { statuses, hosts, images, locations, tags })
     }
 
-    /// True if a machine with this status is asked for; one whose record names no image has the
-    /// `default`.
+    /// True if a machine with this status is selected. A record that names no image has the
+    /// `default` image.
     #[must_use]
     pub fn wants(&self, machine: &Machine, default: Option<&str>, status: Status) -> bool {
         let image = match (machine.required(), default) {
@@ -151,8 +137,8 @@ mod tests {
     fn names_come_before_patterns_and_each_must_mean_a_machine() {
         let known = texts(&["db1", "web*", "web1", "web2"]);
         let known: BTreeMap<String, ()> = known.into_iter().map(|host| (host, ())).collect();
-        let hosts = |hosts: &[&str]| hosts_of(&texts(hosts), &known);
-        let nobody = |pattern: &str| Err(HostsError::Nobody { pattern: pattern.to_owned() });
+        let hosts = |hosts: &[&str]| select_hosts(&texts(hosts), &known);
+        let nobody = |pattern: &str| Err(HostsError::NoMatch { pattern: pattern.to_owned() });
         let chosen = |hosts: &[&str]| Ok(texts(hosts));
         assert_eq!(hosts(&["web1"]), chosen(&["web1"]));
         assert_eq!(hosts(&["web?", "web1", "db1"]), chosen(&["db1", "web*", "web1", "web2"]));

@@ -1,12 +1,11 @@
-//! The limits of subs, as they are given for the fleet, for tags and for hosts: what is accepted,
-//! and what follows for each machine.
+//! The limits of subs, which are set for the fleet, for tags and for hosts.
 //!
 //! # Invariants
 //!
-//! * The limits of a machine follow from its name, its tags and what is given, and from nothing
-//!   else: host before tag before fleet; of several tags the one whose name comes first, and of one
-//!   name `NAME=VALUE` before `NAME`.
-//! * What cannot be kept small is not accepted.
+//! * The limits of a machine depend only on its name, its tags and the settings: host before tag
+//!   before fleet; of several tags the one whose name sorts first, and of one name `NAME=VALUE`
+//!   before `NAME`.
+//! * The size of all settings is limited.
 // tidy: core
 
 use std::collections::BTreeMap;
@@ -18,43 +17,31 @@ use model::mdb::Machine;
 use model::tree::Time;
 use serde::{Deserialize, Serialize};
 
-/// The most levels that values are given for.
+/// The most levels that may have values.
 pub const LEVELS_MAX: usize = 20_000;
 
-/// The longest name, value, reason or name of an operator, in bytes.
+/// The longest text of a request, in bytes.
 pub const TEXT_BYTES_MAX: usize = 1_000;
 
 /// The values of one level.
 type Values = BTreeMap<Limit, Setting>;
 
-/// Why values are not accepted.
+/// Why a request is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SettingsError {
-    /// Nothing is to be changed.
-    #[error("say which value is to be set or taken back")]
+    #[error("say which value is to be set or removed")]
     Nothing,
-    /// Nobody said why.
     #[error("say why the configuration is to be changed")]
     NoReason,
-    /// A value is no part of a hundred.
-    #[error("{} is a number from 1 to 100, not {percent}", limit.name())]
-    Percent {
-        /// Of what.
-        limit: Limit,
-        percent: u8,
-    },
-    /// A text is empty or too long.
+    #[error("invalid {}: {percent} is not from 1 to 100", limit.name())]
+    Percent { limit: Limit, percent: u8 },
     #[error("{what} has 1 to {TEXT_BYTES_MAX} bytes")]
-    Text {
-        /// Which text.
-        what: &'static str,
-    },
-    /// There are too many levels.
+    Text { what: &'static str },
     #[error("values are given for {LEVELS_MAX} hosts and tags already: give them for fewer tags")]
     TooMany,
 }
 
-/// All values that are given. Kept as a list of levels.
+/// The values of all levels. Saved as a list of levels.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "Vec<LevelSettings>", into = "Vec<LevelSettings>")]
 pub struct Settings {
@@ -74,16 +61,12 @@ impl From<Settings> for Vec<LevelSettings> {
     }
 }
 
-fn told(level: &Level, values: &Values) -> LevelSettings {
+fn level_settings(level: &Level, values: &Values) -> LevelSettings {
     LevelSettings { level: level.clone(), values: values.clone() }
 }
 
 impl Settings {
-    /// These settings after what `request` asks for at the time `now`.
-    ///
-    /// # Errors
-    ///
-    /// [`SettingsError`].
+    /// Returns the settings after `request`, which was made at the time `now`.
     pub fn after(
         &self,
         request: &SetSubConfigurationRequest,
@@ -112,33 +95,35 @@ impl Settings {
         Ok(settings)
     }
 
-    /// All levels that have values: the fleet, tags, hosts.
+    /// Returns all levels that have values: the fleet, tags, hosts.
     #[must_use]
     pub fn all(&self) -> Vec<LevelSettings> {
-        self.levels.iter().map(|(level, values)| told(level, values)).collect()
+        self.levels.iter().map(|(level, values)| level_settings(level, values)).collect()
     }
 
-    /// The levels that are about `machine`, the one that counts most first.
+    /// Returns the levels of `machine` that have values, the first in precedence first.
     #[must_use]
     pub fn about(&self, machine: &Machine) -> Vec<LevelSettings> {
-        self.found(machine).map(|(level, values)| told(&level, values)).collect()
+        self.levels_with_values(machine)
+            .map(|(level, values)| level_settings(&level, values))
+            .collect()
     }
 
-    fn found(&self, machine: &Machine) -> impl Iterator<Item = (Level, &Values)> {
+    fn levels_with_values(&self, machine: &Machine) -> impl Iterator<Item = (Level, &Values)> {
         levels_of(machine).filter_map(|level| {
             let values = self.levels.get(&level)?;
             Some((level, values))
         })
     }
 
-    /// What the sub of `machine` is to be told.
+    /// Returns the limits of `machine`.
     #[must_use]
     pub fn limits_of(&self, machine: &Machine) -> Limits {
         let mut limits = Limits::default();
         if self.levels.is_empty() {
             return limits;
         }
-        for (_, values) in self.found(machine) {
+        for (_, values) in self.levels_with_values(machine) {
             for (limit, setting) in values {
                 limit.of_mut(&mut limits).get_or_insert(setting.percent);
             }
@@ -146,11 +131,11 @@ impl Settings {
         limits
     }
 
-    /// The levels that the limits of `machine` come from.
+    /// Returns the level from which each limit of `machine` comes.
     #[must_use]
     pub fn origins_of(&self, machine: &Machine) -> BTreeMap<Limit, Level> {
         let mut origins = BTreeMap::new();
-        for (level, values) in self.found(machine) {
+        for (level, values) in self.levels_with_values(machine) {
             for limit in values.keys() {
                 origins.entry(*limit).or_insert_with(|| level.clone());
             }
@@ -159,7 +144,7 @@ impl Settings {
     }
 }
 
-/// Refuses what makes no sense or is too long.
+/// Refuses invalid values and texts.
 fn check(request: &SetSubConfigurationRequest) -> Result<(), SettingsError> {
     if request.values.is_empty() {
         return Err(SettingsError::Nothing);
@@ -183,14 +168,14 @@ fn check(request: &SetSubConfigurationRequest) -> Result<(), SettingsError> {
         }
         Level::Host(hostname) => texts.push(("a host name", hostname)),
     }
-    let is_good = |text: &str| (1..=TEXT_BYTES_MAX).contains(&text.len());
-    match texts.into_iter().find(|(_, text)| !is_good(text)) {
+    let is_valid = |text: &str| (1..=TEXT_BYTES_MAX).contains(&text.len());
+    match texts.into_iter().find(|(_, text)| !is_valid(text)) {
         Some((what, _)) => Err(SettingsError::Text { what }),
         None => Ok(()),
     }
 }
 
-/// The levels that are about `machine`, the one that counts most first.
+/// Returns all levels of `machine`, the first in precedence first.
 fn levels_of(machine: &Machine) -> impl Iterator<Item = Level> {
     let tags = machine.tags.iter().flat_map(|(name, value)| {
         [Some(value.clone()), None].map(|value| Level::Tag(TagFilter { name: name.clone(), value }))
@@ -199,7 +184,7 @@ fn levels_of(machine: &Machine) -> impl Iterator<Item = Level> {
     host.chain(tags).chain(std::iter::once(Level::Fleet))
 }
 
-/// True if `level` is about `machine`.
+/// True if `level` applies to `machine`.
 #[must_use]
 pub fn is_about(level: &Level, machine: &Machine) -> bool {
     match level {
@@ -232,7 +217,7 @@ mod tests {
         }
     }
 
-    /// A level, and the values that are given for it.
+    /// A level and its values.
     type Given<'a> = (&'a str, &'a [(Limit, Option<u8>)]);
 
     fn given(all: &[Given<'_>]) -> Settings {
@@ -276,7 +261,7 @@ mod tests {
             ("web1", &[front],                  limits(Some(3), Some(1), Some(5))),
             ("web2", &[front],                  limits(Some(4), Some(1), Some(5))),
             ("web2", &[back],                   limits(Some(4), Some(1), Some(6))),
-            // The name of the tag that comes first counts, whatever has a value.
+            // The tag whose name sorts first counts, with or without a value.
             ("web2", &[front, ("rack", "7")],   limits(Some(4), Some(1), Some(7))),
             ("web2", &[("zone", "")],           limits(Some(9), Some(2), Some(8))),
             ("web2", &[("zone", "x")],          limits(Some(4), Some(2), Some(8))),
@@ -315,7 +300,7 @@ mod tests {
         let none =
             settings.after(&request("fleet", &[(ScanPercent, None)]), Time::default()).unwrap();
         assert_eq!(none, Settings::default());
-        // To take back what was never given is no error.
+        // Removing a value that was not set is no error.
         let same = none.after(&request("host a", &[(CpuPercent, None)]), Time::default());
         assert_eq!(same, Ok(Settings::default()));
     }
@@ -336,15 +321,15 @@ mod tests {
         let long = || "x".repeat(TEXT_BYTES_MAX + 1);
         type Bad = (fn(&mut SetSubConfigurationRequest, String), &'static str);
         let table: [Bad; 7] = [
-            (|request, _| request.values.clear(), "say which value is to be set or taken back"),
+            (|request, _| request.values.clear(), "say which value is to be set or removed"),
             (|request, _| request.why = " ".into(), "say why the configuration is to be changed"),
             (
                 |request, _| request.values = [(CpuPercent, Some(101))].into(),
-                "cpu-percent is a number from 1 to 100, not 101",
+                "invalid cpu-percent: 101 is not from 1 to 100",
             ),
             (
                 |request, _| request.values = [(NetworkPercent, Some(0))].into(),
-                "network-percent is a number from 1 to 100, not 0",
+                "invalid network-percent: 0 is not from 1 to 100",
             ),
             (|request, long| request.why = long, "a reason has 1 to 1000 bytes"),
             (|request, _| request.level = level("host "), "a host name has 1 to 1000 bytes"),

@@ -1,4 +1,4 @@
-//! Where each machine is told to fetch from.
+//! The object servers from which the machines of each location fetch.
 // tidy: core
 
 use std::collections::BTreeMap;
@@ -9,19 +9,19 @@ use crate::core::selectors::{is_within, trimmed};
 /// Object servers, by location.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sources {
-    /// For each location that has servers of its own: these, then those of wider locations, then
-    /// those of all.
-    at: BTreeMap<String, Arc<[String]>>,
+    /// The servers of each location that has servers of its own: first these, then those of wider
+    /// locations, then those of all.
+    by_location: BTreeMap<String, Arc<[String]>>,
     all: Arc<[String]>,
 }
 
 impl Sources {
-    /// Puts together what was given: servers (`host:port`) in the order in which they are tried,
-    /// each for a location or for all.
+    /// Makes the lists from servers (`host:port`) in the order in which they are tried, each for a
+    /// location or for all.
     #[must_use]
     pub fn new(given: &[(Option<String>, String)]) -> Self {
-        let of = |location: Option<&str>| {
-            let mut fitting: Vec<(usize, &String)> = given
+        let servers_of = |location: Option<&str>| {
+            let mut matching: Vec<(usize, &String)> = given
                 .iter()
                 .filter_map(|(at, server)| match (at.as_deref().map(trimmed), location) {
                     (None, _) => Some((0, server)),
@@ -31,21 +31,22 @@ impl Sources {
                     (Some(_), None) => None,
                 })
                 .collect();
-            // The longest location first; the sort keeps the order of those that are equal.
-            fitting.sort_by_key(|(length, _)| std::cmp::Reverse(*length));
-            fitting.into_iter().map(|(_, server)| server.clone()).collect::<Arc<[String]>>()
+            // The longest location first. The sort is stable.
+            matching.sort_by_key(|(length, _)| std::cmp::Reverse(*length));
+            matching.into_iter().map(|(_, server)| server.clone()).collect::<Arc<[String]>>()
         };
         let locations = given.iter().filter_map(|(at, _)| at.as_deref().map(trimmed));
-        let at = locations.map(|location| (location.to_owned(), of(Some(location)))).collect();
-        Self { at, all: of(None) }
+        let by_location =
+            locations.map(|location| (location.to_owned(), servers_of(Some(location)))).collect();
+        Self { by_location, all: servers_of(None) }
     }
 
-    /// The servers of a machine at `location`, in the order in which they are tried.
+    /// Returns the servers of a machine at `location`, in the order in which they are tried.
     #[must_use]
     pub fn of(&self, location: &str) -> Arc<[String]> {
         let location = trimmed(location);
-        let fitting = self.at.iter().filter(|(at, _)| is_within(location, at));
-        let nearest = fitting.max_by_key(|(at, _)| at.len());
+        let matching = self.by_location.iter().filter(|(at, _)| is_within(location, at));
+        let nearest = matching.max_by_key(|(at, _)| at.len());
         Arc::clone(nearest.map_or(&self.all, |(_, servers)| servers))
     }
 }

@@ -1,41 +1,39 @@
-//! One machine: the state machine that brings it to its image and keeps it there.
+//! The state machine of one machine: brings it to its image and keeps it there.
 //!
-//! [`Sub::step`] applies an [`Event`] to what it knows (`apply_event`), and decides what is next
-//! (`next_effects`). Decisions depend on what is known, not on the way it became known, so lost,
-//! repeated and late answers, restarts of the sub and of the dominator need no cases of their own.
+//! [`Sub::step`] applies an [`Event`] to what is known (`apply_event`), and then decides what to do
+//! (`next_effects`). Decisions depend only on what is known, not on the order in which it became
+//! known. So lost, repeated and late answers, and restarts of the sub and of the dominator, need no
+//! code of their own.
 //!
 //! # Invariants
 //!
 //! * At most one poll, one reading of the tree, one plan and one call are under way.
-//! * No Commit while the brake is on, and none without a claim that is granted (`own_claims`).
-//! * No Commit but of an update whose Prepare the sub has accepted and staged, made from the scan
-//!   and the image that are still the latest.
-//! * Each Commit comes with what it orders, to be put on record first; none while that cannot be.
-//!   Recording takes time: what is sent then must still be wanted ([`Sub::still_orders`]).
-//! * No call to a machine whose identity was not checked: it may be another one than is meant.
-//! * `synced` means: the plan from a complete scan in the scope of the required image is empty,
-//!   and what the last update touched has been scanned since.
+//! * No Commit while the brake is on, and none without a granted claim (`claims`).
+//! * A Commit is sent only for an update whose Prepare the sub has accepted and staged, and which
+//!   was made from the latest scan and image.
+//! * Each Commit comes with the update that it orders, which is recorded first. Without a record no
+//!   Commit is sent. Recording takes time, so before sending it is checked that the update is still
+//!   wanted ([`Sub::is_commit_wanted`]).
+//! * A machine gets no call before its identity was checked: another machine may answer.
+//! * `synced` means: the plan from a complete scan in the scope of the required image is empty, and
+//!   all paths that the last update changed have been scanned since.
 // tidy: core
 
-mod apply_event;
 mod calls;
+mod claims;
 mod event;
 mod explain;
 mod identity_check;
-mod limits_sync;
-mod missing_objects;
 mod next_effects;
 mod orders;
-mod own_claims;
 mod plans;
 mod polls;
 mod prefetch;
 mod report;
-mod signature_offer;
+mod status_texts;
 mod updates;
-mod view;
-mod what_if;
 
+use core::ops::ControlFlow::{self, Break};
 use core::time::Duration;
 use std::sync::Arc;
 
@@ -43,34 +41,42 @@ use api::dominator::Status;
 use api::planning::Planned;
 use model::mdb::Machine;
 
-pub use event::{Call, Context, Effect, Event, Failure, FailureKind, ImageState, SubOrder, Ticket};
-pub use own_claims::{
+pub use claims::{
     REBOOTING_MACHINE_VANISHED_AFTER, UNUSED_LONGEST, UPDATE_LONGEST, VANISHED_AFTER,
 };
-pub use view::{Unusable, View};
-pub use what_if::WhatIfInput;
+pub use event::{
+    Call, Context, Effect, Event, Failure, FailureKind, ImageState, RequestId, SubOrder,
+};
+pub use polls::View;
+pub use report::PreviewInput;
 
-use calls::{CallPurpose, Calls};
+use calls::{Calls, LimitsSync, SignatureOffer};
+use claims::SubClaims;
 use identity_check::IdentityCheck;
-use limits_sync::LimitsSync;
 use orders::Orders;
-use own_claims::OwnClaims;
 use plans::{KnownScope, Planning, Trees};
-use polls::{Polling, Polls, Reach};
+use polls::{Polling, Polls};
 use prefetch::Prefetch;
-use report::Shown;
-use signature_offer::SignatureOffer;
-use updates::{Fetching, Updates, WantedUpdate};
+use report::{ShownStatus, StatusHistory};
+use updates::{Fetching, Updates};
 
-use crate::core::status_history::StatusHistory;
-use crate::core::timing::Now;
+use crate::core::timing::{Attempt, Now};
 
-/// The numbers that were given out last.
-#[derive(Debug)]
-struct Numbers {
-    ticket: u64,
-    /// Of an update or a fetch.
-    id: u64,
+/// A status with its detail.
+type StatusAndDetail = (Status, String);
+
+/// Continues with `T`, or stops with a status.
+type Check<T> = ControlFlow<StatusAndDetail, T>;
+
+fn stop<T>(status: Status, detail: impl Into<String>) -> Check<T> {
+    Break((status, detail.into()))
+}
+
+/// The inputs and the effects of one step.
+struct Step<'a> {
+    now: Now,
+    context: &'a Context<'a>,
+    effects: Vec<Effect>,
 }
 
 /// The state machine of one machine.
@@ -79,14 +85,16 @@ pub struct Sub {
     machine: Arc<Machine>,
     image: ImageState,
     brake: Option<Arc<str>>,
-    /// Why nothing can be put on record.
-    history_trouble: Option<Arc<str>>,
-    numbers: Numbers,
+    /// Why nothing can be recorded in the history.
+    history_error: Option<Arc<str>>,
+    last_request_id: u64,
+    /// The last id given to an update or a fetch.
+    last_id: u64,
 
     polls: Polls,
     identity: IdentityCheck,
     view: Option<View>,
-    /// How many scans that differ have been seen.
+    /// The number of different scans that were reported.
     scans: u64,
     trees: Trees,
     plan: Planning,
@@ -94,7 +102,7 @@ pub struct Sub {
 
     calls: Calls,
     limits: LimitsSync,
-    claims: OwnClaims,
+    claims: SubClaims,
     orders: Orders,
     offer: SignatureOffer,
     fetch: Option<Fetching>,
@@ -103,7 +111,7 @@ pub struct Sub {
     /// The generation in which the object cache was last cleaned up.
     cleaned_generation: Option<u64>,
 
-    shown: Shown,
+    shown: ShownStatus,
     wake: Option<Duration>,
 }
 
@@ -116,8 +124,9 @@ impl Sub {
             machine,
             image: ImageState::Undefined,
             brake: None,
-            history_trouble: None,
-            numbers: Numbers { ticket: 0, id: first_id },
+            history_error: None,
+            last_request_id: 0,
+            last_id: first_id,
             polls: Polls::new(now.elapsed),
             identity: IdentityCheck::default(),
             view: None,
@@ -127,14 +136,14 @@ impl Sub {
             known_scope: None,
             calls: Calls::default(),
             limits: LimitsSync::default(),
-            claims: OwnClaims::default(),
+            claims: SubClaims::default(),
             orders: Orders::new(first_id),
             offer: SignatureOffer::default(),
             fetch: None,
             updates: Updates::default(),
             prefetch: Prefetch::default(),
             cleaned_generation: None,
-            shown: Shown {
+            shown: ShownStatus {
                 status: Status::Connecting,
                 detail: "not reached yet".to_owned(),
                 since: now.wall,
@@ -147,38 +156,116 @@ impl Sub {
 
     /// Applies `event`, and returns what to do.
     pub fn step(&mut self, now: Now, event: Event, context: &Context<'_>) -> Vec<Effect> {
-        let mut effects = Vec::new();
-        self.apply_event(now, event, context, &mut effects);
-        self.next_effects(now, context, &mut effects);
-        effects
+        let mut step = Step { now, context, effects: Vec::new() };
+        self.apply_event(event, &mut step);
+        self.next_effects(&mut step);
+        step.effects
     }
 
-    /// When [`Event::Wake`] is wanted, if nothing else happens before; on the clock of
+    /// When [`Event::Wake`] is needed if no other event comes before, on the clock of
     /// [`Now::elapsed`].
     #[must_use]
     pub fn wake_at(&self) -> Option<Duration> {
         self.wake
     }
 
-    /// The update to the required image that failed its health check, unless it was retried.
-    fn undone_update(&self) -> Option<u64> {
-        let (ImageState::Ready(image), Some(view)) = (&self.image, &self.view) else { return None };
-        let (update, _) = view.undone(image.name())?;
-        Some(update.update_id).filter(|&id| self.updates.retried != Some(id))
+    /// Applies `event` to what is known. What follows from it is decided afterwards.
+    fn apply_event(&mut self, event: Event, step: &mut Step<'_>) {
+        match event {
+            Event::Assigned { machine, image, planned } => {
+                if self.prefetch.set_image(planned) {
+                    // The cache must now keep other objects.
+                    self.cleaned_generation = None;
+                }
+                self.assign(machine, image);
+            }
+            Event::Brake(brake) => {
+                if brake.is_none() && self.brake.is_some() {
+                    self.clear_failures();
+                }
+                self.brake = brake;
+            }
+            Event::HistoryFailing(error) => self.history_error = error,
+            Event::Ordered(order) => {
+                step.effects.push(Effect::OrderAnswered(self.take_order(order)));
+            }
+            Event::IdentityJudged(verdict) => self.identity.take(verdict),
+            Event::DefaultImage(default) => self.orders.default = default,
+            Event::Scanned(request_id, result) => self.take_scan_answer(request_id, result),
+            Event::Polled(request_id, reply) => {
+                if self.polls.next == Polling::UnderWay(request_id) {
+                    self.polled(request_id, *reply, step);
+                }
+            }
+            Event::PollFailed(request_id, failure) => {
+                if self.polls.next == Polling::UnderWay(request_id) {
+                    self.poll_failed(failure, step);
+                }
+            }
+            Event::TreeRead(request_id, tree) => self.trees.take(request_id, tree),
+            Event::TreeFailed(request_id, failure) => {
+                self.trees.failed(request_id, failure, step);
+            }
+            Event::Planned(request_id, result) => {
+                if !self.prefetch.plan.take(request_id, &result) {
+                    self.plan.take(request_id, &result);
+                }
+            }
+            Event::Accepted(request_id) => {
+                if let Some(purpose) = self.calls.answered(request_id) {
+                    self.call_accepted(purpose);
+                }
+            }
+            Event::CallFailed(request_id, failure) => {
+                if let Some(purpose) = self.calls.answered(request_id) {
+                    self.call_failed(purpose, failure, step);
+                }
+            }
+            Event::Claimed(purpose, answer) => self.claims.answered(purpose, answer, step.now),
+            Event::Wake => {}
+        }
     }
 
-    fn next_ticket(&mut self) -> Ticket {
-        self.numbers.ticket += 1;
-        Ticket(self.numbers.ticket)
+    fn assign(&mut self, machine: Arc<Machine>, image: ImageState) {
+        if self.machine != machine {
+            self.machine = machine;
+            self.clear_failures();
+        }
+        if self.image.signatures() != image.signatures() {
+            self.clear_failures();
+        }
+        if self.image.digest() != image.digest() {
+            self.clear_failures();
+            self.updates.done = None;
+            self.updates.approved_plan = None;
+            self.orders.forced_plan = None;
+        }
+        self.image = image;
+    }
+
+    /// Forgets that something failed, so that it is tried again at once.
+    fn clear_failures(&mut self) {
+        self.updates.hold = None;
+        self.updates.failures = 0;
+        self.calls.attempt = Attempt::default();
+    }
+
+    fn wake_by(&mut self, at: Duration) {
+        self.wake = Some(self.wake.map_or(at, |wake| wake.min(at)));
+    }
+
+    fn next_request_id(&mut self) -> RequestId {
+        self.last_request_id += 1;
+        RequestId(self.last_request_id)
     }
 
     fn next_id(&mut self) -> u64 {
-        self.numbers.id = self.numbers.id.wrapping_add(1);
-        self.numbers.id
+        self.last_id = self.last_id.wrapping_add(1);
+        self.last_id
     }
 
-    /// The unsafe plan that waits for an operator, if there is one.
-    fn pending_danger(&self) -> Option<&Arc<Planned>> {
+    /// The unsafe plan that waits for the approval of an operator.
+    fn unsafe_plan(&self) -> Option<&Arc<Planned>> {
         self.plan.made.as_ref().filter(|planned| {
             self.shown.status == Status::UnsafeUpdate && !planned.dangers.is_empty()
         })

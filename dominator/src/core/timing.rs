@@ -1,6 +1,7 @@
-//! The time that decisions are told, the pause before the next try, and how often a sub is polled.
+//! The time that decisions are given, the pauses before retries, and the rate of polls.
 //!
-//! Jitter is an argument: a number from 0 to 999 that the shell draws and the simulation computes.
+//! Jitter is an argument: a number from 0 to 999, random in the shell and computed in the
+//! simulation.
 // tidy: core
 
 use core::time::Duration;
@@ -11,89 +12,89 @@ use model::tree::Time;
 /// The time, as the shell read it or the simulation made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Now {
-    /// Time since some fixed moment; never goes back.
+    /// The time since a fixed moment; monotonic.
     pub elapsed: Duration,
-    /// The time of day, for people.
+    /// The time of day, which may be set.
     pub wall: Time,
 }
 
-/// How long a poll waits for news, before jitter.
+/// How long a poll waits for changes, before jitter.
 pub const POLL_WAIT: Duration = Duration::from_secs(60);
 
-/// The first pause after a failed poll or call, and the longest.
+/// The first pause after a failed poll or call, before jitter.
 pub const RETRY_FIRST: Duration = Duration::from_secs(1);
 /// The longest pause after failed polls or calls, before jitter.
 pub const RETRY_LONGEST: Duration = Duration::from_secs(30);
 
-/// The first pause after an update or a fetch that failed.
+/// The first pause after an update or a fetch that failed, before jitter.
 pub const HOLD_FIRST: Duration = Duration::from_secs(10);
-/// The longest pause after updates or fetches that failed.
+/// The longest pause after updates or fetches that failed, before jitter.
 pub const HOLD_LONGEST: Duration = Duration::from_secs(600);
 
-/// The pause after a machine did not allow an update, before jitter. It does not grow: somebody
-/// said no for now, and nothing failed.
+/// The pause after a machine did not allow an update, before jitter. It does not grow, because
+/// nothing failed.
 pub const HELD_PAUSE: Duration = Duration::from_secs(60);
 
-/// Something that failed, and is tried again after a pause.
+/// The failures of an action, and when it is tried again.
 #[derive(Clone, Debug, Default)]
 pub struct Attempt {
-    /// How often it failed since it last succeeded.
+    /// The number of failures since it last succeeded.
     pub failures: u32,
-    /// Until when it is not tried again, on the clock of `Now::elapsed`.
+    /// The earliest time of the next attempt, on the clock of `Now::elapsed`.
     until: Option<Duration>,
     why: String,
 }
 
 impl Attempt {
-    /// Counts a failure, and returns the pause before the next try. The pause doubles with each
-    /// failure, from `first` to `longest`.
+    /// Counts a failure, and returns the pause before the next attempt, which doubles with each
+    /// failure from `first` to `longest`.
     pub fn count(&mut self, first: Duration, longest: Duration, jitter: u16) -> Duration {
         self.failures = self.failures.saturating_add(1);
         jittered(doubled(first, longest, self.failures), jitter)
     }
 
-    /// Does not try again before `until`.
+    /// Allows no attempt before `until`.
     pub fn hold(&mut self, until: Duration, why: String) {
         (self.until, self.why) = (Some(until), why);
     }
 
-    /// Says why the try failed that is held already.
+    /// Sets why the last attempt failed.
     pub fn explain(&mut self, why: String) {
         self.why = why;
     }
 
-    /// Lets it be tried again at once. Failures stay counted.
+    /// Allows an attempt at once. Does not reset the number of failures.
     pub fn release(&mut self) {
         (self.until, self.why) = (None, String::new());
     }
 
-    /// When the next try is or was due, if the last one failed and the next did not begin.
+    /// Returns when the next attempt is due, if the last one failed and the next has not begun.
     #[must_use]
     pub fn until(&self) -> Option<Duration> {
         self.until
     }
 
-    /// Until when it is not tried again; `None` if it may be tried.
+    /// Returns the time before which no attempt is allowed; `None` if one is allowed now.
     #[must_use]
     pub fn held_until(&self, now: Duration) -> Option<Duration> {
         self.until.filter(|until| now < *until)
     }
 
-    /// Why the last try failed; `None` since the next one began.
+    /// Returns why the last attempt failed, if the next has not begun.
     #[must_use]
     pub fn why(&self) -> Option<&str> {
         self.until.map(|_| self.why.as_str())
     }
 }
 
-/// Polls that may follow each other at once.
+/// How many polls may be sent without pauses.
 const POLL_BURST: u32 = 60;
 
-/// The interval in which one more poll may be sent at once.
+/// The interval in which one more poll may be sent.
 const POLL_REFILL: Duration = Duration::from_millis(200);
 
-/// Lets polls follow each other at once as long as they are few: a sub whose status changes all
-/// the time is polled five times a second.
+/// Limits the rate of polls by a token bucket: a sub whose status changes continuously is polled
+/// five times a second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PollPace {
     credits: u32,
@@ -107,7 +108,7 @@ impl Default for PollPace {
 }
 
 impl PollPace {
-    /// Says when a poll may be sent, and counts it as sent then.
+    /// Returns when the next poll may be sent, and counts it.
     pub fn next(&mut self, now: Duration) -> Duration {
         let refills = now.saturating_sub(self.counted).as_millis() / POLL_REFILL.as_millis();
         if refills > 0 {
@@ -119,7 +120,7 @@ impl PollPace {
             self.credits -= 1;
             return now;
         }
-        // The next credit is spent on this poll.
+        // This poll takes the next credit.
         self.counted = now + POLL_REFILL;
         self.counted
     }

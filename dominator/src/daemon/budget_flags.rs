@@ -1,26 +1,26 @@
-//! The flags that say how much may be under way at once, and when updates to an image stop.
+//! Flags that limit how much may be under way at once, and stop updates to an image.
 
 use std::str::FromStr;
 
 use rpc::client::{Peer, PeerError};
 
-use crate::core::budget::limits::{Limit, LimitAt, LimitError, Limits};
+use crate::core::budget::limits::{LocationLimit, MachineLimit, MachineLimitError, MachineLimits};
 use crate::core::claims::ClaimSettings;
 use crate::core::image_breaker::FailureLimits;
 use crate::core::sources::Sources;
 
 /// The limit of high impact if none is given.
-const HIGH_IMPACT: Limit = Limit::Percent(10);
+const HIGH_IMPACT: MachineLimit = MachineLimit::Percent(10);
 
 /// A limit, or `none`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GivenLimit(pub Option<Limit>);
+pub struct GivenLimit(pub Option<MachineLimit>);
 
 impl FromStr for GivenLimit {
-    type Err = LimitError;
+    type Err = MachineLimitError;
 
-    fn from_str(text: &str) -> Result<Self, LimitError> {
-        Limit::parse(text).map(Self)
+    fn from_str(text: &str) -> Result<Self, MachineLimitError> {
+        MachineLimit::parse(text).map(Self)
     }
 }
 
@@ -29,7 +29,7 @@ pub struct BudgetArgs {
     /// How many machines may be updating at once: a number, PERCENT%, or none (the default). With a
     /// LOCATION it holds for the machines there and below. May be given several times
     #[arg(long, value_name = "[LOCATION=]LIMIT")]
-    pub max_updating: Vec<LimitAt>,
+    pub max_updating: Vec<LocationLimit>,
 
     /// How many machines of any one location may be updating at once
     #[arg(long, value_name = "LIMIT")]
@@ -38,7 +38,7 @@ pub struct BudgetArgs {
     /// How many machines may be rebooting or under other work of high impact at once, as above;
     /// 10% if not given
     #[arg(long, value_name = "[LOCATION=]LIMIT")]
-    pub max_high_impact: Vec<LimitAt>,
+    pub max_high_impact: Vec<LocationLimit>,
 
     /// How many machines of any one location may be under work of high impact at once
     #[arg(long, value_name = "LIMIT")]
@@ -62,14 +62,13 @@ pub struct BudgetArgs {
 }
 
 impl BudgetArgs {
-    #[must_use]
     pub fn settings(&self) -> ClaimSettings {
         let each = |limit: Option<GivenLimit>| limit.and_then(|limit| limit.0);
         let (updating, high_impact) =
             (each(self.max_updating_per_location), each(self.max_high_impact_per_location));
         ClaimSettings {
-            updating: Limits::new(None, &self.max_updating, updating),
-            high_impact: Limits::new(Some(HIGH_IMPACT), &self.max_high_impact, high_impact),
+            updating: MachineLimits::new(None, &self.max_updating, updating),
+            high_impact: MachineLimits::new(Some(HIGH_IMPACT), &self.max_high_impact, high_impact),
             network: self.network_limit,
             failures: FailureLimits {
                 percent: self.image_failure_max,
@@ -79,12 +78,8 @@ impl BudgetArgs {
     }
 }
 
-/// Where subs fetch from, as `[LOCATION=]ADDR` says; if no server is given for all locations, that
-/// is `imageserver`.
-///
-/// # Errors
-///
-/// If an address is none.
+/// Parses the servers that subs fetch from, as `[LOCATION=]ADDR`. If no server is given for all
+/// locations, that is `imageserver`.
 pub fn sources(
     given: &[String],
     imageserver: &Peer,

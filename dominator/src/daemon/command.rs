@@ -12,7 +12,6 @@ use crate::runtime::fleet::Fleet;
 use daemon::{exit_on_error, raise_file_limit, set_log_filter, start_logging, stop_on_signals};
 
 /// Runs the dominator, with the arguments of this process.
-#[must_use]
 pub fn main() -> ExitCode {
     let arguments: Arguments = daemon::config::parse(NAME);
     exit_on_error(start(arguments))
@@ -20,7 +19,7 @@ pub fn main() -> ExitCode {
 
 fn start(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>> {
     start_logging(&arguments.log)?;
-    // One connection for each machine: take as many descriptors as the system gives.
+    // Each machine takes a connection.
     if let Err(error) = raise_file_limit() {
         tracing::warn!("cannot raise the limit of open files: {error}");
     }
@@ -34,7 +33,7 @@ fn start(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>> {
             Err(error) => Err(Box::<dyn std::error::Error>::from(error)),
         }
     });
-    // Nobody needs the plans that are still being made.
+    // Plans that are still being made are not needed.
     runtime.shutdown_background();
     result
 }
@@ -52,7 +51,7 @@ fn read_again_on_hangup() -> std::io::Result<mpsc::Receiver<Arguments>> {
                     }
                 }
                 Err(error) => {
-                    let error = model::report::report(&error);
+                    let error = model::display::error_chain(&error);
                     tracing::error!("the configuration stays as it was: {error}");
                 }
             }
@@ -61,8 +60,8 @@ fn read_again_on_hangup() -> std::io::Result<mpsc::Receiver<Arguments>> {
     Ok(changed)
 }
 
-/// Applies each configuration that comes of `changed`, as far as that is possible without a
-/// restart. `alarms` is told the words of the alarm command.
+/// Applies each configuration from `changed`, as far as that is possible without a restart.
+/// `alarms` gets the words of the alarm command.
 pub(super) async fn apply_changes(
     fleet: Arc<Fleet>,
     mut arguments: Arguments,
@@ -78,7 +77,9 @@ pub(super) async fn apply_changes(
         {
             tracing::error!("the log filter stays as it was: {error}");
         }
-        fleet.set_mdb_limits(new.mdb_limits());
+        let (limits, limited) = (new.mdb_limits(), Arc::clone(&fleet));
+        // This fails only if the thread panicked, which has been logged.
+        let _set = tokio::task::spawn_blocking(move || limited.set_mdb_limits(limits)).await;
         fleet.shared().claim_service.set(new.budgets.settings());
         alarms.send_if_modified(|program| {
             let new = new.alarm_program();

@@ -1,4 +1,4 @@
-//! The metrics that are read from the fleet when somebody asks for them.
+//! Metrics that are read from the fleet when they are requested.
 
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -9,14 +9,13 @@ use prometheus_client::metrics::gauge::ConstGauge;
 
 use crate::runtime::fleet::Fleet;
 
-/// What is read from the fleet when someone asks.
 #[derive(Debug, Default)]
 pub struct FleetCollector {
     fleet: OnceLock<Weak<Fleet>>,
 }
 
 impl FleetCollector {
-    /// Tells of `fleet` from now on.
+    /// Sets the fleet that is read.
     pub fn watch(&self, fleet: &Arc<Fleet>) {
         self.fleet.get_or_init(|| Arc::downgrade(fleet));
     }

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use model::report::report;
+use model::display::error_chain;
 use tokio::sync::watch;
 
-use crate::core::alarms::{AlarmChanges, Raised, changes};
+use crate::core::alarms::{AlarmChanges, AlarmSet, changes};
 use crate::runtime::fleet::Fleet;
 use daemon::program::output;
 use model::backoff::doubled;
 
-/// How often alarms are looked at; the brake is looked at when it changes.
+/// How often alarms are compared with those reported; also whenever the brake changes.
 const LOOK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// How long the program may take, before it is killed.
@@ -27,22 +27,22 @@ const PRINTED_BYTES_MAX: usize = 1 << 20;
 /// Calls the program whenever alarms begin or end. `programs` gives the words of its command line;
 /// no words mean no program. After a restart, and for a new program, all present alarms are
 /// reported again, because what was reported is not saved.
-pub async fn tell(fleet: Arc<Fleet>, mut programs: watch::Receiver<Vec<String>>) {
-    let mut told = Raised::default();
+pub async fn run(fleet: Arc<Fleet>, mut programs: watch::Receiver<Vec<String>>) {
+    let mut reported = AlarmSet::default();
     let mut brakes = fleet.shared().gate.watch_brake();
     let mut failures = 0;
     loop {
         if programs.has_changed().unwrap_or(false) {
-            (told, failures) = (Raised::default(), 0);
+            (reported, failures) = (AlarmSet::default(), 0);
             fleet.note_alarm_error(None);
         }
         let program = programs.borrow_and_update().clone();
-        let now = if program.is_empty() { Raised::default() } else { fleet.raised() };
+        let now = if program.is_empty() { AlarmSet::default() } else { fleet.raised() };
         let mut pause = LOOK_INTERVAL;
-        if let Some(changes) = changes(&told, &now) {
+        if let Some(changes) = changes(&reported, &now) {
             match call(&program, &changes).await {
                 Ok(()) => {
-                    (told, failures) = (now, 0);
+                    (reported, failures) = (now, 0);
                     fleet.note_alarm_error(None);
                     continue;
                 }
@@ -69,5 +69,5 @@ async fn call(program: &[String], news: &AlarmChanges) -> Result<(), String> {
     let late = |_| format!("{} takes longer than {PROGRAM_LIMIT:?}", program.join(" "));
     let run = output(program, &input, PRINTED_BYTES_MAX);
     let printed = tokio::time::timeout(PROGRAM_LIMIT, run).await.map_err(late)?;
-    printed.map(drop).map_err(|error| report(&error))
+    printed.map(drop).map_err(|error| error_chain(&error))
 }

@@ -1,8 +1,9 @@
-//! The clock that the dominator's shell reads and hands to its cores.
+//! The time and the jitter that the shell reads and hands to the cores.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use system::clock::wall;
+use system::random::random;
 
 use crate::core::timing::Now;
 
@@ -13,21 +14,27 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// Starts a clock.
-    #[must_use]
     pub fn start() -> Self {
         Self { started: Instant::now() }
     }
 
-    /// The time on this clock, and the time of day.
-    #[must_use]
+    /// Returns the time on this clock, and the time of day.
     pub fn now(&self) -> Now {
-        Now { elapsed: self.started.elapsed(), wall: wall() }
+        Now { elapsed: self.elapsed(), wall: wall() }
     }
 
-    /// The moment at which this clock shows `elapsed`.
-    #[must_use]
-    pub fn moment(&self, elapsed: std::time::Duration) -> Instant {
+    /// Returns the time on this clock.
+    pub fn elapsed(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// Returns the moment at which this clock shows `elapsed`.
+    pub fn moment(&self, elapsed: Duration) -> Instant {
         self.started + elapsed
     }
+}
+
+/// Returns a random number from 0 to 999, by which pauses are varied.
+pub fn jitter() -> u16 {
+    u16::try_from(random() % 1_000).unwrap_or_default()
 }

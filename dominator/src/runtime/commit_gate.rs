@@ -3,20 +3,21 @@
 //!
 //! # Invariant
 //!
-//! When [`CommitGate::pull_brake`] or [`CommitGate::pause`] has returned, no Commit is sent to the
-//! machines that it is closed for: Commits on their way have been dropped, and later ones do not
-//! start until the brake is released, or until the pause ends.
+//! When [`CommitGate::pull_brake`] has returned, or [`CommitGate::drop_commits`] after a pause, no
+//! Commit is sent to the machines that the gate is closed for: Commits on their way have been
+//! dropped, and later ones do not start until the brake is released or the pause ends.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use api::dominator::Brake;
 use api::dominator::orders::UpdatePause;
+use model::lock::locked;
 use model::tree::Time;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::core::pauses::Pauses;
+use crate::storage::Storage;
 
 /// Why a Commit was not sent, or was dropped on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,8 +35,7 @@ struct Passing {
 }
 
 #[derive(Debug, Default)]
-struct Inner {
-    pauses: Pauses,
+struct CommitsUnderWay {
     /// By host name and number. A machine has more than one entry only while its driver is being
     /// replaced.
     passing: BTreeMap<(String, u64), Passing>,
@@ -44,134 +44,124 @@ struct Inner {
 
 #[derive(Debug)]
 pub struct CommitGate {
-    brake: watch::Sender<Option<Arc<Brake>>>,
-    inner: Mutex<Inner>,
+    /// Has the brake and the pauses.
+    state: Arc<Storage>,
+    brake_changed: watch::Sender<()>,
+    commits: Mutex<CommitsUnderWay>,
 }
 
 /// Removes a Commit from the list when it has ended or was dropped.
-struct Leave<'a> {
+struct CommitGuard<'a> {
     gate: &'a CommitGate,
     key: (String, u64),
     _over: watch::Sender<()>,
 }
 
-impl Drop for Leave<'_> {
+impl Drop for CommitGuard<'_> {
     fn drop(&mut self) {
         self.gate.locked().passing.remove(&self.key);
     }
 }
 
 impl CommitGate {
-    /// Creates a gate with the brake and the pauses that were in force before a restart.
-    #[must_use]
-    pub fn new(brake: Option<Brake>, pauses: Pauses) -> Self {
-        let inner = Inner { pauses, ..Inner::default() };
-        Self { brake: watch::Sender::new(brake.map(Arc::new)), inner: Mutex::new(inner) }
+    pub fn new(state: Arc<Storage>) -> Self {
+        Self { state, brake_changed: watch::Sender::default(), commits: Mutex::default() }
     }
 
-    fn locked(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    fn locked(&self) -> MutexGuard<'_, CommitsUnderWay> {
+        locked(&self.commits)
     }
 
     /// Returns the brake, if it is on.
-    #[must_use]
     pub fn brake(&self) -> Option<Arc<Brake>> {
-        self.brake.borrow().clone()
+        Option::clone(&self.state.brake.get())
     }
 
-    /// Returns a receiver that is told when the brake changes.
-    #[must_use]
-    pub fn watch_brake(&self) -> watch::Receiver<Option<Arc<Brake>>> {
-        self.brake.subscribe()
+    /// Returns a receiver that is notified when the brake changes.
+    pub fn watch_brake(&self) -> watch::Receiver<()> {
+        self.brake_changed.subscribe()
     }
 
     /// Pulls the brake. When this has returned, no Commit is on its way to any machine.
+    ///
+    /// Memory is ahead of the disk here: whoever pulls the brake needs it at once, even if the disk
+    /// is full.
     pub async fn pull_brake(&self, brake: Brake) {
         // The order matters: a Commit that enters before the list is read is in it, and one that
         // enters later sees the brake.
-        self.brake.send_replace(Some(Arc::new(brake)));
+        self.state.brake.set_behind(Some(Arc::new(brake)));
+        self.brake_changed.send_replace(());
         let passing = self.locked().passing.values().cloned().collect();
         drop_all(passing).await;
     }
 
-    pub fn release_brake(&self) {
-        self.brake.send_replace(None);
-    }
-
-    #[must_use]
-    pub fn pauses(&self) -> Pauses {
-        self.locked().pauses.clone()
+    /// Notifies the machines that the brake is released.
+    pub fn brake_released(&self) {
+        self.brake_changed.send_replace(());
     }
 
     /// Returns the pause of a machine, even if it has ended.
-    #[must_use]
     pub fn pause_of(&self, hostname: &str) -> Option<Arc<UpdatePause>> {
-        self.locked().pauses.of(hostname).cloned()
+        self.state.pauses.get().get(hostname).cloned()
     }
 
     /// Returns how many machines are paused at the time `now`.
-    #[must_use]
     pub fn paused_count(&self, now: Time) -> u32 {
-        u32::try_from(self.locked().pauses.count(now)).unwrap_or(u32::MAX)
+        u32::try_from(self.state.pauses.get().count(now)).unwrap_or(u32::MAX)
     }
 
-    /// Replaces the pauses, without waiting for Commits on their way.
-    pub fn set_pauses(&self, pauses: Pauses) {
-        self.locked().pauses = pauses;
-    }
-
-    /// Replaces the pauses. When this has returned, no Commit is on its way to `hostnames`.
-    pub async fn pause(&self, pauses: Pauses, hostnames: &[String]) {
+    /// Drops the Commits to `hostnames`. When this has returned after the machines were paused, no
+    /// Commit is on its way to them.
+    pub async fn drop_commits(&self, hostnames: &[String]) {
         let passing = {
-            let mut inner = self.locked();
-            inner.pauses = pauses;
-            let of = |host: &String| {
-                let passing = inner.passing.range((host.clone(), 0)..=(host.clone(), u64::MAX));
+            let commits = self.locked();
+            let of_host = |host: &String| {
+                let passing = commits.passing.range((host.clone(), 0)..=(host.clone(), u64::MAX));
                 passing.map(|(_, passing)| passing.clone()).collect::<Vec<_>>()
             };
-            hostnames.iter().flat_map(of).collect()
+            hostnames.iter().flat_map(of_host).collect()
         };
         drop_all(passing).await;
     }
 
     /// Runs `commit` to its end. If the gate is closed for the machine at the time `now`, or is
     /// closed while `commit` runs, `commit` is dropped.
-    ///
-    /// # Errors
-    ///
-    /// [`Closed`] says what closed the gate.
     pub async fn pass<T>(
         &self,
         hostname: &str,
         now: Time,
         commit: impl Future<Output = T>,
     ) -> Result<T, Closed> {
-        let (cancel, _leave) = self.enter(hostname, now)?;
+        let (cancel, _guard) = self.enter(hostname, now)?;
         tokio::select! {
             biased;
             // The brake cannot be released before this Commit has left.
-            () = cancel.cancelled() => Err(match self.brake.borrow().is_some() {
-                true => Closed::Brake,
-                false => Closed::Pause,
+            () = cancel.cancelled() => Err(match self.brake() {
+                Some(_) => Closed::Brake,
+                None => Closed::Pause,
             }),
             result = commit => Ok(result),
         }
     }
 
-    fn enter(&self, hostname: &str, now: Time) -> Result<(CancellationToken, Leave<'_>), Closed> {
-        let mut inner = self.locked();
-        if self.brake.borrow().is_some() {
+    fn enter(
+        &self,
+        hostname: &str,
+        now: Time,
+    ) -> Result<(CancellationToken, CommitGuard<'_>), Closed> {
+        let mut commits = self.locked();
+        if self.brake().is_some() {
             return Err(Closed::Brake);
         }
-        if inner.pauses.of(hostname).is_some_and(|pause| pause.holds(now)) {
+        if self.pause_of(hostname).is_some_and(|pause| pause.holds(now)) {
             return Err(Closed::Pause);
         }
-        inner.last += 1;
-        let key = (hostname.to_owned(), inner.last);
+        commits.last += 1;
+        let key = (hostname.to_owned(), commits.last);
         let (sender, over) = watch::channel(());
         let cancel = CancellationToken::new();
-        inner.passing.insert(key.clone(), Passing { cancel: cancel.clone(), over });
-        Ok((cancel, Leave { gate: self, key, _over: sender }))
+        commits.passing.insert(key.clone(), Passing { cancel: cancel.clone(), over });
+        Ok((cancel, CommitGuard { gate: self, key, _over: sender }))
     }
 }
 
@@ -189,6 +179,7 @@ async fn drop_all(passing: Vec<Passing>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::orders::Pauses;
     use std::sync::atomic::{AtomicBool, Ordering};
 
     fn at(seconds: i64) -> Time {
@@ -199,8 +190,16 @@ mod tests {
         Brake { reason: "test".into(), who: "me".into(), since: Time::default() }
     }
 
-    fn open() -> CommitGate {
-        CommitGate::new(None, Pauses::default())
+    struct Gate {
+        gate: Arc<CommitGate>,
+        _directory: tempfile::TempDir,
+    }
+
+    /// An open gate.
+    fn open() -> Gate {
+        let directory = tempfile::tempdir().unwrap();
+        let state = Storage::open(directory.path()).unwrap();
+        Gate { gate: Arc::new(CommitGate::new(Arc::new(state))), _directory: directory }
     }
 
     fn paused(hostname: &str) -> Pauses {
@@ -213,15 +212,16 @@ mod tests {
 
     #[tokio::test]
     async fn nothing_passes_while_the_brake_is_on() {
-        let gate = CommitGate::new(Some(brake()), Pauses::default());
+        let Gate { gate, _directory } = open();
+        gate.state.brake.set(Some(Arc::new(brake()))).unwrap();
         assert_eq!(gate.pass("a", at(0), async { 1 }).await, Err(Closed::Brake));
-        gate.release_brake();
+        gate.state.brake.set(None).unwrap();
         assert_eq!(gate.pass("a", at(0), async { 1 }).await, Ok(1));
     }
 
     #[tokio::test]
     async fn pulling_the_brake_drops_what_is_on_its_way_before_it_returns() {
-        let gate = Arc::new(open());
+        let Gate { gate, _directory } = open();
         let (started, mut is_started) = tokio::sync::mpsc::channel(1);
         let (passing, gone) = begin(&gate, "a", started);
         is_started.recv().await;
@@ -232,12 +232,13 @@ mod tests {
 
     #[tokio::test]
     async fn nothing_passes_to_a_paused_machine_until_the_time_has_come() {
-        let gate = CommitGate::new(None, paused("a"));
+        let Gate { gate, _directory } = open();
+        gate.state.pauses.set(paused("a")).unwrap();
         assert_eq!(gate.pass("a", at(99), async { 1 }).await, Err(Closed::Pause));
         assert_eq!(gate.pass("b", at(99), async { 1 }).await, Ok(1));
         assert_eq!(gate.pass("a", at(100), async { 1 }).await, Ok(1));
         assert_eq!((gate.paused_count(at(99)), gate.paused_count(at(100))), (1, 0));
-        gate.set_pauses(Pauses::default());
+        gate.state.pauses.set(Pauses::default()).unwrap();
         assert_eq!(gate.pass("a", at(99), async { 1 }).await, Ok(1));
         assert!(gate.locked().passing.is_empty());
     }
@@ -269,13 +270,14 @@ mod tests {
 
     #[tokio::test]
     async fn a_pause_drops_what_is_on_its_way_to_its_machine_alone_before_it_returns() {
-        let gate = Arc::new(open());
+        let Gate { gate, _directory } = open();
         let (started, mut are_started) = tokio::sync::mpsc::channel(2);
         let a = begin(&gate, "a", started.clone());
         let b = begin(&gate, "b", started);
         are_started.recv().await;
         are_started.recv().await;
-        gate.pause(paused("a"), &["a".to_owned()]).await;
+        gate.state.pauses.set(paused("a")).unwrap();
+        gate.drop_commits(&["a".to_owned()]).await;
         assert!(a.1.load(Ordering::SeqCst), "a Commit was still on its way");
         assert!(!b.1.load(Ordering::SeqCst), "another machine's Commit was dropped");
         assert_eq!(a.0.await.unwrap(), Err(Closed::Pause));

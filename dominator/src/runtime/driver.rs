@@ -1,133 +1,55 @@
-//! Carries out what the state machine of one machine decides.
+//! Runs the state machine of one machine and carries out its effects.
 //!
-//! One task for each machine owns all that goes on with it: a poll, a call, the reading of a tree
-//! and a plan may be under way at the same time, and each is dropped with the task. Tasks share
-//! nothing that a slow machine could hold.
+//! One task runs each machine. A poll, a call, the reading of a tree and a plan may be under way at
+//! the same time; each is dropped with the task. Tasks share nothing that a slow machine could
+//! block.
 
-mod orders;
+mod calls;
 
-use api::access::{Owned, Owners};
-use rpc::tls::Security;
 use std::future::pending;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use api::dominator::orders::DefaultImage;
-use api::fault::FaultCode;
-use api::subd::{
-    Cleanup, Commit, CommitRequest, Fetch, OfferImage, Poll, PollRequest, Prepare, SetConfiguration,
-};
+use api::access::{OwnedItem, Owners};
 use futures_util::StreamExt as _;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use model::image::ImageName;
+use model::lock::locked;
 use model::mdb::Machine;
-use model::object::ObjectId;
-use model::report::report;
-use rpc::audit_log::AuditLog;
-use rpc::client::{CallError, Client, Peer};
+use rpc::client::{Client, Peer};
+use system::random::random;
 use tokio::sync::{Notify, watch};
 
 use crate::core::budget;
-use crate::core::changes::Ordered;
-use crate::core::claims::{Claim, ClaimAnswer, ClaimKind};
-use crate::core::default_image::required;
-use crate::core::sources::Sources;
-use crate::core::sub::{
-    Call, Context, Effect, Event, Failure, FailureKind, ImageState, Sub, Ticket,
-};
+use crate::core::claims::{Claim, ClaimKind};
+use crate::core::required_image::required;
+use crate::core::sub::{Context, Effect, Event, ImageState, Sub, SubOrder};
 use crate::runtime::claim_service::ClaimService;
-use crate::runtime::clock::Clock;
-use crate::runtime::commit_gate::{Closed, CommitGate};
-use crate::runtime::counters::Counters;
-use crate::runtime::history::History;
-use crate::runtime::identities::{Identities, Registration};
+use crate::runtime::clock::{Clock, jitter};
+use crate::runtime::driver::calls::{call_sub, commit, plan, poll, read_tree, scan};
+use crate::runtime::identities::Registration;
 use crate::runtime::images::Images;
-use api::planning::{PlanJob, Planned};
-use rpc::trees::{ReadError, Reader};
-use system::{clock::wall, random::random};
+use crate::runtime::shared::Shared;
 
-/// How much longer than it asked for the answer to a poll may take.
-const POLL_SLACK: Duration = Duration::from_secs(30);
-
-/// How long a sub may take to accept a call.
-const ACCEPT_LIMIT: Duration = Duration::from_secs(30);
-
-/// How long a sub may take to accept a plan, which may be large.
-const PREPARE_LIMIT: Duration = Duration::from_secs(120);
-
-/// What all drivers share.
-#[derive(Debug)]
-pub struct Shared {
-    pub security: Security,
-    pub clock: Clock,
-    pub reader: Arc<Reader>,
-    pub images: Arc<Images>,
-    pub gate: CommitGate,
-    pub history: History,
-    pub audit: AuditLog,
-    pub identities: Arc<Identities>,
-    /// The image of machines whose record names none.
-    pub default_image: watch::Sender<Option<Arc<DefaultImage>>>,
-    pub metrics: Counters,
-    pub claim_service: Arc<ClaimService>,
-    /// Where subs fetch from.
-    pub sources: Sources,
-    /// The port of subs whose record names none.
-    pub subd_port: u16,
-}
-
-impl Shared {
-    /// Makes the plan for a machine, or returns one that was made for an equal machine.
-    ///
-    /// # Errors
-    ///
-    /// Why no plan can be made, in words.
-    pub async fn planned(self: &Arc<Self>, job: PlanJob) -> Result<Planned, String> {
-        if let Some(planned) = self.images.plans.find(&job) {
-            return Ok(planned);
-        }
-        let shared = Arc::clone(self);
-        let planned = self.reader.compute(move || {
-            // Another may have made the same while this one waited for its turn.
-            if let Some(planned) = shared.images.plans.find(&job) {
-                return Ok(planned);
-            }
-            let started = std::time::Instant::now();
-            let planned = job.run();
-            shared.metrics.planned(started.elapsed());
-            if let Ok(planned) = &planned {
-                shared.images.plans.keep(&job, planned);
-            }
-            planned
-        });
-        match planned.await {
-            Ok(Ok(planned)) => Ok(planned),
-            Ok(Err(error)) => Err(report(&error)),
-            Err(error) => Err(error.text()),
-        }
-    }
-}
-
-/// The handle of the driver of one machine.
+/// The handle of the driver of one machine: what others read from it, and how they give it orders.
 #[derive(Debug)]
 pub struct Handle {
     sub: Mutex<Sub>,
-    /// What the state machine decided and the driver has not begun to carry out.
+    /// Effects of the state machine that the driver has not started to carry out.
     effects: Mutex<Vec<Effect>>,
     machine: watch::Sender<Arc<Machine>>,
-    /// Notified when the driver has something to look at besides its machine.
+    /// Notified when the driver must read its claims or its effects.
     nudge: Arc<Notify>,
     registration: Registration,
-    /// Notified when what watchers are told has changed.
+    /// Notified when the state that callers wait for has changed.
     news: Notify,
-    /// The number under which the claim service knows the machine.
     claimant: budget::ClaimantId,
     claim_service: Arc<ClaimService>,
 }
 
-/// What follows from one step, beside effects.
+/// The result of a step, beside its effects.
 struct Stepped {
     /// When the driver must wake at the latest.
     wake: Option<Duration>,
@@ -142,22 +64,20 @@ impl Drop for Handle {
 }
 
 impl Handle {
-    /// Who owns the machine, by the machine database.
-    #[must_use]
-    pub fn owned(&self) -> Owned {
+    /// Returns who owns the machine according to the machine database.
+    pub fn owned(&self) -> OwnedItem {
         let machine = self.machine.borrow();
         let owners = Owners::new(machine.owner_groups.clone(), machine.owner_users.clone());
-        Owned { what: "machine database".to_owned(), owners }
+        OwnedItem { what: "machine database".to_owned(), owners }
     }
 
     /// Creates the handle of `machine`; [`drive`] runs it.
-    #[must_use]
     pub fn new(machine: Arc<Machine>, shared: &Shared) -> Arc<Self> {
-        // Some random bits tell this run from others; the rest counts.
+        // Random high bits distinguish this run from others; the low bits count.
         let first_id = random() << 24;
         let mut sub = Sub::new(Arc::clone(&machine), first_id, shared.clock.now());
         if let Some(update) = shared.history.last_update(&machine.hostname) {
-            sub.recall(update);
+            sub.await_update_end(update);
         }
         let registration = shared.identities.enter(&machine.hostname);
         let (claim_service, nudge) = (Arc::clone(&shared.claim_service), Arc::new(Notify::new()));
@@ -181,15 +101,14 @@ impl Handle {
 
     /// Ignores poisoning: a panic in one state machine must not hide all others from the lists.
     fn locked(&self) -> MutexGuard<'_, Sub> {
-        self.sub.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.sub)
     }
 
-    pub fn look<T>(&self, look: impl FnOnce(&Sub) -> T) -> T {
-        look(&self.locked())
+    pub fn with_sub<T>(&self, read: impl FnOnce(&Sub) -> T) -> T {
+        read(&self.locked())
     }
 
     /// Returns the address of the machine, if its record has one.
-    #[must_use]
     pub fn address(&self, subd_port: u16) -> Option<SocketAddr> {
         let machine = self.machine.borrow();
         Some(SocketAddr::new(machine.ip_address?, machine.subd_port.unwrap_or(subd_port)))
@@ -197,12 +116,11 @@ impl Handle {
 
     /// Steps the state machine. Its effects wait in `effects` for the driver.
     fn step(&self, event: Event, shared: &Shared) -> Stepped {
-        let jitter = u16::try_from(random() % 1_000).unwrap_or_default();
         let sources = shared.sources.of(&self.machine.borrow().location);
-        let context = Context { jitter, sources: &sources };
+        let context = Context { jitter: jitter(), sources: &sources };
         let now = shared.clock.now();
         let mut sub = self.locked();
-        let before = sub.watched_version();
+        let before = sub.watch_version();
         let mut answer = None;
         let effects = sub.step(now, event, &context).into_iter().filter(|effect| match effect {
             Effect::OrderAnswered(is_of_use) => {
@@ -212,21 +130,42 @@ impl Handle {
             _ => true,
         });
         // Added while the state machine is locked, so that effects keep the order of the steps.
-        self.effects.lock().unwrap_or_else(PoisonError::into_inner).extend(effects);
-        if sub.watched_version() != before {
+        locked(&self.effects).extend(effects);
+        if sub.watch_version() != before {
             self.news.notify_waiters();
         }
         Stepped { wake: sub.wake_at(), answer }
     }
 
-    /// Takes the effects that nobody has carried out yet.
+    /// Gives an operator's order to the state machine. Returns true if it had an effect. The driver
+    /// carries out the effects.
+    pub fn order(&self, order: SubOrder, shared: &Shared) -> bool {
+        let answer = self.step(Event::Ordered(order), shared).answer;
+        self.nudge.notify_one();
+        answer.unwrap_or_default()
+    }
+
+    /// Waits until the watched state has another version than `have`.
+    pub async fn news(&self, have: u64) {
+        loop {
+            let news = self.news.notified();
+            tokio::pin!(news);
+            // From here on no notification is missed.
+            news.as_mut().enable();
+            if self.with_sub(Sub::watch_version) != have {
+                return;
+            }
+            news.await;
+        }
+    }
+
+    /// Takes the effects that were not carried out yet.
     fn take_effects(&self) -> Vec<Effect> {
-        std::mem::take(&mut *self.effects.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *locked(&self.effects))
     }
 }
 
-/// Where the sub of `machine` is.
-#[must_use]
+/// Returns the address of the sub of `machine`.
 pub fn peer_of(machine: &Machine, subd_port: u16) -> Peer {
     let port = machine.subd_port.unwrap_or(subd_port);
     Peer { host: machine.hostname.clone(), port, address: machine.ip_address }
@@ -243,9 +182,8 @@ pub async fn drive(handle: Arc<Handle>, shared: Arc<Shared>) {
     }
     let mut verdicts = handle.registration.verdicts();
     let mut driver = Driver::new(handle, shared);
-    let mut defaults = driver.shared.default_image.subscribe();
-    let default = defaults.borrow_and_update().clone();
-    driver.step(Event::DefaultImage(default));
+    let mut defaults = driver.shared.default_image_changed.subscribe();
+    driver.step(Event::DefaultImage(driver.shared.default_image()));
     let mut event = driver.assigned(Arc::clone(&machines.borrow_and_update()));
     loop {
         driver.step(event);
@@ -257,18 +195,17 @@ pub async fn drive(handle: Arc<Handle>, shared: Arc<Shared>) {
             () = driver.image.changed() => driver.assigned(Arc::clone(&driver.machine)),
             () = driver.planned.changed() => driver.assigned(Arc::clone(&driver.machine)),
             Ok(()) = brakes.changed() => {
-                let brake = brakes.borrow_and_update();
+                let brake = driver.shared.gate.brake();
                 Event::Brake(brake.as_ref().map(|brake| brake.reason.as_str().into()))
             }
             Ok(()) = recorder.changed() => {
-                Event::HistoryTrouble(recorder.borrow_and_update().clone())
+                Event::HistoryFailing(recorder.borrow_and_update().clone())
             }
             Ok(()) = verdicts.changed() => {
                 Event::IdentityJudged(verdicts.borrow_and_update().clone())
             }
             Ok(()) = defaults.changed() => {
-                let default = defaults.borrow_and_update().clone();
-                driver.step(Event::DefaultImage(default));
+                driver.step(Event::DefaultImage(driver.shared.default_image()));
                 driver.assigned(Arc::clone(&driver.machine))
             }
             () = driver.handle.nudge.notified() => driver.nudged(),
@@ -278,7 +215,7 @@ pub async fn drive(handle: Arc<Handle>, shared: Arc<Shared>) {
     }
 }
 
-/// Waits until the clock shows `at`; for ever if there is no such time.
+/// Waits until the clock shows `at`; forever if that is `None`.
 async fn wake(at: Option<Duration>, clock: Clock) {
     match at {
         Some(at) => tokio::time::sleep_until(clock.moment(at).into()).await,
@@ -286,7 +223,7 @@ async fn wake(at: Option<Duration>, clock: Clock) {
     }
 }
 
-/// An image that is watched for a machine.
+/// The subscription to an image of a machine.
 #[derive(Default)]
 struct WatchedImage {
     name: Option<ImageName>,
@@ -294,9 +231,9 @@ struct WatchedImage {
 }
 
 impl WatchedImage {
-    /// The state of the image called `name`, which is watched from now on.
-    fn look(&mut self, name: Option<ImageName>, images: &Images) -> ImageState {
-        // A name that was not wanted for a moment is looked for anew.
+    /// Subscribes to the image `name` and returns its state.
+    fn subscribe(&mut self, name: Option<ImageName>, images: &Images) -> ImageState {
+        // An image that was not wanted for a moment has another sender now.
         let is_left = self.state.as_ref().is_none_or(|state| state.has_changed().is_err());
         if self.name != name || is_left {
             self.state = name.as_ref().and_then(|name| images.watch(name));
@@ -309,8 +246,8 @@ impl WatchedImage {
         }
     }
 
-    /// Waits until the state changes; for ever if nothing is watched, or nobody will change it any
-    /// more.
+    /// Waits until the state changes; forever if there is no image, or nothing updates its state
+    /// any more.
     async fn changed(&mut self) {
         let has_changed = match &mut self.state {
             Some(state) => state.changed().await.is_ok(),
@@ -351,9 +288,9 @@ impl Driver {
     /// Takes a new record of the machine, and subscribes to its images.
     fn assigned(&mut self, machine: Arc<Machine>) -> Event {
         self.machine = Arc::clone(&machine);
-        let name = required(&machine, self.shared.default_image.borrow().as_deref());
-        let image = self.image.look(name, &self.shared.images);
-        let planned = self.planned.look(machine.planned(), &self.shared.images);
+        let name = required(&machine, self.shared.default_image().as_deref());
+        let image = self.image.subscribe(name, &self.shared.images);
+        let planned = self.planned.subscribe(machine.planned(), &self.shared.images);
         Event::Assigned { machine, image, planned }
     }
 
@@ -377,28 +314,36 @@ impl Driver {
     fn carry_out(&mut self, effect: Effect) {
         let (client, shared) = (self.client.clone(), Arc::clone(&self.shared));
         let future: BoxFuture<'static, Event> = match effect {
-            Effect::Poll(ticket, request) => Box::pin(poll(client, shared, ticket, request)),
-            Effect::ReadTree(ticket, root) => Box::pin(read_tree(client, shared, ticket, root)),
-            Effect::Plan(ticket, job) => Box::pin(plan(shared, ticket, job)),
-            Effect::Call(ticket, call) => {
-                tracing::debug!(host = %self.machine.hostname, "{}", call.name());
-                Box::pin(call_sub(client, ticket, call))
+            Effect::Poll(request_id, request) => {
+                Box::pin(poll(client, shared, request_id, request))
             }
-            Effect::Commit(ticket, ordered) => {
+            Effect::ReadTree(request_id, root) => {
+                Box::pin(read_tree(client, shared, request_id, root))
+            }
+            Effect::Plan(request_id, job) => Box::pin(plan(shared, request_id, job)),
+            Effect::Call(request_id, call) => {
+                tracing::debug!(host = %self.machine.hostname, "{}", call.name());
+                Box::pin(call_sub(client, request_id, call))
+            }
+            Effect::Commit(request_id, ordered) => {
                 tracing::debug!(host = %self.machine.hostname, "commit");
                 let (host, handle) = (self.machine.hostname.clone(), Arc::clone(&self.handle));
                 Box::pin(async move {
                     match commit(&client, &shared, &host, &handle, ordered).await {
-                        Ok(()) => Event::Accepted(ticket),
-                        Err(failure) => Event::CallFailed(ticket, failure),
+                        Ok(()) => Event::Accepted(request_id),
+                        Err(failure) => Event::CallFailed(request_id, failure),
                     }
                 })
             }
             Effect::ReportIdentity(news) => {
                 let hostname = &self.machine.hostname;
-                return self.shared.identities.hear(hostname, &self.handle.registration, news);
+                return self.shared.identities.take_report(
+                    hostname,
+                    &self.handle.registration,
+                    news,
+                );
             }
-            Effect::Scan(ticket, have) => Box::pin(orders::scan(client, ticket, have)),
+            Effect::Scan(request_id, have) => Box::pin(scan(client, request_id, have)),
             Effect::Claim(claim) => {
                 let claimant = self.handle.claimant;
                 let purpose = match &claim {
@@ -407,7 +352,7 @@ impl Driver {
                     Claim::UnderWay(_) => return shared.claim_service.claim(claimant, claim),
                 };
                 shared.claim_service.claim(claimant, claim);
-                // What is true when it is looked at, not now.
+                // Reads the answer when the future runs, not now.
                 Box::pin(async move {
                     let answer = shared.claim_service.answer(claimant, purpose);
                     answer.map_or(Event::Wake, |answer| Event::Claimed(purpose, answer))
@@ -416,13 +361,15 @@ impl Driver {
             Effect::Release(what) => {
                 return shared.claim_service.release(self.handle.claimant, what);
             }
-            Effect::ActivityKnown => return shared.claim_service.met(self.handle.claimant),
+            Effect::ActivityKnown => {
+                return shared.claim_service.activity_known(self.handle.claimant);
+            }
             Effect::StatusChanged(status, detail) => {
                 tracing::info!(host = %self.machine.hostname, %status, "{detail}");
                 shared.history.status(&self.machine.hostname, status, &detail);
                 return;
             }
-            // Taken out by [`Handle::step`].
+            // Removed by [`Handle::step`].
             Effect::OrderAnswered(_) => return,
             Effect::UpdateEnded(update_id, outcome) => {
                 shared.history.ended(&self.machine.hostname, update_id, outcome);
@@ -431,124 +378,6 @@ impl Driver {
         };
         self.running.push(future);
     }
-}
-
-async fn poll(client: Client, shared: Arc<Shared>, ticket: Ticket, request: PollRequest) -> Event {
-    let limit = Duration::from_millis(request.wait_ms.into()) + POLL_SLACK;
-    match client.call_within::<Poll>(&request, limit).await {
-        Ok(reply) => {
-            shared.metrics.polled(true);
-            Event::Polled(ticket, Box::new(reply))
-        }
-        Err(error) => {
-            shared.metrics.polled(false);
-            Event::PollFailed(ticket, failure_of(&error))
-        }
-    }
-}
-
-async fn read_tree(client: Client, shared: Arc<Shared>, ticket: Ticket, root: ObjectId) -> Event {
-    match shared.reader.from_sub(&client, root).await {
-        Ok(tree) => Event::TreeRead(ticket, tree),
-        Err(error) => {
-            let kind = match &error {
-                ReadError::Call { source } => failure_of(source).kind,
-                ReadError::Changed => FailureKind::Stale,
-                _ => FailureKind::Garbage,
-            };
-            Event::TreeFailed(ticket, Failure { kind, text: error.text() })
-        }
-    }
-}
-
-async fn plan(shared: Arc<Shared>, ticket: Ticket, job: Box<PlanJob>) -> Event {
-    Event::Planned(ticket, shared.planned(*job).await.map(Arc::new))
-}
-
-async fn call_sub(client: Client, ticket: Ticket, call: Call) -> Event {
-    let result = match &call {
-        Call::SetConfiguration(configuration) => {
-            client.call_within::<SetConfiguration>(configuration, ACCEPT_LIMIT).await
-        }
-        Call::Fetch(request) => client.call_within::<Fetch>(request, ACCEPT_LIMIT).await,
-        Call::Prepare(request) => client.call_within::<Prepare>(request, PREPARE_LIMIT).await,
-        Call::Offer(request) => client.call_within::<OfferImage>(request, ACCEPT_LIMIT).await,
-        Call::Cleanup(request) => client.call_within::<Cleanup>(request, ACCEPT_LIMIT).await,
-    };
-    match result {
-        Ok(_done) => Event::Accepted(ticket),
-        Err(error) => Event::CallFailed(ticket, failure_of(&error)),
-    }
-}
-
-/// Puts on record what a Commit orders, and sends it.
-async fn commit(
-    client: &Client,
-    shared: &Shared,
-    host: &str,
-    handle: &Handle,
-    ordered: Box<Ordered>,
-) -> Result<(), Failure> {
-    if shared.gate.brake().is_some() {
-        return Err(braked("the brake was pulled"));
-    }
-    if shared.claim_service.answer(handle.claimant, ClaimKind::Update) != Some(ClaimAnswer::Granted)
-    {
-        return Err(braked("leave was taken back"));
-    }
-    let update_id = ordered.update_id;
-    let recorded = shared.history.order(host, ordered, &shared.images, &shared.reader).await;
-    recorded.map_err(|error| Failure { kind: FailureKind::Unsent, text: error.to_string() })?;
-    // Boxed, because the future of the gate contains it.
-    let commit = Box::pin(async {
-        // The disk takes its time: whatever was so before may be otherwise by now.
-        if shared.identities.is_doubted(host) {
-            return Err(braked("it may be another machine than the one that is meant"));
-        }
-        if !handle.look(|sub| sub.still_orders(update_id)) {
-            return Err(braked("something else is wanted now"));
-        }
-        if !shared.claim_service.begin(handle.claimant) {
-            return Err(braked("leave was taken back"));
-        }
-        let sent = client.call_within::<Commit>(&CommitRequest { update_id }, ACCEPT_LIMIT).await;
-        sent.map(|_done| ()).map_err(|error| failure_of(&error))
-    });
-    let closed = match shared.gate.pass(&client.peer().host, wall(), commit).await {
-        Ok(result) => return result,
-        Err(closed) => closed,
-    };
-    // Whoever closed the gate waits for this Commit and runs next, even on this thread.
-    tokio::task::yield_now().await;
-    match closed {
-        Closed::Pause => Err(braked("the machine was paused")),
-        Closed::Brake => Err(braked("the brake was pulled")),
-    }
-}
-
-fn braked(why: &str) -> Failure {
-    Failure { kind: FailureKind::Braked, text: why.to_owned() }
-}
-
-/// What the state machine makes of a failed call.
-fn failure_of(error: &CallError) -> Failure {
-    let kind = match error {
-        CallError::Connect { .. } | CallError::TimedOut { .. } | CallError::Lost { .. } => {
-            FailureKind::Unreachable
-        }
-        CallError::Fault { source, .. } => match source.code {
-            FaultCode::Busy | FaultCode::Unavailable => FailureKind::Busy,
-            FaultCode::Held => FailureKind::Held,
-            FaultCode::Untrusted => FailureKind::Untrusted,
-            FaultCode::NoMethod => FailureKind::NoMethod,
-            FaultCode::Stale => FailureKind::Stale,
-            FaultCode::NotFound => FailureKind::NotFound,
-            FaultCode::NoSpace => FailureKind::NoSpace,
-            _ => FailureKind::Refused,
-        },
-        _ => FailureKind::Garbage,
-    };
-    Failure { kind, text: report(error) }
 }
 
 #[cfg(test)]

@@ -1,105 +1,112 @@
-//! What happens to machines, on record: one thread writes it, many records in one transaction.
+//! Records updates and changes of status: one thread writes them, many in one transaction.
 //!
-//! # What is promised
+//! # Guarantees
 //!
-//! * An update is on the disk before the machine is told to carry it out. One that cannot be
-//!   recorded is not ordered.
-//! * How it ended is written within a second, and asked again of the machine after a crash.
+//! * An update is on the disk before it is ordered. An update that cannot be recorded is not
+//!   ordered.
+//! * The end of an update is written within a second; after a crash the machine is asked again.
 //! * Changes of status are written within a second. Those of the last second before a crash are
-//!   lost. While nothing can be written the first of them wait in memory, and those that come when
-//!   there is no place left are lost; how many is recorded when writing is possible again.
-
-mod change_lists;
+//!   lost. While nothing can be written, the first ones wait in memory and the others are lost; how
+//!   many is recorded later.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use api::dominator::Status;
-use api::subd::Outcome;
+use api::subd::UpdateOutcome;
+use model::display::{error_chain, safe_text};
 use model::image::required::RequiredImage;
-use model::report::report;
-use model::words::plain;
+use model::lock::locked;
+use model::object::ObjectId;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 
-use crate::core::changes::{Former, Ordered, changes};
-use crate::runtime::history::change_lists::{Lists, Source};
+use crate::core::changes::{OrderedUpdate, PreviousImage, changes};
+use crate::runtime::clock::Clock;
 use crate::runtime::images::Images;
-use crate::storage::history_rows::{EndRow, List, StatusRow, UpdateRow};
-use crate::storage::{HistoryLimits, Record, State, StateError};
-use rpc::trees::Reader;
-use system::clock::wall;
+use crate::runtime::recent::Recent;
+use crate::storage::history_rows::{ChangeList, EndRow, StatusRow, UpdateRow};
+use crate::storage::{HistoryLimits, HistoryRecord, Storage, StorageError};
+use rpc::trees::TreeReader;
 
 /// How many updates may wait to be written.
 const UPDATES_WAITING: usize = 1_024;
 
-/// How many changes the lists may have together that are being made, or wait to be written: each
+/// How many changes all lists together may have that are made, or wait to be written. A change
 /// takes some hundred bytes.
 const CHANGES_WAITING: usize = 1 << 20;
 
-/// How many changes of status may wait to be written, or wait for a disk that is full.
+/// The most lists of changes that are held.
+const LISTS_MAX: usize = 32;
+
+/// The most bytes of all lists that are held, except that the last list is always held.
+const LISTS_BYTES_MAX: usize = 32 << 20;
+
+/// How many changes of status may wait to be written.
 const STATUSES_WAITING: usize = 16_384;
 
-/// How many ends of updates may. Changes of status, which are many, must not take their places.
+/// How many ends of updates may wait to be written. They have their own limit, because changes of
+/// status are many.
 const ENDS_WAITING: usize = 16_384;
 
 /// How many records are written in one transaction.
 const BATCH: usize = 1_024;
 
-/// How long changes of status wait for others, to be written with them.
+/// How long changes of status wait for others, to share a transaction.
 const LINGER: Duration = Duration::from_millis(500);
 
-/// The pause after something could not be written, unless an update is to be written. Updates are
-/// not ordered before something was written again, so it is tried even if nothing waits.
+/// The pause after a failed write, unless an update is to be written. No update is ordered before a
+/// write succeeds, so it is tried even if nothing waits.
 const PAUSE: Duration = Duration::from_secs(5);
 
-/// The shortest pause after something could not be written.
+/// The shortest pause after a failed write.
 const FAILED_PAUSE: Duration = Duration::from_secs(1);
 
-/// How often old records are looked for when nothing happens.
+/// How often old records are removed when nothing is written.
 const IDLE: Duration = Duration::from_secs(600);
 
 /// The longest text of an outcome, in bytes. It comes from machines.
 const OUTCOME_BYTES_MAX: usize = 4_096;
 
-/// An update that is not on record, so that it must not be ordered.
+/// Why an update cannot be recorded and must not be ordered.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum RecordError {
+pub enum HistoryError {
     #[error("the update cannot be recorded, and is not ordered before it is: {why}")]
     Write { why: String },
     #[error("the dominator is stopping")]
     Stopping,
 }
 
-struct Entry {
-    record: Record,
-    /// Who waits for an update to be on the disk.
+struct QueuedRecord {
+    record: HistoryRecord,
+    /// Notified when the update is on the disk.
     done: Option<oneshot::Sender<Result<(), String>>>,
-    /// Gives the place in the queue back.
+    /// Returns the place in the queue when dropped.
     _place: OwnedSemaphorePermit,
-    /// The same for that of a list that was made for this.
+    /// Returns the room of a list that was made for this entry.
     _room: Option<OwnedSemaphorePermit>,
 }
 
 #[derive(Debug)]
 pub struct History {
-    queue: Mutex<Option<Sender<Entry>>>,
+    clock: Clock,
+    queue: Mutex<Option<Sender<QueuedRecord>>>,
     updates: Arc<Semaphore>,
     changes: Arc<Semaphore>,
     statuses: Arc<Semaphore>,
     ends: Arc<Semaphore>,
     lost: Arc<Mutex<u64>>,
     trouble: watch::Sender<Option<Arc<str>>>,
-    lists: Arc<Lists>,
+    lists: Arc<Recent<ListInput, Arc<ChangeList>>>,
     /// The last update of each machine that was recorded.
     last: Mutex<BTreeMap<String, u64>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-impl std::fmt::Debug for Entry {
+impl std::fmt::Debug for QueuedRecord {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.record.fmt(formatter)
     }
@@ -107,26 +114,28 @@ impl std::fmt::Debug for Entry {
 
 impl History {
     /// Starts the thread that writes to `state`.
-    ///
-    /// # Errors
-    ///
-    /// [`StateError`] if what is on record cannot be read.
-    pub fn start(state: Arc<State>, limits: HistoryLimits) -> Result<Self, StateError> {
+    pub fn start(
+        state: Arc<Storage>,
+        limits: HistoryLimits,
+        clock: Clock,
+    ) -> Result<Self, StorageError> {
         let last = Mutex::new(state.last_updates()?);
         let (queue, entries) = channel();
         let lost = Arc::new(Mutex::new(0));
         let trouble = watch::Sender::new(None);
-        let writer = Writer {
+        let writer = HistoryWriter {
             state,
             limits,
+            clock,
             entries,
             lost: Arc::clone(&lost),
             trouble: trouble.clone(),
-            told: None,
+            last_error: None,
             has_more: true,
         };
         let thread = std::thread::spawn(move || writer.run());
         Ok(Self {
+            clock,
             queue: Mutex::new(Some(queue)),
             updates: Arc::new(Semaphore::new(UPDATES_WAITING)),
             changes: Arc::new(Semaphore::new(CHANGES_WAITING)),
@@ -134,44 +143,41 @@ impl History {
             ends: Arc::new(Semaphore::new(ENDS_WAITING)),
             lost,
             trouble,
-            lists: Arc::default(),
+            lists: Arc::new(Recent::new(LISTS_MAX, LISTS_BYTES_MAX)),
             last,
             thread: Mutex::new(Some(thread)),
         })
     }
 
-    /// Writes what waits to be written, and ends the thread. To be called when all drivers have
-    /// ended; waits for the disk.
+    /// Writes what waits to be written, and ends the thread. Called when all drivers have ended.
+    /// Blocks on the disk.
     pub fn close(&self) {
-        drop(self.queue.lock().unwrap_or_else(PoisonError::into_inner).take());
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(locked(&self.queue).take());
+        let thread = locked(&self.thread).take();
         if thread.is_some_and(|thread| thread.join().is_err()) {
             tracing::error!("the writer of the history has panicked");
         }
     }
 
-    /// Why nothing can be written, if it cannot.
-    #[must_use]
+    /// Returns why the history cannot be written, if it cannot.
     pub fn trouble(&self) -> Option<String> {
         self.trouble.borrow().as_deref().map(str::to_owned)
     }
 
-    /// The same, and each change of it.
-    #[must_use]
+    /// Returns a receiver of the same.
     pub fn watch_trouble(&self) -> watch::Receiver<Option<Arc<str>>> {
         self.trouble.subscribe()
     }
 
-    /// The last update of this machine that is on record.
-    #[must_use]
+    /// Returns the last recorded update of a machine.
     pub fn last_update(&self, hostname: &str) -> Option<u64> {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner).get(hostname).copied()
+        locked(&self.last).get(hostname).copied()
     }
 
-    /// Records a change of status, soon.
+    /// Records a change of status without waiting.
     pub fn status(&self, hostname: &str, status: Status, detail: &str) {
-        let record = Record::Status(StatusRow::Status {
-            time: wall(),
+        let record = HistoryRecord::Status(StatusRow::Status {
+            time: self.clock.now().wall,
             host: hostname.to_owned(),
             status: status.name().to_owned(),
             detail: detail.to_owned(),
@@ -179,49 +185,46 @@ impl History {
         self.later(&self.statuses, record);
     }
 
-    /// Records how an update ended, soon.
-    pub fn ended(&self, hostname: &str, update_id: u64, outcome: Outcome) {
-        let row = EndRow { time: wall(), outcome: short(outcome) };
-        self.later(&self.ends, Record::End { host: hostname.to_owned(), update_id, row });
+    /// Records how an update ended without waiting.
+    pub fn ended(&self, hostname: &str, update_id: u64, outcome: UpdateOutcome) {
+        let row = EndRow { time: self.clock.now().wall, outcome: short(outcome) };
+        self.later(&self.ends, HistoryRecord::End { host: hostname.to_owned(), update_id, row });
     }
 
-    fn later(&self, places: &Arc<Semaphore>, record: Record) {
+    fn later(&self, places: &Arc<Semaphore>, record: HistoryRecord) {
         let place = Arc::clone(places).try_acquire_owned();
-        let entry = |place| Entry { record, done: None, _place: place, _room: None };
+        let entry = |place| QueuedRecord { record, done: None, _place: place, _room: None };
         if !place.is_ok_and(|place| self.send(entry(place))) {
-            *self.lost.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+            *locked(&self.lost) += 1;
         }
     }
 
-    fn send(&self, entry: Entry) -> bool {
-        let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+    fn send(&self, entry: QueuedRecord) -> bool {
+        let queue = locked(&self.queue);
         queue.as_ref().is_some_and(|queue| queue.send(entry).is_ok())
     }
 
-    /// Records an update that is about to be ordered; it is on the disk when this returns.
-    ///
-    /// # Errors
-    ///
-    /// [`RecordError`]; it must not be ordered then.
+    /// Records an update that is about to be ordered; it is on the disk when this returns. On an
+    /// error the update must not be ordered.
     pub async fn order(
         &self,
         hostname: &str,
-        ordered: Box<Ordered>,
+        ordered: Box<OrderedUpdate>,
         images: &Arc<Images>,
-        reader: &Reader,
-    ) -> Result<(), RecordError> {
+        reader: &TreeReader,
+    ) -> Result<(), HistoryError> {
         let update_id = ordered.update_id;
         if self.last_update(hostname) == Some(update_id) {
             return Ok(());
         }
         let (image, former) = (ordered.image.name().to_string(), ordered.former.clone());
-        // It may have to be asked for: whoever waits for that has no place.
-        let had = Had::of(&ordered, images).await;
+        // The former image may have to be loaded: wait for it before taking a place in the queue.
+        let had = FormerImage::load(&ordered, images).await;
         let place = Arc::clone(&self.updates).acquire_owned().await;
-        let place = place.map_err(|_| RecordError::Stopping)?;
+        let place = place.map_err(|_| HistoryError::Stopping)?;
         let (list, room) = self.list(ordered, had, reader).await?;
         let row = UpdateRow {
-            time: wall(),
+            time: self.clock.now().wall,
             host: hostname.to_owned(),
             update_id,
             image,
@@ -231,70 +234,80 @@ impl History {
             reasons: list.reasons,
         };
         let (done, is_done) = oneshot::channel();
-        let record = Record::Update(row, list);
-        if !self.send(Entry { record, done: Some(done), _place: place, _room: room }) {
-            return Err(RecordError::Stopping);
+        let record = HistoryRecord::Update(row, list);
+        if !self.send(QueuedRecord { record, done: Some(done), _place: place, _room: room }) {
+            return Err(HistoryError::Stopping);
         }
-        let result = is_done.await.map_err(|_| RecordError::Stopping)?;
-        result.map_err(|why| RecordError::Write { why })?;
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = is_done.await.map_err(|_| HistoryError::Stopping)?;
+        result.map_err(|why| HistoryError::Write { why })?;
+        let mut last = locked(&self.last);
         last.insert(hostname.to_owned(), update_id);
         Ok(())
     }
 
-    /// What the update changes, and the room that the list takes if it was made for this.
+    /// Returns the list of changes, and its room if it was made for this update.
     async fn list(
         &self,
-        ordered: Box<Ordered>,
-        had: Had,
-        reader: &Reader,
-    ) -> Result<(Arc<List>, Option<OwnedSemaphorePermit>), RecordError> {
-        let source = Source {
+        ordered: Box<OrderedUpdate>,
+        had: FormerImage,
+        reader: &TreeReader,
+    ) -> Result<(Arc<ChangeList>, Option<OwnedSemaphorePermit>), HistoryError> {
+        let source = ListInput {
             tree: ordered.tree.digest(),
             image: ordered.image.digest,
             plan: ordered.planned.digest,
             former: match &had {
-                Had::Same => Some(ordered.image.digest),
-                Had::Other(image) => Some(image.digest),
-                Had::Unknown => None,
+                FormerImage::Same => Some(ordered.image.digest),
+                FormerImage::Other(image) => Some(image.digest),
+                FormerImage::Unknown => None,
             },
         };
-        if let Some(list) = self.lists.find(source) {
+        if let Some(list) = self.lists.find(|known| *known == source) {
             return Ok((list, None));
         }
         let room = ordered.changes_count().min(CHANGES_WAITING);
         let room = u32::try_from(room).expect("it is no more than there may be");
         let room = Arc::clone(&self.changes).acquire_many_owned(room).await;
-        let room = room.map_err(|_| RecordError::Stopping)?;
+        let room = room.map_err(|_| HistoryError::Stopping)?;
         let lists = Arc::clone(&self.lists);
         let made = reader.compute(move || {
-            // Another may have made the same while this one waited for its turn.
-            if let Some(list) = lists.find(source) {
+            // Another driver may have made the same meanwhile.
+            if let Some(list) = lists.find(|known| *known == source) {
                 return (list, None);
             }
             let former = match &had {
-                Had::Same => Former::Same,
-                Had::Other(image) => Former::Other(&image.tree),
-                Had::Unknown => Former::Unknown,
+                FormerImage::Same => PreviousImage::Same,
+                FormerImage::Other(image) => PreviousImage::Other(&image.tree),
+                FormerImage::Unknown => PreviousImage::Unknown,
             };
-            (lists.keep(source, List::of(&changes(&ordered, former))), Some(room))
+            let list = ChangeList::new(&changes(&ordered, former));
+            let bytes = list.bytes();
+            (lists.add(source, Arc::new(list), bytes), Some(room))
         });
-        made.await.map_err(|_| RecordError::Stopping)
+        made.await.map_err(|_| HistoryError::Stopping)
     }
 }
 
-/// The image that a machine had.
-enum Had {
-    /// The one that it gets.
+/// What a list of changes is made from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct ListInput {
+    tree: ObjectId,
+    image: ObjectId,
+    plan: ObjectId,
+    former: Option<ObjectId>,
+}
+
+/// The former image of a machine.
+enum FormerImage {
+    /// The image that it gets.
     Same,
-    /// This one.
     Other(Arc<RequiredImage>),
-    /// None, or nobody gives it any more.
+    /// There is none, or it cannot be loaded any more.
     Unknown,
 }
 
-impl Had {
-    async fn of(ordered: &Ordered, images: &Arc<Images>) -> Self {
+impl FormerImage {
+    async fn load(ordered: &OrderedUpdate, images: &Arc<Images>) -> Self {
         let Some(name) = &ordered.former else { return Self::Unknown };
         if name == ordered.image.name() {
             return Self::Same;
@@ -303,35 +316,36 @@ impl Had {
     }
 }
 
-/// The same outcome, without more text than is kept.
-fn short(outcome: Outcome) -> Outcome {
-    let short = |text: String| plain(&text, OUTCOME_BYTES_MAX);
+/// Returns the outcome with its text cut to the limit.
+fn short(outcome: UpdateOutcome) -> UpdateOutcome {
+    let short = |text: String| safe_text(&text, OUTCOME_BYTES_MAX);
     match outcome {
-        Outcome::Done => Outcome::Done,
-        Outcome::NotPrepared(why) => Outcome::NotPrepared(short(why)),
-        Outcome::RolledBack(why) => Outcome::RolledBack(short(why)),
-        Outcome::Stuck(why) => Outcome::Stuck(short(why)),
-        Outcome::Undone(why) => Outcome::Undone(short(why)),
+        UpdateOutcome::Done => UpdateOutcome::Done,
+        UpdateOutcome::NotPrepared(why) => UpdateOutcome::NotPrepared(short(why)),
+        UpdateOutcome::RolledBack(why) => UpdateOutcome::RolledBack(short(why)),
+        UpdateOutcome::Stuck(why) => UpdateOutcome::Stuck(short(why)),
+        UpdateOutcome::Undone(why) => UpdateOutcome::Undone(short(why)),
     }
 }
 
-struct Writer {
-    state: Arc<State>,
+struct HistoryWriter {
+    state: Arc<Storage>,
     limits: HistoryLimits,
-    entries: Receiver<Entry>,
+    clock: Clock,
+    entries: Receiver<QueuedRecord>,
     lost: Arc<Mutex<u64>>,
     trouble: watch::Sender<Option<Arc<str>>>,
-    /// What operators were told of why nothing can be written, and when it last could not.
-    told: Option<(String, Instant)>,
-    /// The last transaction may have left something to take away.
+    /// The last error, which was logged, and when it occurred.
+    last_error: Option<(String, Duration)>,
+    /// True if the last transaction may have left old records.
     has_more: bool,
 }
 
-impl Writer {
+impl HistoryWriter {
     fn run(mut self) {
-        let mut batch: Vec<Entry> = Vec::new();
+        let mut batch: Vec<QueuedRecord> = Vec::new();
         loop {
-            let wait = match (batch.is_empty() && self.told.is_none(), self.has_more) {
+            let wait = match (batch.is_empty() && self.last_error.is_none(), self.has_more) {
                 (true, true) => Duration::ZERO,
                 (true, false) => IDLE,
                 (false, _) => PAUSE,
@@ -354,15 +368,15 @@ impl Writer {
         }
     }
 
-    /// Takes what else there is to be written. False if nothing will come any more.
-    fn fill(&self, batch: &mut Vec<Entry>) -> bool {
-        let until = Instant::now() + if self.told.is_some() { PAUSE } else { LINGER };
-        let is_urgent = |entry: &Entry| entry.done.is_some();
+    /// Adds further entries to the batch. Returns false if the queue is closed.
+    fn fill(&self, batch: &mut Vec<QueuedRecord>) -> bool {
+        let until = self.clock.elapsed() + if self.last_error.is_some() { PAUSE } else { LINGER };
+        let is_urgent = |entry: &QueuedRecord| entry.done.is_some();
         let mut has_urgent = batch.iter().any(is_urgent);
         while batch.len() < BATCH + STATUSES_WAITING + ENDS_WAITING {
             let wait = match has_urgent || batch.len() >= BATCH {
                 true => Duration::ZERO,
-                false => until.saturating_duration_since(Instant::now()),
+                false => until.saturating_sub(self.clock.elapsed()),
             };
             match self.entries.recv_timeout(wait) {
                 Ok(entry) => {
@@ -376,39 +390,41 @@ impl Writer {
         true
     }
 
-    /// Writes the batch. What nobody waits for stays in it if it cannot be written.
-    fn write(&mut self, batch: &mut Vec<Entry>) {
-        if let Some((_, failed)) = &self.told {
-            // To open a database again that failed takes time, and holds up orders.
-            std::thread::sleep(FAILED_PAUSE.saturating_sub(failed.elapsed()));
+    /// Writes the batch. On an error only updates are removed from it: their drivers try again.
+    fn write(&mut self, batch: &mut Vec<QueuedRecord>) {
+        if let Some((_, failed)) = &self.last_error {
+            // Opening a failed database again takes time and delays orders.
+            std::thread::sleep((*failed + FAILED_PAUSE).saturating_sub(self.clock.elapsed()));
         }
-        let lost = *self.lost.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut records: Vec<Record> = batch.iter().map(|entry| entry.record.clone()).collect();
+        let now = self.clock.now().wall;
+        let lost = *locked(&self.lost);
+        let mut records: Vec<HistoryRecord> =
+            batch.iter().map(|entry| entry.record.clone()).collect();
         if lost > 0 {
-            records.push(Record::Status(StatusRow::Gap { time: wall(), lost }));
+            records.push(HistoryRecord::Status(StatusRow::Gap { time: now, lost }));
         }
-        match self.state.append(&records, self.limits, wall()) {
+        match self.state.append(&records, self.limits, now) {
             Ok(evicted) => {
-                if self.told.take().is_some() {
+                if self.last_error.take().is_some() {
                     tracing::info!("the history is written again");
                     self.trouble.send_replace(None);
                 }
-                *self.lost.lock().unwrap_or_else(PoisonError::into_inner) -= lost;
+                *locked(&self.lost) -= lost;
                 for done in batch.drain(..).filter_map(|entry| entry.done) {
-                    // A driver that was told to stop does not wait any more.
+                    // A driver that was stopped does not wait any more.
                     let _gone = done.send(Ok(()));
                 }
                 self.has_more = evicted >= BATCH;
             }
             Err(error) => {
-                let why = report(&error);
-                if self.told.as_ref().is_none_or(|(told, _)| *told != why) {
+                let why = error_chain(&error);
+                if self.last_error.as_ref().is_none_or(|(last_error, _)| *last_error != why) {
                     tracing::error!(
                         "the history cannot be written, and no update is ordered before it can: \
                          {why}"
                     );
                 }
-                // Before those are told who wait, so that they do not try again in vain.
+                // Before the drivers that wait are notified, so that they do not try again in vain.
                 self.trouble.send_if_modified(|trouble| {
                     let is_news = trouble.as_deref() != Some(&why);
                     *trouble = Some(why.as_str().into());
@@ -419,8 +435,8 @@ impl Writer {
                         let _gone = done.send(Err(why.clone()));
                     }
                 }
-                batch.retain(|entry| !matches!(entry.record, Record::Update(..)));
-                self.told = Some((why, Instant::now()));
+                batch.retain(|entry| !matches!(entry.record, HistoryRecord::Update(..)));
+                self.last_error = Some((why, self.clock.elapsed()));
                 self.has_more = false;
             }
         }

@@ -1,27 +1,30 @@
 //! The identities of all machines: passes the decisions of `core::identity` to the drivers, and
-//! saves what each machine was last known by.
+//! saves the last known identity of each machine.
 //!
 //! What drivers report is written behind, in batches: after a crash the machines report it again.
 //! An operator's trust is on the disk before it takes effect.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use model::report::report;
-use tokio::sync::{Notify, watch};
+use model::lock::locked;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::core::identity::{IdentityReport, IdentityTable, IdentityVerdict, Trust, TrustError};
-use crate::core::order::{Order, OrderTextError};
-use crate::storage::{State, StateError};
-use system::clock::wall;
+use crate::core::identity::{
+    IdentityReport, IdentityTable, IdentityVerdict, TrustError, TrustRecord,
+};
+use crate::core::orders::{Order, OrderTextError};
+use crate::runtime::clock::Clock;
+use crate::runtime::saver::Saver;
+use crate::storage::{Storage, StorageError};
 
 /// How long changes are gathered before they are written.
-const GATHERING: Duration = Duration::from_secs(2);
+const GATHER_TIME: Duration = Duration::from_secs(2);
 
-/// How long changes are gathered after they could not be written.
-const RECOVERING: Duration = Duration::from_secs(60);
+/// The pause after a failed write.
+const RETRY_PAUSE: Duration = Duration::from_secs(60);
 
 /// Why a machine is not trusted.
 #[derive(Debug, thiserror::Error)]
@@ -31,14 +34,14 @@ pub enum TrustOrderError {
     Text(#[from] OrderTextError),
     #[error(transparent)]
     Refused(#[from] TrustError),
-    #[error("the order was not carried out, because it cannot be kept")]
-    State {
-        #[source]
-        source: StateError,
+    #[error("the order was not carried out, because it cannot be saved")]
+    Storage {
+        #[from]
+        source: StorageError,
     },
 }
 
-/// What a driver has of the roster: the verdicts on its machine, and where its news belong.
+/// Ties a driver to the table: the number of its run, and the verdicts on its machine.
 #[derive(Debug)]
 pub struct Registration {
     number: u64,
@@ -46,21 +49,20 @@ pub struct Registration {
 }
 
 impl Registration {
-    /// The last verdict, and each that comes.
-    #[must_use]
+    /// Returns a receiver of the last verdict and of each later one.
     pub fn verdicts(&self) -> watch::Receiver<IdentityVerdict> {
         self.verdicts.subscribe()
     }
 }
 
 #[derive(Debug)]
-struct Inner {
-    roster: IdentityTable,
+struct IdentityState {
+    table: IdentityTable,
     verdicts: BTreeMap<Arc<str>, watch::Sender<IdentityVerdict>>,
 }
 
-impl Inner {
-    fn tell(&self, changed: Vec<(Arc<str>, IdentityVerdict)>) {
+impl IdentityState {
+    fn send(&self, changed: Vec<(Arc<str>, IdentityVerdict)>) {
         for (name, verdict) in changed {
             if let Some(sender) = self.verdicts.get(&name) {
                 sender.send_replace(verdict);
@@ -71,37 +73,34 @@ impl Inner {
 
 #[derive(Debug)]
 pub struct Identities {
-    inner: Mutex<Inner>,
-    state: Arc<State>,
-    /// Held while something is kept, so that the later word is the last on the disk.
-    keeping: Mutex<()>,
-    dirty: Notify,
+    inner: Mutex<IdentityState>,
+    /// Locked from the reading of an identity in memory to the end of its write, so that the latest
+    /// value is the last on the disk. Taken before `inner`.
+    state: Mutex<Arc<Storage>>,
+    saver: Saver,
+    clock: Clock,
 }
 
 impl Identities {
-    /// Reads from `state` by what machines were last known.
-    ///
-    /// # Errors
-    ///
-    /// [`StateError`].
-    pub fn open(state: Arc<State>) -> Result<Self, StateError> {
-        let roster = IdentityTable::new(state.identities()?);
-        let inner = Mutex::new(Inner { roster, verdicts: BTreeMap::new() });
-        Ok(Self { inner, state, keeping: Mutex::default(), dirty: Notify::new() })
+    /// Reads the last known identities from `state`.
+    pub fn open(state: Arc<Storage>, clock: Clock) -> Result<Self, StorageError> {
+        let table = IdentityTable::new(state.identities()?);
+        let inner = Mutex::new(IdentityState { table, verdicts: BTreeMap::new() });
+        let saver = Saver::new("the identities of machines", GATHER_TIME, RETRY_PAUSE);
+        Ok(Self { inner, state: Mutex::new(state), saver, clock })
     }
 
-    fn locked(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    fn locked(&self) -> MutexGuard<'_, IdentityState> {
+        locked(&self.inner)
     }
 
     /// Adds a record, or its new address.
-    #[must_use]
     pub fn enter(&self, hostname: &str) -> Registration {
         let mut inner = self.locked();
-        let (number, changed) = inner.roster.enter(hostname);
+        let (number, changed) = inner.table.enter(hostname);
         let verdicts = watch::Sender::new(IdentityVerdict::default());
         inner.verdicts.insert(hostname.into(), verdicts.clone());
-        inner.tell(changed);
+        inner.send(changed);
         Registration { number, verdicts }
     }
 
@@ -109,88 +108,67 @@ impl Identities {
     pub fn leave(&self, hostname: &str) {
         let mut inner = self.locked();
         inner.verdicts.remove(hostname);
-        let changed = inner.roster.leave(hostname);
-        inner.tell(changed);
-        self.dirty.notify_one();
+        let changed = inner.table.leave(hostname);
+        inner.send(changed);
+        self.saver.notify();
     }
 
-    /// All records of the database in force are known by now.
-    pub fn forget_the_others(&self) {
-        self.locked().roster.forget_the_others();
-        self.dirty.notify_one();
+    /// Forgets the machines that have no record: all records of the database in force are entered.
+    pub fn forget_unlisted(&self) {
+        self.locked().table.forget_unlisted();
+        self.saver.notify();
     }
 
     /// Takes what a state machine reports of its machine.
-    pub fn hear(&self, hostname: &str, registration: &Registration, report: IdentityReport) {
+    pub fn take_report(&self, hostname: &str, registration: &Registration, report: IdentityReport) {
         let mut inner = self.locked();
-        let changed = inner.roster.take_report(hostname, registration.number, report);
-        inner.tell(changed);
-        if inner.roster.is_dirty() {
-            self.dirty.notify_one();
+        let changed = inner.table.take_report(hostname, registration.number, report);
+        inner.send(changed);
+        if inner.table.is_dirty() {
+            self.saver.notify();
         }
     }
 
     /// True if what answers for the record may be another machine.
     #[must_use]
-    pub fn is_doubted(&self, hostname: &str) -> bool {
-        self.locked().roster.is_doubted(hostname)
+    pub fn has_identity_mismatch(&self, hostname: &str) -> bool {
+        self.locked().table.has_identity_mismatch(hostname)
     }
 
-    /// Takes an operator's word that what answers for a record is the machine that is meant. Must
-    /// not be called by a task: it waits for the disk.
-    ///
-    /// # Errors
-    ///
-    /// [`TrustOrderError`]; nothing is changed then.
+    /// Takes an operator's word that what answers for a record is the machine that is meant; on an
+    /// error nothing is changed. Blocks on the disk.
     pub fn trust(&self, hostname: &str, who: &str, why: &str) -> Result<(), TrustOrderError> {
-        let order = Order::of("trust", who).about(hostname).why(why);
+        let order = Order::new("trust", who).about(hostname).why(why);
         let order = order.reasoned("the machine is to be trusted")?;
-        let _keeping = self.keeping.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = self.locked().roster.trusted(hostname, who, why, wall())?;
+        let state = locked(&self.state);
+        let identity = self.locked().table.trusted(hostname, who, why, self.clock.now().wall)?;
         let name: Arc<str> = hostname.into();
-        self.state
-            .keep_identities(&[(Arc::clone(&name), Some(known.clone()))], Some(&order))
-            .map_err(|source| TrustOrderError::State { source })?;
-        if let Some(Trust { hostname: found, .. }) = &known.trust {
-            let machine_id = &known.machine_id;
+        state.save_identities(&[(Arc::clone(&name), Some(identity.clone()))], Some(&order))?;
+        if let Some(TrustRecord { hostname: found, .. }) = &identity.trust {
+            let machine_id = &identity.machine_id;
             tracing::warn!(who, why, host = hostname, %found, %machine_id, "is trusted");
         }
         let mut inner = self.locked();
-        let changed = inner.roster.take_trust(&name, known);
-        inner.tell(changed);
+        let changed = inner.table.take_trust(&name, identity);
+        inner.send(changed);
         Ok(())
     }
 
     /// Writes what drivers report until `stop` is cancelled, and then once more.
-    pub async fn keep(self: Arc<Self>, stop: CancellationToken) {
-        let mut pause = GATHERING;
-        loop {
-            let is_last = stop.run_until_cancelled(self.dirty.notified()).await.is_none()
-                || stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_none();
-            let keeper = Arc::clone(&self);
-            let kept = tokio::task::spawn_blocking(move || keeper.keep_now()).await;
-            pause = GATHERING;
-            if let Ok(Err(error)) = kept {
-                pause = RECOVERING;
-                let error = report(&error);
-                tracing::error!("cannot save the identities of machines: {error}");
-                self.dirty.notify_one();
-            }
-            if is_last {
-                return;
-            }
-        }
+    pub async fn save_behind(self: Arc<Self>, stop: CancellationToken) {
+        let identities = Arc::clone(&self);
+        self.saver.run(move || identities.save(), &stop).await;
     }
 
-    fn keep_now(&self) -> Result<(), StateError> {
-        let _keeping = self.keeping.lock().unwrap_or_else(PoisonError::into_inner);
-        let dirty = self.locked().roster.take_dirty();
+    fn save(&self) -> Result<(), StorageError> {
+        let state = locked(&self.state);
+        let dirty = self.locked().table.take_dirty();
         if dirty.is_empty() {
             return Ok(());
         }
-        let result = self.state.keep_identities(&dirty, None);
+        let result = state.save_identities(&dirty, None);
         if result.is_err() {
-            self.locked().roster.dirty_again(dirty.into_iter().map(|(name, _)| name));
+            self.locked().table.mark_dirty(dirty.into_iter().map(|(name, _)| name));
         }
         result
     }

@@ -1,34 +1,34 @@
 //! Loads the images that machines must have from the image server, and caches others.
 
 mod cache;
-mod holds;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use api::fault::FaultCode;
+use api::image_server::expiry::{HoldImages, HoldImagesRequest, NAMES_MAX};
 use api::image_server::{GetImage, GetImageRequest};
+use model::display::error_chain;
 use model::image::ImageName;
 use model::image::required::RequiredImage;
+use model::lock::locked;
 use model::object::ObjectId;
-use model::report::report;
 use model::signing::Signature;
 use rpc::client::{CallError, Client};
-use rpc::trees::Reader;
-use rpc::trees::image::GetImageError;
+use rpc::trees::{GetImageError, TreeReader};
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::core::required_image::image_warning;
 use crate::core::sub::ImageState;
 use crate::core::timing::{RETRY_FIRST, RETRY_LONGEST};
-use crate::core::warnings::remark;
-use crate::runtime::plan_cache::Plans;
+use crate::runtime::clock::{Clock, jitter};
+use crate::runtime::recent::Plans;
 use model::backoff::{doubled, jittered};
-use system::{clock::wall, random::random};
 
-/// How long the image server is asked to wait for an image that it does not have.
+/// How long the image server waits for an image that it does not have.
 const WAIT: Duration = Duration::from_secs(55);
 
 /// How often the notes of an image are read, before jitter.
@@ -37,29 +37,33 @@ const NOTES_INTERVAL: Duration = Duration::from_secs(60);
 /// How long the image server may take to answer.
 const NOTES_LIMIT: Duration = Duration::from_secs(30);
 
-/// A number from 0 to 999.
-fn jitter() -> u16 {
-    u16::try_from(random() % 1_000).unwrap_or_default()
-}
+/// How often the images in use are held, before jitter.
+const HOLD_INTERVAL: Duration = Duration::from_secs(60);
 
-/// A remark on an image; and its digest with its signatures.
-type News = (Option<String>, Option<(ObjectId, Vec<Signature>)>);
+/// How long a hold lasts: a dominator may be down for this long.
+const HOLD_SECONDS: u32 = 900;
 
-/// Gives the image that is at hand these signatures, if they are others; says whether it did.
+/// How long the image server may take to answer.
+const HOLD_LIMIT: Duration = Duration::from_secs(30);
+
+/// A remark on an image, and its digest with its signatures.
+type ImageNews = (Option<String>, Option<(ObjectId, Vec<Signature>)>);
+
+/// Replaces the signatures of a loaded image. Returns true if they differ.
 fn sign(state: &mut ImageState, digest: ObjectId, signatures: Vec<Signature>) -> bool {
     let ImageState::Ready(image) = state else { return false };
     if image.digest != digest || image.signatures == signatures {
         return false;
     }
     let signed = RequiredImage::clone(image).with_signatures(signatures);
-    // Too many of them are none.
+    // `with_signatures` drops them if they are too many.
     let is_new = signed.signatures != image.signatures;
     *image = Arc::new(signed);
     is_new
 }
 
 #[derive(Debug)]
-struct Wanted {
+struct WantedImage {
     state: watch::Sender<ImageState>,
     /// Why machines should not depend on it any more.
     remark: Mutex<Option<String>>,
@@ -68,35 +72,37 @@ struct Wanted {
 
 #[derive(Debug)]
 pub struct Images {
-    /// Plans to these images.
+    /// Plans that were made for these images.
     pub plans: Plans,
     client: Client,
-    reader: Arc<Reader>,
-    wanted: Mutex<BTreeMap<ImageName, Arc<Wanted>>>,
-    /// What is wrong with the image server itself, by the image that met it.
+    clock: Clock,
+    reader: Arc<TreeReader>,
+    wanted: Mutex<BTreeMap<ImageName, Arc<WantedImage>>>,
+    /// Errors of the image server itself, by the image for which they occurred.
     troubles: Mutex<BTreeMap<ImageName, String>>,
-    /// What is known of others.
-    known: Mutex<cache::Known>,
-    /// Held while one of them is asked for.
+    /// Images that no machine must have.
+    known: Mutex<cache::ImageCache>,
+    /// Held while a former image is loaded.
     asking: tokio::sync::Mutex<()>,
     tracker: TaskTracker,
     stop: CancellationToken,
-    /// Other images are wanted than before.
+    /// Notified when other images are wanted.
     changed: Notify,
 }
 
 impl Images {
-    /// Gets images over `client`; its tasks are in `tracker` and end when `stop` is cancelled.
-    #[must_use]
+    /// Loads images with `client`. Its tasks are in `tracker` and end when `stop` is cancelled.
     pub fn new(
         client: Client,
-        reader: Arc<Reader>,
+        clock: Clock,
+        reader: Arc<TreeReader>,
         tracker: TaskTracker,
         stop: CancellationToken,
     ) -> Arc<Self> {
         Arc::new(Self {
             plans: Plans::default(),
             client,
+            clock,
             reader,
             wanted: Mutex::default(),
             troubles: Mutex::default(),
@@ -108,28 +114,29 @@ impl Images {
         })
     }
 
-    /// Starts to get those of `names` that are new, and lets go of images that are not named.
+    /// Starts to load the images of `names` that are new, and stops watching images that are not
+    /// named.
     pub fn want(self: &Arc<Self>, names: &BTreeSet<ImageName>) {
-        let mut wanted = self.wanted.lock().expect("no holder panics");
-        let mut troubles = self.troubles.lock().expect("no holder panics");
+        let mut wanted = locked(&self.wanted);
+        let mut troubles = locked(&self.troubles);
         wanted.retain(|name, image| {
-            let keep = names.contains(name);
-            if !keep {
-                // Machines that had it are compared with it when they get the next one.
+            let is_wanted = names.contains(name);
+            if !is_wanted {
+                // It is the former image of machines that get the next one.
                 if let ImageState::Ready(former) = &*image.state.borrow() {
-                    self.was_wanted(name, former);
+                    self.cache_former(name, former);
                 }
                 image.cancel.cancel();
                 troubles.remove(name);
             }
-            keep
+            is_wanted
         });
         for name in names {
             if wanted.contains_key(name) {
                 continue;
             }
             let missing = ImageState::Missing(format!("asking the image server for {name}").into());
-            let image = Arc::new(Wanted {
+            let image = Arc::new(WantedImage {
                 state: watch::Sender::new(missing),
                 remark: Mutex::default(),
                 cancel: self.stop.child_token(),
@@ -139,63 +146,94 @@ impl Images {
             let (images, name) = (Arc::clone(self), name.clone());
             self.tracker.spawn(async move {
                 let cancel = image.cancel.clone();
-                cancel.run_until_cancelled(images.look_after(name, &image)).await;
+                cancel.run_until_cancelled(images.follow_image(name, &image)).await;
             });
         }
     }
 
-    /// Tells the state of a wanted image; `None` if nobody has asked for it with
-    /// [`Images::want`].
-    #[must_use]
+    /// Holds the wanted images on the image server, so that they do not expire, under the name
+    /// `holder`. Never returns.
+    pub async fn hold(self: Arc<Self>, holder: String) {
+        let mut is_failing = false;
+        loop {
+            let names: Vec<_> = {
+                let wanted = locked(&self.wanted);
+                wanted.keys().take(NAMES_MAX).cloned().collect()
+            };
+            // Without a machine database the holds from before the start stay.
+            if !names.is_empty() {
+                let request =
+                    HoldImagesRequest { holder: holder.clone(), names, seconds: HOLD_SECONDS };
+                match self.client.call_within::<HoldImages>(&request, HOLD_LIMIT).await {
+                    Ok(_) => is_failing = false,
+                    Err(error) if !is_failing => {
+                        is_failing = true;
+                        let why = error_chain(&error);
+                        tracing::warn!(
+                            "the image server does not know which images are in use: {why}"
+                        );
+                    }
+                    Err(_) => {}
+                }
+            }
+            // New images are held at once.
+            let pause = tokio::time::sleep(jittered(HOLD_INTERVAL, jitter()));
+            tokio::select! {
+                () = pause => {}
+                () = self.changed.notified() => {}
+            }
+        }
+    }
+
+    /// Returns a receiver of the state of a wanted image; `None` if [`Images::want`] did not name
+    /// it.
     pub fn watch(&self, name: &ImageName) -> Option<watch::Receiver<ImageState>> {
-        let wanted = self.wanted.lock().expect("no holder panics");
+        let wanted = locked(&self.wanted);
         Some(wanted.get(name)?.state.subscribe())
     }
 
-    /// What is wrong with the image server, if something is.
-    #[must_use]
+    /// Returns an error of the image server, if there is one.
     pub fn trouble(&self) -> Option<String> {
-        self.troubles.lock().expect("no holder panics").values().next().cloned()
+        locked(&self.troubles).values().next().cloned()
     }
 
-    /// What operators should know of the images that are wanted.
-    #[must_use]
+    /// Returns the warnings about wanted images.
     pub fn remarks(&self) -> Vec<(ImageName, String)> {
-        let wanted = self.wanted.lock().expect("no holder panics");
-        let remark = |image: &Wanted| match &*image.state.borrow() {
+        let wanted = locked(&self.wanted);
+        let remark = |image: &WantedImage| match &*image.state.borrow() {
             ImageState::Missing(why) => Some(why.to_string()),
-            _ => image.remark.lock().expect("no holder panics").clone(),
+            _ => locked(&image.remark).clone(),
         };
         let remarks =
             wanted.iter().filter_map(|(name, image)| Some((name.clone(), remark(image)?)));
         remarks.collect()
     }
 
-    async fn look_after(&self, name: ImageName, wanted: &Wanted) {
-        self.get_until_there(name.clone(), wanted).await;
+    async fn follow_image(&self, name: ImageName, wanted: &WantedImage) {
+        self.load(name.clone(), wanted).await;
         loop {
-            match self.ask_for_notes(&name).await {
+            match self.read_notes(&name).await {
                 Ok((remark, signed)) => {
-                    self.note_trouble(&name, None);
-                    *wanted.remark.lock().expect("no holder panics") = remark;
+                    self.set_error(&name, None);
+                    *locked(&wanted.remark) = remark;
                     if let Some((digest, signatures)) = signed {
                         wanted.state.send_if_modified(|state| sign(state, digest, signatures));
                     }
                 }
-                // What was known of the image stays.
-                Err(error) => self.note_trouble(&name, Some(report(&error))),
+                // What is known of the image stays.
+                Err(error) => self.set_error(&name, Some(error_chain(&error))),
             }
             tokio::time::sleep(jittered(NOTES_INTERVAL, jitter())).await;
         }
     }
 
-    /// Why machines should not depend on an image any more, and who has signed which digest, by
-    /// what its server says of it now.
-    async fn ask_for_notes(&self, name: &ImageName) -> Result<News, CallError> {
+    /// Reads the notes of an image: whether machines should not depend on it any more, and its
+    /// signatures.
+    async fn read_notes(&self, name: &ImageName) -> Result<ImageNews, CallError> {
         let request = GetImageRequest { name: name.clone(), wait_ms: 0 };
         match self.client.call_within::<GetImage>(&request, NOTES_LIMIT).await {
             Ok(image) => {
-                let remark = remark(&image.notes, wall());
+                let remark = image_warning(&image.notes, self.clock.now().wall);
                 Ok((remark, Some((image.content.digest(), image.notes.signatures))))
             }
             Err(error) if matches!(error.code(), Some(FaultCode::NotFound | FaultCode::Gone)) => {
@@ -206,21 +244,21 @@ impl Images {
         }
     }
 
-    async fn get_until_there(&self, name: ImageName, wanted: &Wanted) {
+    async fn load(&self, name: ImageName, wanted: &WantedImage) {
         let mut failures = 0;
-        // The first answer comes at once, so that an image that is missing is known to be.
+        // The first call does not wait, so that a missing image is reported at once.
         let mut wait = Duration::ZERO;
         loop {
             let error = match self.reader.image(&self.client, &name, wait).await {
                 Ok(image) => {
                     tracing::info!(image = %name, digest = %image.digest, "image loaded");
-                    self.note_trouble(&name, None);
+                    self.set_error(&name, None);
                     wanted.state.send_replace(ImageState::Ready(image));
                     return;
                 }
                 Err(error) => error,
             };
-            let text = report(&error);
+            let text = error_chain(&error);
             let is_patient = matches!(error, GetImageError::NotThere { .. });
             failures = if is_patient { 1 } else { failures + 1 };
             let trouble = match &error {
@@ -232,7 +270,7 @@ impl Images {
             if failures == 1 {
                 tracing::warn!(image = %name, "{text}");
             }
-            self.note_trouble(&name, trouble);
+            self.set_error(&name, trouble);
             wanted.state.send_if_modified(|state| {
                 let is_new = !matches!(state, ImageState::Missing(old) if **old == *text);
                 if is_new {
@@ -241,7 +279,7 @@ impl Images {
                 is_new
             });
             if is_patient && wait.is_zero() {
-                // It is known to be missing; now the server says when it comes.
+                // The image is missing: the next call waits for it.
                 wait = WAIT;
                 continue;
             }
@@ -251,8 +289,8 @@ impl Images {
         }
     }
 
-    fn note_trouble(&self, name: &ImageName, trouble: Option<String>) {
-        let mut troubles = self.troubles.lock().expect("no holder panics");
+    fn set_error(&self, name: &ImageName, trouble: Option<String>) {
+        let mut troubles = locked(&self.troubles);
         match trouble {
             Some(trouble) => troubles.insert(name.clone(), trouble),
             None => troubles.remove(name),

@@ -1,52 +1,43 @@
-//! Copies of the database, and what becomes of one that is started upon.
+//! Backups: copies of the database, and the start on one.
 //!
-//! A copy has a mark. The dominator that finds it pulls the brake before it does anything: the
-//! fleet has gone on since the copy was made, and may have an image since then that the copy does
-//! not know of.
+//! A copy has a mark. A dominator that finds it pulls the brake first: the fleet has changed since
+//! the copy was made, and may have images that the copy does not know.
 
 use std::fs::File;
 use std::io::Read as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
+use std::sync::Arc;
 
 use api::dominator::Brake;
+use model::display::utc;
 use model::object::{Algorithm, Hasher, ObjectId};
 use model::tree::Time;
-use model::when::moment;
-use redb::Database;
 
-use super::{BRAKE, SETTINGS, State, StateError, open};
-use crate::core::order::Order;
+use super::database::{OpenDatabase, RowJson, SETTINGS, SettingsRow, StoredValue};
+use super::{Storage, StorageError};
+use crate::core::orders::Order;
 use system::clock::wall;
 
 /// The mark of a copy: when it was made.
 const COPIED: &str = "copied";
 
-/// The name that a copy has while it is made.
+/// The name of a copy while it is made.
 const COPY: &str = "backup.redb";
 
-/// How much of a copy is read at once, in bytes.
+/// The size of the buffer for reading a copy, in bytes.
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// Databases of fewer bytes are left as they are.
-const COMPACT_BYTES_MIN: u64 = 64 << 20;
-
-/// A copy of the database; it has no name and goes when this does.
+/// A copy of the database in a file without a name, which exists until this is dropped.
 #[derive(Debug)]
-pub struct Copy {
+pub struct DatabaseCopy {
     file: File,
-    /// Its length, in bytes.
     pub size_bytes: u64,
-    /// The digest of all of it.
     pub digest: ObjectId,
 }
 
-impl Copy {
-    /// The bytes from `offset` on, at most `length`.
-    ///
-    /// # Errors
-    ///
-    /// What the kernel says.
+impl DatabaseCopy {
+    /// Reads at most `length` bytes at `offset`.
     pub fn read(&self, offset: u64, length: usize) -> std::io::Result<Vec<u8>> {
         let left = self.size_bytes.saturating_sub(offset);
         let length = usize::try_from(left).unwrap_or(usize::MAX).min(length);
@@ -56,26 +47,27 @@ impl Copy {
     }
 }
 
-impl State {
-    /// Makes a copy of all that is kept. Nothing is written meanwhile.
-    ///
-    /// # Errors
-    ///
-    /// [`StateError`].
-    pub fn copy(&self) -> Result<Copy, StateError> {
-        let path = self.path.with_file_name(COPY);
+impl Storage {
+    /// Makes a copy of the database. Nothing is written meanwhile.
+    pub fn copy(&self) -> Result<DatabaseCopy, StorageError> {
+        let path = self.database.path.with_file_name(COPY);
         let result = self.copy_to(&path);
         remove(&path);
         result
     }
 
-    fn copy_to(&self, path: &Path) -> Result<Copy, StateError> {
-        let failed = |source| StateError::Copy { path: path.to_owned(), source };
+    fn copy_to(&self, path: &Path) -> Result<DatabaseCopy, StorageError> {
+        let failed = |source| StorageError::Copy { path: path.to_owned(), source };
         remove(path);
-        self.with("read", |_database| Ok(std::fs::copy(&self.path, path)))?.map_err(failed)?;
-        // It was not closed, so this repairs it.
-        let copy = Self { path: path.to_owned(), database: Some(open(path)?).into() };
-        copy.set(COPIED, Some(&wall()), None)?;
+        let original = &self.database;
+        original.with("read", |_| Ok(std::fs::copy(&original.path, path)))?.map_err(failed)?;
+        // The original was not closed, so opening repairs the copy.
+        let copy = OpenDatabase::open(path)?;
+        let mark = serde_json::to_vec(&wall()).expect("a time is a plain structure");
+        copy.transact(None, |write| {
+            write.open_table(SETTINGS)?.insert(COPIED, &mark[..])?;
+            Ok(())
+        })?;
         drop(copy);
         let mut file = File::open(path).map_err(failed)?;
         let (mut hasher, mut size_bytes) = (Hasher::new(Algorithm::Blake3), 0);
@@ -83,33 +75,35 @@ impl State {
         loop {
             let length = file.read(&mut buffer).map_err(failed)?;
             if length == 0 {
-                return Ok(Copy { file, size_bytes, digest: hasher.finish() });
+                return Ok(DatabaseCopy { file, size_bytes, digest: hasher.finish() });
             }
             hasher.update(&buffer[..length]);
             size_bytes += length as u64;
         }
     }
 
-    /// Pulls the brake if this database is a copy that was not started upon yet.
-    pub(super) fn brake_copy(&self) -> Result<(), StateError> {
-        let Some(copied) = self.get::<Time>(COPIED)? else { return Ok(()) };
+    /// Pulls the brake if this database is a copy that no dominator was started upon yet.
+    pub(super) fn brake_copy(&self) -> Result<(), StorageError> {
+        let row = SettingsRow::new(&self.database, COPIED);
+        let copied: StoredValue<Option<Time>> = StoredValue::load_or_default_as(row, RowJson)?;
+        let Some(copied) = *copied.get() else { return Ok(()) };
         let mut reason = format!(
             "the dominator was started on the backup of {}: compare the machine database, the \
              orders and the fleet with what they should be, then enable updates",
-            moment(copied)
+            utc(copied)
         );
-        if let Some(before) = self.brake()? {
+        if let Some(before) = &*self.brake.get() {
             reason = format!("{reason}; before that they were disabled because: {}", before.reason);
         }
         let who = "the dominator".to_owned();
-        let order = Order::of("disable-updates", &who).why(&reason);
+        let order = Order::new("disable-updates", &who).why(&reason);
         let brake = Brake { reason, who, since: wall() };
-        let record = serde_json::to_vec(&brake).map_err(|error| self.damaged(BRAKE, error))?;
-        self.transact(Some(&order), |write| {
-            let mut settings = write.open_table(SETTINGS)?;
-            settings.insert(BRAKE, &record[..])?;
-            settings.remove(COPIED)?;
-            Ok(())
+        self.brake.set_through(Some(Arc::new(brake)), |row, bytes| {
+            self.database.transact(Some(&order), |write| {
+                row.insert(write, bytes)?;
+                write.open_table(SETTINGS)?.remove(COPIED)?;
+                Ok(())
+            })
         })
     }
 }
@@ -122,26 +116,7 @@ fn remove(path: &Path) {
     }
 }
 
-/// Takes away what a copy has left that was cut short.
+/// Removes what an interrupted copy has left.
 pub(super) fn clean(directory: &Path) {
     remove(&directory.join(COPY));
-}
-
-/// Makes a file smaller that is more than half empty.
-pub(super) fn compact(database: &mut Database, path: &Path) -> Result<(), redb::Error> {
-    let length = std::fs::metadata(path).map_or(0, |metadata| metadata.len());
-    if length < COMPACT_BYTES_MIN {
-        return Ok(());
-    }
-    let write = database.begin_write()?;
-    let stats = write.stats()?;
-    write.abort()?;
-    let used = stats.stored_bytes() + stats.metadata_bytes();
-    if used >= length / 2 {
-        return Ok(());
-    }
-    database.compact()?;
-    let left = std::fs::metadata(path).map_or(0, |metadata| metadata.len());
-    tracing::info!(before = length, after = left, used, "the database was compacted");
-    Ok(())
 }

@@ -1,29 +1,34 @@
-//! The log of events in the database: rows in the order of their numbers, counted and limited.
+//! The log of events in the database: numbered rows, limited in size and age.
 //!
-//! There are three streams, because what happens often must not push out what matters for long:
-//! orders, updates, statuses. Numbers are common to all. Numbers that differ only in their last
-//! bits form a *segment*; of each the first and last time and the size are known, so that a time is
-//! found without a look at each row, also if the clock jumped, and the size of all without a sum
-//! over all.
+//! There are three streams (orders, updates, statuses), so that frequent events do not evict
+//! important ones. Numbers are common to all. NumberedRows whose numbers differ only in the last
+//! [`SEGMENT_BITS`] bits form a *segment*, whose first and last time and size are stored. So a time
+//! is found without reading each row, also if the clock jumped, and sizes are known without a sum
+//! over all rows.
 
 use std::collections::BTreeMap;
 
 use model::tree::Time;
 use redb::{ReadTransaction, ReadableTable, TableDefinition, WriteTransaction};
 
-use super::audit::NUMBERS;
-use crate::storage::history_rows::{Digest, EndRow, List, StatusRow, UpdateRow, bytes_of, row_of};
+use crate::core::orders::Order;
+use crate::storage::history_rows::{
+    ChangeList, EndRow, ListDigest, OrderRow, StatusRow, UpdateRow, bytes_of, row_of,
+};
 
-type Rows = TableDefinition<'static, u64, &'static [u8]>;
+/// DriverCounters, by name.
+const NUMBERS: TableDefinition<'static, &'static str, u64> = TableDefinition::new("numbers");
+
+type NumberedRows = TableDefinition<'static, u64, &'static [u8]>;
 
 /// Orders by number; JSON.
-pub(super) const ORDERS: Rows = TableDefinition::new("orders");
+pub(super) const ORDERS: NumberedRows = TableDefinition::new("orders");
 /// Updates by number: [`UpdateRow`].
-pub(super) const UPDATES: Rows = TableDefinition::new("updates");
+pub(super) const UPDATES: NumberedRows = TableDefinition::new("updates");
 /// How updates ended, by the number of the update: [`EndRow`].
-pub(super) const ENDS: Rows = TableDefinition::new("ends");
+pub(super) const ENDS: NumberedRows = TableDefinition::new("ends");
 /// Changes of status by number: [`StatusRow`].
-pub(super) const STATUSES: Rows = TableDefinition::new("statuses");
+pub(super) const STATUSES: NumberedRows = TableDefinition::new("statuses");
 /// The last update of each machine: its number in the log, and its id.
 pub(super) const LAST: TableDefinition<'static, &'static str, (u64, u64)> =
     TableDefinition::new("last-updates");
@@ -37,22 +42,21 @@ pub(super) const CHUNKS: TableDefinition<'static, &'static [u8], (u64, &'static 
 pub(super) const SEGMENTS: TableDefinition<'static, (u8, u64), (i64, i64, u64, u64)> =
     TableDefinition::new("segments");
 
-/// How many bits of a number say where in its segment a row is.
+/// How many low bits of a number are the position in its segment.
 pub(super) const SEGMENT_BITS: u32 = 12;
 
-/// What a row costs beside its bytes, roughly.
+/// The approximate overhead of a row, in bytes.
 const ROW_BYTES: u64 = 24;
 
-/// What a list or a chunk costs beside its bytes, roughly.
+/// The approximate overhead of a list or a chunk, in bytes.
 const LIST_BYTES: u64 = 64;
 
-/// The number of the next event of any kind: numbers tell in which order events were recorded.
+/// The number of the next event of any kind: numbers are in the order of recording.
 const NEXT_EVENT: &str = "next-event";
 
 /// The size of all lists and chunks, in bytes.
 const LISTS_SIZE: &str = "size-lists";
 
-/// A stream of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Stream {
     Orders,
@@ -63,7 +67,7 @@ pub(super) enum Stream {
 impl Stream {
     pub(super) const ALL: [Self; 3] = [Self::Orders, Self::Updates, Self::Statuses];
 
-    pub(super) fn rows(self) -> Rows {
+    pub(super) fn rows(self) -> NumberedRows {
         match self {
             Self::Orders => ORDERS,
             Self::Updates => UPDATES,
@@ -88,18 +92,17 @@ impl Stream {
     }
 }
 
-/// How much is kept.
+/// The limits of the history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HistoryLimits {
-    /// The size of all together, in bytes, as it was recorded; the file takes up to twice of it.
+    /// The size of all records, in bytes. The file takes up to twice as much.
     pub bytes: u64,
-    /// How old updates and statuses may get, in seconds. Orders are kept as long as there is room.
+    /// The age of updates and statuses, in seconds. Orders have no limit of age.
     pub seconds: i64,
 }
 
 impl HistoryLimits {
-    /// How many bytes a stream may take: updates the most.
-    fn of(self, stream: Stream) -> u64 {
+    fn stream_bytes(self, stream: Stream) -> u64 {
         match stream {
             Stream::Orders => self.bytes / 8,
             Stream::Updates => self.bytes / 8 * 5,
@@ -115,21 +118,14 @@ impl HistoryLimits {
     }
 }
 
-/// Something to be recorded.
 #[derive(Clone, Debug)]
-pub enum Record {
+pub enum HistoryRecord {
     /// A status, or a gap.
     Status(StatusRow),
     /// An update that is about to be ordered; one of the same id is recorded once.
-    Update(UpdateRow, std::sync::Arc<List>),
+    Update(UpdateRow, std::sync::Arc<ChangeList>),
     /// How the last update of a machine ended, if it has this id.
-    End {
-        host: String,
-        /// The id of the update.
-        update_id: u64,
-        /// How it ended.
-        row: EndRow,
-    },
+    End { host: String, update_id: u64, row: EndRow },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -140,7 +136,7 @@ struct Segment {
     bytes: u64,
 }
 
-/// Opens all tables, so that they are there.
+/// Creates all tables.
 pub(super) fn make(write: &WriteTransaction) -> Result<(), redb::Error> {
     for rows in [ORDERS, UPDATES, ENDS, STATUSES] {
         write.open_table(rows)?;
@@ -163,20 +159,20 @@ pub(super) fn is_made(read: &ReadTransaction) -> bool {
         && read.open_table(NUMBERS).is_ok()
 }
 
-/// Rows that are being added in one transaction.
-pub(super) struct Log<'a> {
+/// NumberedRows that are being added in one transaction.
+pub(super) struct HistoryLog<'a> {
     write: &'a WriteTransaction,
     next: u64,
     added: BTreeMap<(u8, u64), Segment>,
 }
 
-impl<'a> Log<'a> {
+impl<'a> HistoryLog<'a> {
     pub(super) fn open(write: &'a WriteTransaction) -> Result<Self, redb::Error> {
         let next = write.open_table(NUMBERS)?.get(NEXT_EVENT)?.map_or(1, |next| next.value());
         Ok(Self { write, next, added: BTreeMap::new() })
     }
 
-    /// Adds a row, and gives its number.
+    /// Adds a row. Returns its number.
     pub(super) fn add(
         &mut self,
         stream: Stream,
@@ -197,15 +193,14 @@ impl<'a> Log<'a> {
         Ok(number)
     }
 
-    /// Adds records.
-    pub(super) fn record(&mut self, records: &[Record]) -> Result<(), redb::Error> {
+    pub(super) fn record(&mut self, records: &[HistoryRecord]) -> Result<(), redb::Error> {
         for record in records {
             match record {
-                Record::Status(row) => {
+                HistoryRecord::Status(row) => {
                     self.add(Stream::Statuses, row.time(), &bytes_of(row))?;
                 }
-                Record::Update(row, list) => self.update(row, list)?,
-                Record::End { host, update_id, row } => self.end(host, *update_id, row)?,
+                HistoryRecord::Update(row, list) => self.update(row, list)?,
+                HistoryRecord::End { host, update_id, row } => self.end(host, *update_id, row)?,
             }
         }
         Ok(())
@@ -215,13 +210,13 @@ impl<'a> Log<'a> {
         Ok(self.write.open_table(LAST)?.get(host)?.map(|last| last.value()))
     }
 
-    fn update(&mut self, row: &UpdateRow, list: &List) -> Result<(), redb::Error> {
+    fn update(&mut self, row: &UpdateRow, list: &ChangeList) -> Result<(), redb::Error> {
         if self.last_of(&row.host)?.is_some_and(|(_, id)| id == row.update_id) {
             return Ok(());
         }
         let number = self.add(Stream::Updates, row.time, &bytes_of(row))?;
         self.write.open_table(LAST)?.insert(row.host.as_str(), (number, row.update_id))?;
-        keep_list(self.write, list)
+        add_list_use(self.write, list)
     }
 
     fn end(&mut self, host: &str, update_id: u64, row: &EndRow) -> Result<(), redb::Error> {
@@ -231,14 +226,14 @@ impl<'a> Log<'a> {
             Some(known) => row_of::<EndRow>(known.value()).ok(),
             None => None,
         };
-        // Told again after a restart: it ended when it was told first.
+        // The machine reports the end again after a restart: the first time counts.
         if id == update_id && known.is_none_or(|known| known.outcome != row.outcome) {
             ends.insert(number, &bytes_of(row)[..])?;
         }
         Ok(())
     }
 
-    /// Notes the sizes of what was added.
+    /// Writes the sizes of the added rows.
     pub(super) fn finish(self) -> Result<(), redb::Error> {
         let mut numbers = self.write.open_table(NUMBERS)?;
         numbers.insert(NEXT_EVENT, self.next)?;
@@ -261,6 +256,20 @@ impl<'a> Log<'a> {
         }
         Ok(())
     }
+}
+
+/// Adds an order.
+pub(super) fn append_order(
+    write: &WriteTransaction,
+    time: Time,
+    order: &Order,
+) -> Result<(), redb::Error> {
+    let Order { verb, about, who, why } = order.clone();
+    let row = OrderRow { time, verb: verb.to_owned(), about, who, why };
+    let row = serde_json::to_vec(&row).expect("an order is a plain structure");
+    let mut log = HistoryLog::open(write)?;
+    log.add(Stream::Orders, time, &row)?;
+    log.finish()
 }
 
 fn grow(
@@ -287,8 +296,9 @@ fn size(numbers: &impl ReadableTable<&'static str, u64>, key: &str) -> Result<u6
     Ok(numbers.get(key)?.map_or(0, |size| size.value()))
 }
 
-/// Names a list once more; stores what is not there of it.
-fn keep_list(write: &WriteTransaction, list: &List) -> Result<(), redb::Error> {
+/// Adds a use of a list. Stores it, and those of its chunks that are not stored yet, at the first
+/// use.
+fn add_list_use(write: &WriteTransaction, list: &ChangeList) -> Result<(), redb::Error> {
     let mut lists = write.open_table(LISTS)?;
     let index = list.index();
     let named = lists.get(&list.digest[..])?.map_or(0, |known| known.value().0);
@@ -308,8 +318,8 @@ fn keep_list(write: &WriteTransaction, list: &List) -> Result<(), redb::Error> {
     grow(&mut write.open_table(NUMBERS)?, LISTS_SIZE, bytes)
 }
 
-/// Names a list once less; takes away what nothing names any more.
-fn let_list_go(write: &WriteTransaction, digest: &Digest) -> Result<(), redb::Error> {
+/// Removes a use of a list. Removes the list and its chunks when nothing uses them.
+fn remove_list_use(write: &WriteTransaction, digest: &ListDigest) -> Result<(), redb::Error> {
     let mut lists = write.open_table(LISTS)?;
     let known = lists.get(&digest[..])?.map(|known| {
         let (named, index) = known.value();
@@ -323,7 +333,7 @@ fn let_list_go(write: &WriteTransaction, digest: &Digest) -> Result<(), redb::Er
     lists.remove(&digest[..])?;
     let mut chunks = write.open_table(CHUNKS)?;
     let mut bytes = index.len() as u64 + LIST_BYTES;
-    for digest in index.chunks(size_of::<Digest>()) {
+    for digest in index.chunks(size_of::<ListDigest>()) {
         let known = chunks.get(digest)?.map(|known| {
             let (named, chunk) = known.value();
             (named, chunk.to_vec())
@@ -342,7 +352,7 @@ fn let_list_go(write: &WriteTransaction, digest: &Digest) -> Result<(), redb::Er
     shrink(&mut write.open_table(NUMBERS)?, LISTS_SIZE, bytes)
 }
 
-/// Takes away the oldest rows that are too many or too old, at most `rows_max` of them. Gives how
+/// Removes the oldest rows that are too many or too old, at most `rows_max` of them. Returns how
 /// many.
 pub(super) fn evict(
     write: &WriteTransaction,
@@ -350,60 +360,36 @@ pub(super) fn evict(
     now: Time,
     rows_max: usize,
 ) -> Result<usize, redb::Error> {
-    let mut gone = 0;
+    let mut removed = 0;
     for stream in Stream::ALL {
         let mut lost_bytes = 0;
-        while gone < rows_max {
+        while removed < rows_max {
             let (is_much, has_lists) = {
                 let numbers = write.open_table(NUMBERS)?;
                 let rows = size(&numbers, stream.size_key())?.saturating_sub(lost_bytes);
                 let lists = if stream == Stream::Updates { size(&numbers, LISTS_SIZE)? } else { 0 };
-                (rows + lists > limits.of(stream), lists > 0)
+                (rows + lists > limits.stream_bytes(stream), lists > 0)
             };
-            let segment = {
+            let oldest = {
                 let segments = write.open_table(SEGMENTS)?;
                 let mut of_stream = segments.range((stream.code(), 0)..(stream.code() + 1, 0))?;
-                match of_stream.next() {
-                    Some(entry) => {
-                        let (key, segment) = entry?;
-                        (key.value(), segment.value())
-                    }
-                    None => break,
-                }
+                let oldest = of_stream.next().transpose()?;
+                oldest.map(|(key, segment)| (key.value(), segment.value()))
             };
-            let (key, (first, last, rows, bytes)) = segment;
+            let Some((key, (first, last, rows, bytes))) = oldest else { break };
             let is_old = last < limits.oldest(stream, now);
             if !is_much && !is_old {
                 break;
             }
-            // All of a segment goes at once, unless its lists may be what is too much.
+            // A whole segment is removed at once, unless the lists may be what is too much.
             let wanted = if has_lists && !is_old { 64 } else { 1 << SEGMENT_BITS };
-            let (mut taken, mut taken_bytes) = (0, 0);
-            let end = (key.1 + 1) << SEGMENT_BITS;
-            while taken < wanted && gone < rows_max {
-                let row = {
-                    let mut table = write.open_table(stream.rows())?;
-                    let oldest = table.first()?.map(|(number, _)| number.value());
-                    match oldest {
-                        Some(number) if number < end => {
-                            let row = table.remove(number)?.map(|row| row.value().to_vec());
-                            (number, row.unwrap_or_default())
-                        }
-                        _ => break,
-                    }
-                };
-                let (number, row) = row;
-                taken += 1;
-                gone += 1;
-                taken_bytes += row.len() as u64 + ROW_BYTES;
-                if stream == Stream::Updates {
-                    forget_update(write, number, &row)?;
-                }
-            }
+            let rows_max = wanted.min(rows_max - removed);
+            let (taken, mut taken_bytes) = remove_rows(write, stream, key.1, rows_max)?;
+            removed += taken;
             let mut segments = write.open_table(SEGMENTS)?;
             if taken == 0 || rows <= taken as u64 {
                 segments.remove(key)?;
-                // Whatever the sum said, nothing is left of it.
+                // The segment is empty, whatever its sum was.
                 taken_bytes = taken_bytes.max(bytes);
             } else {
                 let left = (rows - taken as u64, bytes.saturating_sub(taken_bytes));
@@ -413,17 +399,42 @@ pub(super) fn evict(
         }
         shrink(&mut write.open_table(NUMBERS)?, stream.size_key(), lost_bytes)?;
     }
-    Ok(gone)
+    Ok(removed)
+}
+
+/// Removes the oldest rows of a stream up to the end of the segment `place`, at most `rows_max`.
+/// Returns how many, and their size in bytes.
+fn remove_rows(
+    write: &WriteTransaction,
+    stream: Stream,
+    place: u64,
+    rows_max: usize,
+) -> Result<(usize, u64), redb::Error> {
+    let end = (place + 1) << SEGMENT_BITS;
+    let (mut removed, mut bytes) = (0, 0);
+    while removed < rows_max {
+        let mut table = write.open_table(stream.rows())?;
+        let oldest = table.first()?.map(|(number, _)| number.value());
+        let Some(number) = oldest.filter(|number| *number < end) else { break };
+        let row = table.remove(number)?.map(|row| row.value().to_vec()).unwrap_or_default();
+        drop(table);
+        removed += 1;
+        bytes += row.len() as u64 + ROW_BYTES;
+        if stream == Stream::Updates {
+            forget_update(write, number, &row)?;
+        }
+    }
+    Ok((removed, bytes))
 }
 
 fn forget_update(write: &WriteTransaction, number: u64, row: &[u8]) -> Result<(), redb::Error> {
     write.open_table(ENDS)?.remove(number)?;
-    // A row that cannot be read names nothing.
+    // A row that cannot be decoded uses no list.
     let Ok(row) = row_of::<UpdateRow>(row) else { return Ok(()) };
     let mut last = write.open_table(LAST)?;
     if last.get(row.host.as_str())?.is_some_and(|last| last.value().0 == number) {
         last.remove(row.host.as_str())?;
     }
     drop(last);
-    let_list_go(write, &row.list)
+    remove_list_use(write, &row.list)
 }

@@ -4,46 +4,44 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use api::dominator::events::{
-    EVENTS_MAX, Event, EventKind, ListEventsReply, ListEventsRequest, PathChange, Position,
-    UpdateFacts, What,
+    EVENTS_MAX, EventDetails, EventKind, EventPosition, HistoryEvent, ListEventsReply,
+    ListEventsRequest, PathChange, UpdateSummary,
 };
 use redb::{ReadOnlyTable, ReadTransaction};
 
-use super::OrderRow;
 use crate::core::event_filter::EventFilter;
 use crate::storage::history_log::{CHUNKS, ENDS, LISTS, SEGMENT_BITS, SEGMENTS, Stream};
 use crate::storage::history_rows::{
-    Digest, EndRow, StatusRow, UpdateRow, bytes_of, count_of, row_of,
+    EndRow, ListDigest, OrderRow, StatusRow, UpdateRow, bytes_of, count_of, row_of,
 };
 use api::dominator::orders::is_pattern;
 
-/// How many rows and changes are looked at for one reply.
+/// How many rows and changes are read for one reply.
 const WORK_MAX: usize = 200_000;
 
-/// How many bytes of rows and changes go into one reply, about.
+/// The approximate size of a reply, in bytes.
 const REPLY_BYTES: usize = 4 << 20;
 
-/// What an event takes beside the change that it tells of, in bytes, about.
+/// The approximate size of an event without its change, in bytes.
 const FACTS_BYTES: usize = 200;
 
-/// What it costs to look whether a pattern in an order means a machine that is asked for: as many
-/// rows.
+/// The cost of matching the pattern of an order with the hosts asked for, in rows.
 const PATTERN_WORK: usize = 20;
 
 /// How many rows are read ahead.
 const AHEAD: usize = 256;
 
 /// The rows of one stream, the newest first.
-struct Walk {
+struct StreamReader {
     stream: Stream,
     table: ReadOnlyTable<u64, &'static [u8]>,
-    /// All rows from here on were given or passed over.
+    /// The rows from this number on were returned or skipped.
     below: u64,
     ahead: VecDeque<(u64, Vec<u8>)>,
 }
 
-impl Walk {
-    /// The number of the next row.
+impl StreamReader {
+    /// Returns the number of the next row.
     fn peek(
         &mut self,
         segments: &ReadOnlyTable<(u8, u64), (i64, i64, u64, u64)>,
@@ -73,29 +71,25 @@ impl Walk {
 }
 
 /// The chunks of a list, each with how many changes come before it.
-type Chunks = Arc<Vec<(Digest, u32)>>;
+type Chunks = Arc<Vec<(ListDigest, u32)>>;
 
 struct Search<'a> {
     read: &'a ReadTransaction,
     filter: EventFilter,
-    before: Position,
-    /// The number of the last row that is not asked for, because it is too old.
+    before: EventPosition,
+    /// The rows up to this number are not asked for.
     after: u64,
     limit: usize,
-    events: Vec<Event>,
+    events: Vec<HistoryEvent>,
     bytes: usize,
     work: usize,
-    /// Lists that were looked into.
-    lists: BTreeMap<Digest, Chunks>,
-    /// Chunks that have nothing that is asked for.
-    barren: BTreeSet<Digest>,
+    /// Lists that were read.
+    lists: BTreeMap<ListDigest, Chunks>,
+    /// Chunks without a change that is asked for.
+    barren: BTreeSet<ListDigest>,
 }
 
-/// The events that are asked for.
-///
-/// # Errors
-///
-/// What the database says.
+/// Finds the events that are asked for.
 pub(super) fn search(
     read: &ReadTransaction,
     filter: EventFilter,
@@ -105,7 +99,7 @@ pub(super) fn search(
         0 => EVENTS_MAX,
         limit => limit.min(EVENTS_MAX),
     };
-    let last = Position { number: u64::MAX, part: u32::MAX };
+    let last = EventPosition { number: u64::MAX, part: u32::MAX };
     let search = Search {
         read,
         filter,
@@ -136,7 +130,7 @@ impl Search<'_> {
         for stream in Stream::ALL.into_iter().filter(|stream| wants(*stream)) {
             let table = self.read.open_table(stream.rows())?;
             let below = self.before.number.saturating_add(1);
-            walks.push(Walk { stream, table, below, ahead: VecDeque::new() });
+            walks.push(StreamReader { stream, table, below, ahead: VecDeque::new() });
         }
         loop {
             let mut newest: Option<(u64, usize)> = None;
@@ -151,8 +145,8 @@ impl Search<'_> {
             };
             let is_full = self.events.len() >= self.limit || self.bytes >= REPLY_BYTES;
             if is_full || self.work >= WORK_MAX {
-                // All of the rows from here on are still to be given.
-                let next = Some(Position { number, part: u32::MAX });
+                // The next reply begins with this row.
+                let next = Some(EventPosition { number, part: u32::MAX });
                 return Ok(ListEventsReply { events: self.events, next });
             }
             let Some((_, row)) = walks[index].ahead.pop_front() else { continue };
@@ -168,11 +162,11 @@ impl Search<'_> {
         }
     }
 
-    fn give(&mut self, number: u64, time: model::tree::Time, about: String, what: What) {
-        self.events.push(Event { at: Position { number, part: 0 }, time, about, what });
+    fn give(&mut self, number: u64, time: model::tree::Time, about: String, what: EventDetails) {
+        self.events.push(HistoryEvent { at: EventPosition { number, part: 0 }, time, about, what });
     }
 
-    fn order(&mut self, number: u64, row: &[u8]) -> Option<Position> {
+    fn order(&mut self, number: u64, row: &[u8]) -> Option<EventPosition> {
         let order: OrderRow = serde_json::from_slice(row).ok()?;
         let OrderRow { time, verb, about, who, why } = order;
         if is_pattern(&about) {
@@ -181,18 +175,18 @@ impl Search<'_> {
         let is_wanted = self.filter.wants_who(&who) && self.filter.wants_order(time, &verb, &about);
         if self.is_new(number) && is_wanted {
             self.bytes += row.len();
-            self.give(number, time, about, What::Order { verb, who, why });
+            self.give(number, time, about, EventDetails::Order { verb, who, why });
         }
         None
     }
 
-    fn status(&mut self, number: u64, bytes: &[u8]) -> Option<Position> {
+    fn status(&mut self, number: u64, bytes: &[u8]) -> Option<EventPosition> {
         let row: StatusRow = row_of(bytes).ok()?;
         let (time, about, what) = match row {
             StatusRow::Status { time, host, status, detail } => {
-                (time, host, What::Status { status, detail })
+                (time, host, EventDetails::Status { status, detail })
             }
-            StatusRow::Gap { time, lost } => (time, String::new(), What::Gap { lost }),
+            StatusRow::Gap { time, lost } => (time, String::new(), EventDetails::Gap { lost }),
         };
         if self.is_new(number) && self.filter.wants(time, &about) {
             self.bytes += bytes.len();
@@ -201,12 +195,12 @@ impl Search<'_> {
         None
     }
 
-    /// True unless the row was given by the reply before this one.
+    /// True unless the former reply had the row.
     fn is_new(&self, number: u64) -> bool {
         number < self.before.number || self.before.part > 0
     }
 
-    fn update(&mut self, number: u64, bytes: &[u8]) -> Result<Option<Position>, redb::Error> {
+    fn update(&mut self, number: u64, bytes: &[u8]) -> Result<Option<EventPosition>, redb::Error> {
         let Ok(row) = row_of::<UpdateRow>(bytes) else { return Ok(None) };
         let filter = &self.filter;
         let is_wanted = filter.wants(row.time, &row.host)
@@ -216,7 +210,7 @@ impl Search<'_> {
         if !is_wanted {
             return Ok(None);
         }
-        // The last path first, as all goes backwards; the update itself is before its paths.
+        // Backwards: the last path first, the update itself after its paths.
         let upto = if number == self.before.number { self.before.part } else { u32::MAX };
         if self.filter.wants_kind(EventKind::Change)
             && let Some(next) = self.changes(number, &row, upto)?
@@ -225,23 +219,23 @@ impl Search<'_> {
         }
         if self.filter.wants_kind(EventKind::Update) && upto > 0 {
             if self.events.len() >= self.limit {
-                return Ok(Some(Position { number, part: 1 }));
+                return Ok(Some(EventPosition { number, part: 1 }));
             }
             let facts = self.facts(number, &row)?;
             self.bytes += bytes.len();
-            self.give(number, row.time, row.host, What::Update(facts));
+            self.give(number, row.time, row.host, EventDetails::Update(facts));
         }
         Ok(None)
     }
 
-    /// Gives the changes of an update whose places in its list are below `upto`; they count from 1.
-    /// If not all find room, gives where to go on.
+    /// Adds the changes of an update whose places in its list are below `upto`; they count from 1.
+    /// Returns where to go on if the reply is full.
     fn changes(
         &mut self,
         number: u64,
         row: &UpdateRow,
         upto: u32,
-    ) -> Result<Option<Position>, redb::Error> {
+    ) -> Result<Option<EventPosition>, redb::Error> {
         let table = self.read.open_table(CHUNKS)?;
         let mut facts = None;
         for (digest, start) in self.chunks(&row.list)?.iter().rev() {
@@ -263,18 +257,18 @@ impl Search<'_> {
                     continue;
                 }
                 if self.events.len() >= self.limit || self.bytes >= REPLY_BYTES {
-                    return Ok(Some(Position { number, part: part + 1 }));
+                    return Ok(Some(EventPosition { number, part: part + 1 }));
                 }
                 let update = match &facts {
-                    Some(facts) => UpdateFacts::clone(facts),
+                    Some(facts) => UpdateSummary::clone(facts),
                     None => facts.insert(self.facts(number, row)?).clone(),
                 };
                 self.bytes += bytes_of(&change).len() + FACTS_BYTES;
-                self.events.push(Event {
-                    at: Position { number, part },
+                self.events.push(HistoryEvent {
+                    at: EventPosition { number, part },
                     time: row.time,
                     about: row.host.clone(),
-                    what: What::Change { update, change: Box::new(change) },
+                    what: EventDetails::Change { update, change: Box::new(change) },
                 });
             }
             if is_barren {
@@ -284,11 +278,11 @@ impl Search<'_> {
         Ok(None)
     }
 
-    fn facts(&self, number: u64, row: &UpdateRow) -> Result<UpdateFacts, redb::Error> {
+    fn facts(&self, number: u64, row: &UpdateRow) -> Result<UpdateSummary, redb::Error> {
         let ends = self.read.open_table(ENDS)?;
         let end = ends.get(number)?.and_then(|end| row_of::<EndRow>(end.value()).ok());
         let [drift, of_image, computed] = row.reasons;
-        Ok(UpdateFacts {
+        Ok(UpdateSummary {
             update_id: row.update_id,
             image: row.image.clone(),
             former: row.former.clone(),
@@ -300,7 +294,7 @@ impl Search<'_> {
         })
     }
 
-    fn chunks(&mut self, list: &Digest) -> Result<Chunks, redb::Error> {
+    fn chunks(&mut self, list: &ListDigest) -> Result<Chunks, redb::Error> {
         if let Some(chunks) = self.lists.get(list) {
             return Ok(Arc::clone(chunks));
         }
@@ -308,8 +302,8 @@ impl Search<'_> {
         let index = lists.get(&list[..])?.map(|known| known.value().1.to_vec());
         let table = self.read.open_table(CHUNKS)?;
         let (mut chunks, mut before) = (Vec::new(), 0_u32);
-        for digest in index.unwrap_or_default().chunks(size_of::<Digest>()) {
-            let Ok(digest) = Digest::try_from(digest) else { continue };
+        for digest in index.unwrap_or_default().chunks(size_of::<ListDigest>()) {
+            let Ok(digest) = ListDigest::try_from(digest) else { continue };
             let known = table.get(&digest[..])?;
             let count = known.map_or(0, |known| count_of(known.value().1));
             chunks.push((digest, before));

@@ -1,54 +1,66 @@
-//! Records as they are stored: what the bytes in the database mean.
+//! The rows of the history, and their bytes.
 //!
-//! What an update changes is a list that is stored once, under its digest, however many machines
-//! get it; each machine has a small row that names the list. A list is cut into chunks where the
-//! paths say so, so that lists that differ in a few paths share most of their chunks.
+//! The changes of an update are a list that is stored once, under its digest, for all machines that
+//! get it; each machine has a small row with the digest. Lists are cut into chunks at places that
+//! depend on the paths, so that lists that differ in a few paths share most of their chunks.
 // tidy: core
 
 use api::codec::{CodecError, Encoding, decode, encode};
-use api::dominator::events::{PathChange, Reason};
-use api::subd::Outcome;
+use api::dominator::events::{ChangeReason, PathChange};
+use api::subd::UpdateOutcome;
 use model::object::Algorithm;
 use model::tree::Time;
 use serde::{Deserialize, Serialize};
 
-use crate::core::event_filter::mark;
+use crate::core::event_filter::path_mark;
 
 /// A digest of a list or a chunk.
-pub type Digest = [u8; 32];
+pub type ListDigest = [u8; 32];
 
 /// The most changes of a chunk.
 const CHUNK_CHANGES_MAX: usize = 4_096;
 
-/// The longest row or chunk that is read back, in bytes.
+/// The longest row or chunk that is read, in bytes.
 const ROW_BYTES_MAX: usize = 256 << 20;
 
-/// A change of a machine's status, or that some of them are not on record.
+/// An order as it is recorded, in JSON.
+///
+/// The audit log of the daemon (`rpc::audit_log`) has the same orders, as calls with their outcome,
+/// and is no source from which these rows could be made again: it has five of the hosts or values
+/// of an order at most, 400 bytes of a reason (here: 4,096), no position among updates and changes
+/// of status, and no brake that a restored backup pulled. The rows are written in the transaction
+/// that changes the state; the audit log is chained, so that changes to it are found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OrderRow {
+    pub time: Time,
+    /// The name of the command.
+    pub verb: String,
+    /// A machine, an image; empty for the whole fleet.
+    pub about: String,
+    pub who: String,
+    /// Empty if no reason was given.
+    pub why: String,
+}
+
+/// A change of status, or a gap in the record of them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StatusRow {
-    /// The machine has another status.
     Status {
-        /// When.
         time: Time,
-        /// Which machine.
         host: String,
-        /// Which status.
         status: String,
-        /// In words.
         detail: String,
     },
-    /// Some could not be recorded.
+    /// Some changes could not be recorded.
     Gap {
-        /// When that was over.
+        /// When recording was possible again.
         time: Time,
-        /// How many.
+        /// How many are missing.
         lost: u64,
     },
 }
 
 impl StatusRow {
-    /// When it was.
-    #[must_use]
     pub fn time(&self) -> Time {
         match self {
             Self::Status { time, .. } | Self::Gap { time, .. } => *time,
@@ -59,29 +71,25 @@ impl StatusRow {
 /// An update that was ordered.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UpdateRow {
-    /// When.
     pub time: Time,
-    /// Of which machine.
     pub host: String,
-    /// The id by which the sub knows it.
     pub update_id: u64,
-    /// The image that it brings.
     pub image: String,
-    /// The image before it; empty if none is known.
+    /// The former image; empty if it is not known.
     pub former: String,
-    /// What it changes.
-    pub list: Digest,
+    /// The digest of its list of changes.
+    pub list: ListDigest,
     /// The marks of the paths that it changes.
     pub marks: u64,
-    /// How many changes there are for each reason, in the order of [`Reason::ALL`].
+    /// How many changes there are for each reason, in the order of [`ChangeReason::ALL`].
     pub reasons: [u32; 3],
 }
 
 impl UpdateRow {
-    /// True if it changes a path for that reason.
+    /// True if it changes a path for this reason.
     #[must_use]
-    pub fn has(&self, reason: Reason) -> bool {
-        let index = Reason::ALL.iter().position(|known| *known == reason);
+    pub fn has(&self, reason: ChangeReason) -> bool {
+        let index = ChangeReason::ALL.iter().position(|known| *known == reason);
         index.is_some_and(|index| self.reasons[index] > 0)
     }
 }
@@ -89,60 +97,48 @@ impl UpdateRow {
 /// How an update ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndRow {
-    /// When that was recorded.
+    /// When the end was recorded.
     pub time: Time,
-    /// How.
-    pub outcome: Outcome,
+    pub outcome: UpdateOutcome,
 }
 
-/// The bytes of a row.
-///
-/// # Panics
-///
-/// Never: rows are plain structures.
-#[must_use]
+/// Encodes a row.
 pub fn bytes_of(row: &impl Serialize) -> Vec<u8> {
     encode(Encoding::Bincode, "record", row).expect("rows are plain structures")
 }
 
-/// The row that these are the bytes of.
-///
-/// # Errors
-///
-/// If they are not those of such a row.
+/// Decodes a row.
 pub fn row_of<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, CodecError> {
     decode(Encoding::Bincode, "record", bytes, ROW_BYTES_MAX)
 }
 
-/// How many changes a chunk has.
-#[must_use]
+/// Returns how many changes a chunk has.
 pub fn count_of(chunk: &[u8]) -> u32 {
     let length = chunk.first_chunk().map_or(0, |length| u64::from_le_bytes(*length));
     u32::try_from(length).unwrap_or(u32::MAX)
 }
 
-/// What an update changes, ready to be stored.
+/// The changes of an update, encoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct List {
-    /// Names it.
-    pub digest: Digest,
-    /// The chunks in their order, by digest.
-    pub chunks: Vec<(Digest, Vec<u8>)>,
+pub struct ChangeList {
+    pub digest: ListDigest,
+    /// The chunks in their order, with their digests.
+    pub chunks: Vec<(ListDigest, Vec<u8>)>,
     /// See [`UpdateRow::marks`].
     pub marks: u64,
     /// See [`UpdateRow::reasons`].
     pub reasons: [u32; 3],
 }
 
-impl List {
-    /// The list of these changes.
-    #[must_use]
-    pub fn of(changes: &[PathChange]) -> Self {
+impl ChangeList {
+    /// Encodes a list of changes.
+    pub fn new(changes: &[PathChange]) -> Self {
         let mut list = Self { digest: [0; 32], chunks: Vec::new(), marks: 0, reasons: [0; 3] };
         let mut start = 0;
         for (index, change) in changes.iter().enumerate() {
-            list.marks |= mark(&change.path);
-            if let Some(reason) = Reason::ALL.iter().position(|known| *known == change.reason) {
+            list.marks |= path_mark(&change.path);
+            if let Some(reason) = ChangeReason::ALL.iter().position(|known| *known == change.reason)
+            {
                 list.reasons[reason] += 1;
             }
             let is_cut = digest(change.path.as_bytes())[0] == 0;
@@ -157,20 +153,18 @@ impl List {
         list
     }
 
-    /// How long its chunks are together.
-    #[must_use]
+    /// Returns the size of all chunks, in bytes.
     pub fn bytes(&self) -> usize {
         self.chunks.iter().map(|(_, bytes)| bytes.len()).sum()
     }
 
-    /// The digests of its chunks, one after the other.
-    #[must_use]
+    /// Returns the digests of the chunks, concatenated.
     pub fn index(&self) -> Vec<u8> {
         self.chunks.iter().flat_map(|(digest, _)| *digest).collect()
     }
 }
 
-fn digest(bytes: &[u8]) -> Digest {
+fn digest(bytes: &[u8]) -> ListDigest {
     let id = Algorithm::Blake3.digest(bytes);
     id.digest().try_into().expect("a BLAKE3 digest has 32 bytes")
 }
@@ -178,12 +172,12 @@ fn digest(bytes: &[u8]) -> Digest {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use api::dominator::events::Operation;
+    use api::dominator::events::PathOperation;
     use model::path::TreePath;
 
-    fn change(path: String, reason: Reason) -> PathChange {
+    fn change(path: String, reason: ChangeReason) -> PathChange {
         let path = TreePath::new(path).unwrap();
-        let operation = Operation::Remove;
+        let operation = PathOperation::Remove;
         PathChange { path, operation, reason, differs: Vec::new(), old: None, new: None }
     }
 
@@ -215,7 +209,7 @@ mod tests {
         let row = StatusRow::Status { time, host, status, detail };
         assert_eq!(hex(bytes_of(&row)), format!("00000000{when}{one}68{one}73{one}64"));
         assert_eq!(row_of::<StatusRow>(&bytes_of(&row)).unwrap(), row);
-        let end = EndRow { time, outcome: Outcome::RolledBack("x".to_owned()) };
+        let end = EndRow { time, outcome: UpdateOutcome::RolledBack("x".to_owned()) };
         assert_eq!(hex(bytes_of(&end)), format!("{when}02000000{one}78"));
     }
 
@@ -223,16 +217,16 @@ mod tests {
     fn lists_that_differ_in_a_path_share_nearly_all_chunks() {
         let all = |extra: Option<&str>| {
             let mut changes: Vec<PathChange> = (0..20_000)
-                .map(|number| change(format!("/usr/f{number:05}"), Reason::Image))
+                .map(|number| change(format!("/usr/f{number:05}"), ChangeReason::Image))
                 .collect();
             if let Some(path) = extra {
-                changes.insert(10_000, change(path.to_owned(), Reason::Drift));
+                changes.insert(10_000, change(path.to_owned(), ChangeReason::Drift));
             }
-            List::of(&changes)
+            ChangeList::new(&changes)
         };
         let (one, other) = (all(None), all(Some("/usr/f10000a")));
         assert!(one.chunks.len() > 40, "{} chunks", one.chunks.len());
-        let known: Vec<Digest> = one.chunks.iter().map(|(digest, _)| *digest).collect();
+        let known: Vec<ListDigest> = one.chunks.iter().map(|(digest, _)| *digest).collect();
         let new = other.chunks.iter().filter(|(digest, _)| !known.contains(digest)).count();
         assert!(new <= 2, "{new} new chunks");
         assert_eq!((one.reasons, other.reasons), ([0, 20_000, 0], [1, 20_000, 0]));
@@ -242,9 +236,9 @@ mod tests {
             .iter()
             .flat_map(|(_, bytes)| row_of::<Vec<PathChange>>(bytes).unwrap())
             .collect();
-        assert_eq!(List::of(&read), other);
+        assert_eq!(ChangeList::new(&read), other);
         let counts = other.chunks.iter().map(|(_, bytes)| count_of(bytes));
         assert_eq!(counts.sum::<u32>(), 20_001);
-        assert_eq!(List::of(&[]).chunks, []);
+        assert_eq!(ChangeList::new(&[]).chunks, []);
     }
 }

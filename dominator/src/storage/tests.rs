@@ -5,9 +5,12 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 
 use super::*;
-use crate::storage::history_rows::{EndRow, List, StatusRow, UpdateRow};
-use api::dominator::events::{Event, EventKind, Operation, PathChange, Position, Reason, What};
-use api::subd::Outcome;
+use crate::storage::history_rows::{ChangeList, EndRow, StatusRow, UpdateRow};
+use api::dominator::events::{
+    ChangeReason, EventDetails, EventKind, EventPosition, HistoryEvent, PathChange, PathOperation,
+};
+use api::dominator::orders::UpdatePause;
+use api::subd::UpdateOutcome;
 use model::object::Algorithm;
 use model::path::TreePath;
 use model::plan::Difference;
@@ -16,16 +19,16 @@ use redb::ReadableTableMetadata as _;
 /// A transaction that is open: whatever else is to be written waits for it.
 pub(crate) struct HeldDisk {
     go_on: Sender<()>,
-    disk: JoinHandle<Result<(), StateError>>,
+    disk: JoinHandle<Result<(), StorageError>>,
 }
 
 impl HeldDisk {
     /// Nothing is written to `state` from now on.
-    pub(crate) fn of(state: Arc<State>) -> Self {
+    pub(crate) fn of(state: Arc<Storage>) -> Self {
         let (held, is_held) = channel();
         let (go_on, goes_on) = channel::<()>();
         let disk = std::thread::spawn(move || {
-            state.transact(None, |_| {
+            state.database.transact(None, |_| {
                 held.send(()).unwrap();
                 goes_on.recv().unwrap();
                 Ok(())
@@ -42,29 +45,34 @@ impl HeldDisk {
     }
 }
 
+fn set_brake(state: &Storage, brake: Option<&Brake>, order: &Order) {
+    let brake = brake.cloned().map(Arc::new);
+    state.brake.set_through(brake, with_order::<StorageError>(order)).unwrap();
+}
+
 #[test]
 fn the_brake_is_kept_and_the_file_is_locked() {
     let directory = tempfile::tempdir().unwrap();
     let brake = Brake { reason: "storm".into(), who: "ops".into(), since: Time::default() };
-    let state = State::open(directory.path()).unwrap();
-    assert_eq!(state.brake().unwrap(), None);
-    state.set_brake(Some(&brake), &Order::of("disable-updates", "ops").why("storm")).unwrap();
-    let second = State::open(directory.path()).unwrap_err();
-    assert!(matches!(second, StateError::InUse { .. }), "{second}");
+    let state = Storage::open(directory.path()).unwrap();
+    assert_eq!(*state.brake.get(), None);
+    set_brake(&state, Some(&brake), &Order::new("disable-updates", "ops").why("storm"));
+    let second = Storage::open(directory.path()).unwrap_err();
+    assert!(matches!(second, StorageError::InUse { .. }), "{second}");
     drop(state);
-    let state = State::open(directory.path()).unwrap();
-    assert_eq!(state.brake().unwrap(), Some(brake));
-    state.set_brake(None, &Order::of("enable-updates", "ops")).unwrap();
-    assert_eq!(state.brake().unwrap(), None);
-    state.record(&Order::of("retry", "ann").about("web1")).unwrap();
+    let state = Storage::open(directory.path()).unwrap();
+    assert_eq!(state.brake.get().as_deref(), Some(&brake));
+    set_brake(&state, None, &Order::new("enable-updates", "ops"));
+    assert_eq!(*state.brake.get(), None);
+    state.record(&Order::new("retry", "ann").about("web1")).unwrap();
     drop(state);
     let request = ListEventsRequest::default();
-    let state = State::open(directory.path()).unwrap();
+    let state = Storage::open(directory.path()).unwrap();
     let orders = state.events(EventFilter::new(&request).unwrap(), &request).unwrap().events;
     let texts: Vec<[String; 4]> = orders
         .into_iter()
         .map(|event| match event.what {
-            What::Order { verb, who, why } => [verb, event.about, who, why],
+            EventDetails::Order { verb, who, why } => [verb, event.about, who, why],
             other => panic!("{other:?}"),
         })
         .collect();
@@ -81,11 +89,63 @@ fn the_machines_are_kept() {
     let directory = tempfile::tempdir().unwrap();
     let text = r#"[{"Hostname": "a", "RequiredImage": "x"}, {"Hostname": "b"}]"#;
     let machines = model::mdb::parse(text).unwrap();
-    let state = State::open(directory.path()).unwrap();
-    assert_eq!(state.machines().unwrap(), None);
-    state.set_machines(&machines, None).unwrap();
+    let machines: SharedMachines =
+        machines.into_iter().map(|(name, machine)| (name, Arc::new(machine))).collect();
+    let state = Storage::open(directory.path()).unwrap();
+    assert_eq!(*state.machines.get(), None);
+    state.machines.set(Some(machines.clone())).unwrap();
     drop(state);
-    assert_eq!(State::open(directory.path()).unwrap().machines().unwrap(), Some(machines));
+    assert_eq!(*Storage::open(directory.path()).unwrap().machines.get(), Some(machines));
+}
+
+#[test]
+fn identities_are_saved_changed_and_removed() {
+    let known = |machine_id: &str| {
+        Some(KnownIdentity { machine_id: machine_id.into(), is_own: true, trust: None })
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let state = Storage::open(directory.path()).unwrap();
+    assert_eq!(state.identities().unwrap(), BTreeMap::new());
+    let (a, b): (Arc<str>, Arc<str>) = ("a".into(), "b".into());
+    state.save_identities(&[(a.clone(), known("1")), (b.clone(), known("2"))], None).unwrap();
+    state.save_identities(&[(a, None), (b.clone(), known("3"))], None).unwrap();
+    drop(state);
+    let state = Storage::open(directory.path()).unwrap();
+    assert_eq!(state.identities().unwrap(), BTreeMap::from([(b, known("3").unwrap())]));
+}
+
+#[test]
+fn a_value_is_json_in_its_row_and_a_default_value_has_no_row() {
+    let directory = tempfile::tempdir().unwrap();
+    let state = Storage::open(directory.path()).unwrap();
+    let row = |key: &str| {
+        let read = |database: &redb::Database| {
+            let table = database.begin_read()?.open_table(SETTINGS)?;
+            Ok(table.get(key)?.map(|row| String::from_utf8(row.value().to_vec()).unwrap()))
+        };
+        state.database.with("read", read).unwrap()
+    };
+    let until = at(7);
+    let pause = UpdatePause { until, reason: "r".into(), who: "w".into(), since: at(1) };
+    let mut pauses = Pauses::default();
+    pauses.pause(vec!["a".to_owned(), "b".to_owned()], &Arc::new(pause));
+    state.pauses.set(pauses).unwrap();
+    let time = |seconds| format!(r#"{{"seconds":"{seconds}","nanoseconds":0}}"#);
+    let expected = format!(
+        r#"[[{{"until":{},"reason":"r","who":"w","since":{}}},["a","b"]]]"#,
+        time(7),
+        time(1)
+    );
+    assert_eq!(row("pauses").unwrap(), expected);
+    state.pauses.set(Pauses::default()).unwrap();
+    assert_eq!(row("pauses"), None);
+    let machines = model::mdb::parse(r#"[{"Hostname": "a"}]"#).unwrap();
+    let text = serde_json::to_string(&machines).unwrap();
+    let shared = machines.into_iter().map(|(name, machine)| (name, Arc::new(machine)));
+    state.machines.set(Some(shared.collect())).unwrap();
+    assert_eq!(row("machines").unwrap(), text);
+    state.machines.set(Some(BTreeMap::new())).unwrap();
+    assert_eq!(row("machines").unwrap(), "{}");
 }
 
 const ROOM: HistoryLimits = HistoryLimits { bytes: 1 << 30, seconds: 1 << 40 };
@@ -94,19 +154,24 @@ fn at(seconds: i64) -> Time {
     Time { seconds, nanoseconds: 0 }
 }
 
-fn status(seconds: i64, host: &str) -> Record {
+fn status(seconds: i64, host: &str) -> HistoryRecord {
     let (status, detail) = ("synced".to_owned(), "equals base".to_owned());
-    Record::Status(StatusRow::Status { time: at(seconds), host: host.to_owned(), status, detail })
+    HistoryRecord::Status(StatusRow::Status {
+        time: at(seconds),
+        host: host.to_owned(),
+        status,
+        detail,
+    })
 }
 
-fn removal(path: &str, reason: Reason) -> PathChange {
+fn removal(path: &str, reason: ChangeReason) -> PathChange {
     let path = TreePath::new(path).unwrap();
     let differs = vec![Difference::Extra];
-    PathChange { path, operation: Operation::Remove, reason, differs, old: None, new: None }
+    PathChange { path, operation: PathOperation::Remove, reason, differs, old: None, new: None }
 }
 
-fn update(seconds: i64, host: &str, update_id: u64, changes: &[PathChange]) -> Record {
-    let list = List::of(changes);
+fn update(seconds: i64, host: &str, update_id: u64, changes: &[PathChange]) -> HistoryRecord {
+    let list = ChangeList::new(changes);
     let row = UpdateRow {
         time: at(seconds),
         host: host.to_owned(),
@@ -117,16 +182,16 @@ fn update(seconds: i64, host: &str, update_id: u64, changes: &[PathChange]) -> R
         marks: list.marks,
         reasons: list.reasons,
     };
-    Record::Update(row, Arc::new(list))
+    HistoryRecord::Update(row, Arc::new(list))
 }
 
-fn end(seconds: i64, host: &str, update_id: u64, outcome: Outcome) -> Record {
+fn end(seconds: i64, host: &str, update_id: u64, outcome: UpdateOutcome) -> HistoryRecord {
     let row = EndRow { time: at(seconds), outcome };
-    Record::End { host: host.to_owned(), update_id, row }
+    HistoryRecord::End { host: host.to_owned(), update_id, row }
 }
 
 /// All events that are asked for, page by page.
-fn ask(state: &State, request: &ListEventsRequest) -> Vec<Event> {
+fn ask(state: &Storage, request: &ListEventsRequest) -> Vec<HistoryEvent> {
     let (mut request, mut events) = (request.clone(), Vec::new());
     loop {
         let filter = EventFilter::new(&request).unwrap();
@@ -140,13 +205,13 @@ fn ask(state: &State, request: &ListEventsRequest) -> Vec<Event> {
 }
 
 /// What an event was about, with its path or its kind.
-fn brief(events: &[Event]) -> Vec<String> {
-    let of = |event: &Event| match &event.what {
-        What::Change { change, .. } => format!("{}:{}", event.about, change.path),
-        What::Update(update) => format!("{}:update {}", event.about, update.update_id),
-        What::Status { status, .. } => format!("{}:{status}", event.about),
-        What::Order { verb, .. } => format!("{}:{verb}", event.about),
-        What::Gap { lost } => format!("gap {lost}"),
+fn brief(events: &[HistoryEvent]) -> Vec<String> {
+    let of = |event: &HistoryEvent| match &event.what {
+        EventDetails::Change { change, .. } => format!("{}:{}", event.about, change.path),
+        EventDetails::Update(update) => format!("{}:update {}", event.about, update.update_id),
+        EventDetails::Status { status, .. } => format!("{}:{status}", event.about),
+        EventDetails::Order { verb, .. } => format!("{}:{verb}", event.about),
+        EventDetails::Gap { lost } => format!("gap {lost}"),
     };
     events.iter().map(of).collect()
 }
@@ -158,13 +223,13 @@ fn texts(texts: &[&str]) -> Vec<String> {
 #[test]
 fn events_after_one_are_those_of_later_records() {
     let directory = tempfile::tempdir().unwrap();
-    let state = State::open(directory.path()).unwrap();
-    let changes = [removal("/a", Reason::Drift), removal("/b", Reason::Drift)];
+    let state = Storage::open(directory.path()).unwrap();
+    let changes = [removal("/a", ChangeReason::Drift), removal("/b", ChangeReason::Drift)];
     let records = [status(1, "a"), update(2, "a", 7, &changes), status(3, "b"), status(4, "a")];
     state.append(&records, ROOM, at(5)).unwrap();
     let after = |number, part, hosts: &[&str]| {
         let kinds = EventKind::ALL.to_vec();
-        let after = Some(Position { number, part });
+        let after = Some(EventPosition { number, part });
         let request = ListEventsRequest { hosts: texts(hosts), kinds, after, ..Default::default() };
         brief(&ask(&state, &request))
     };
@@ -179,11 +244,12 @@ fn events_after_one_are_those_of_later_records() {
 #[test]
 fn events_come_the_newest_first_in_pages_of_any_size() {
     let directory = tempfile::tempdir().unwrap();
-    let state = State::open(directory.path()).unwrap();
-    let both = [removal("/a", Reason::Drift), removal("/b", Reason::Image)];
+    let state = Storage::open(directory.path()).unwrap();
+    let both = [removal("/a", ChangeReason::Drift), removal("/b", ChangeReason::Image)];
     state.append(&[status(1, "h1"), update(2, "h1", 7, &both)], ROOM, at(3)).unwrap();
-    state.record(&Order::of("retry", "ann").about("h1")).unwrap();
-    let records = [update(4, "h2", 8, &both[..1]), status(5, "h2"), end(6, "h1", 7, Outcome::Done)];
+    state.record(&Order::new("retry", "ann").about("h1")).unwrap();
+    let records =
+        [update(4, "h2", 8, &both[..1]), status(5, "h2"), end(6, "h1", 7, UpdateOutcome::Done)];
     state.append(&records, ROOM, at(6)).unwrap();
 
     let all = ListEventsRequest { kinds: EventKind::ALL.to_vec(), ..Default::default() };
@@ -215,7 +281,7 @@ fn events_come_the_newest_first_in_pages_of_any_size() {
         ),
         (ListEventsRequest { paths: texts(&["/b"]), ..Default::default() }, &["h1:/b"]),
         (
-            ListEventsRequest { reasons: vec![Reason::Drift], ..all },
+            ListEventsRequest { reasons: vec![ChangeReason::Drift], ..all },
             &["h2:/a", "h2:update 8", "h1:/a", "h1:update 7"],
         ),
         (
@@ -234,8 +300,8 @@ fn events_come_the_newest_first_in_pages_of_any_size() {
     }
     let one = ListEventsRequest { paths: texts(&["/b"]), ..Default::default() };
     match &ask(&state, &one)[0].what {
-        What::Change { update, change } => {
-            assert_eq!((&update.outcome, update.ended), (&Some(Outcome::Done), Some(at(6))));
+        EventDetails::Change { update, change } => {
+            assert_eq!((&update.outcome, update.ended), (&Some(UpdateOutcome::Done), Some(at(6))));
             assert_eq!((update.drift, update.of_image), (1, 1));
             assert_eq!(**change, both[1]);
         }
@@ -246,12 +312,12 @@ fn events_come_the_newest_first_in_pages_of_any_size() {
 #[test]
 fn an_update_is_recorded_once_and_its_end_may_change() {
     let directory = tempfile::tempdir().unwrap();
-    let state = State::open(directory.path()).unwrap();
-    let changes = [removal("/a", Reason::Drift)];
+    let state = Storage::open(directory.path()).unwrap();
+    let changes = [removal("/a", ChangeReason::Drift)];
     let updates = ListEventsRequest { kinds: vec![EventKind::Update], ..Default::default() };
-    let outcomes = |state: &State| -> Vec<(Option<Outcome>, Option<Time>)> {
-        let of = |event: Event| match event.what {
-            What::Update(update) => (update.outcome, update.ended),
+    let outcomes = |state: &Storage| -> Vec<(Option<UpdateOutcome>, Option<Time>)> {
+        let of = |event: HistoryEvent| match event.what {
+            EventDetails::Update(update) => (update.outcome, update.ended),
             other => panic!("{other:?}"),
         };
         ask(state, &updates).into_iter().map(of).collect()
@@ -262,14 +328,14 @@ fn an_update_is_recorded_once_and_its_end_may_change() {
     assert_eq!(outcomes(&state), [(None, None)]);
     // What is told again ended when it was told first; another machine's end is no news.
     for (seconds, host) in [(3, "h"), (4, "h"), (5, "other")] {
-        state.append(&[end(seconds, host, 7, Outcome::Done)], ROOM, at(5)).unwrap();
+        state.append(&[end(seconds, host, 7, UpdateOutcome::Done)], ROOM, at(5)).unwrap();
     }
-    assert_eq!(outcomes(&state), [(Some(Outcome::Done), Some(at(3)))]);
-    let undone = Outcome::Undone("sick".to_owned());
+    assert_eq!(outcomes(&state), [(Some(UpdateOutcome::Done), Some(at(3)))]);
+    let undone = UpdateOutcome::Undone("sick".to_owned());
     state.append(&[end(6, "h", 7, undone.clone())], ROOM, at(6)).unwrap();
     assert_eq!(outcomes(&state), [(Some(undone.clone()), Some(at(6)))]);
     // After the next update nothing more is heard of this one.
-    let later = [update(7, "h", 8, &changes), end(8, "h", 7, Outcome::Done)];
+    let later = [update(7, "h", 8, &changes), end(8, "h", 7, UpdateOutcome::Done)];
     state.append(&later, ROOM, at(8)).unwrap();
     assert_eq!(outcomes(&state), [(None, None), (Some(undone), Some(at(6)))]);
     assert_eq!(state.last_updates().unwrap(), [("h".to_owned(), 8)].into());
@@ -278,11 +344,12 @@ fn an_update_is_recorded_once_and_its_end_may_change() {
 #[test]
 fn a_clock_that_jumps_hides_nothing() {
     let directory = tempfile::tempdir().unwrap();
-    let state = State::open(directory.path()).unwrap();
+    let state = Storage::open(directory.path()).unwrap();
     // Far more than a segment, with the clock a day ahead in between.
     for batch in 0..12 {
         let base = if batch == 5 { 86_400 } else { i64::from(batch) * 1_000 };
-        let records: Vec<Record> = (0..1_000).map(|second| status(base + second, "h")).collect();
+        let records: Vec<HistoryRecord> =
+            (0..1_000).map(|second| status(base + second, "h")).collect();
         state.append(&records, ROOM, at(0)).unwrap();
     }
     let count = |since, until| {
@@ -296,8 +363,9 @@ fn a_clock_that_jumps_hides_nothing() {
 }
 
 /// How many rows each table of the log has.
-fn rows(state: &State) -> [u64; 6] {
+fn rows(state: &Storage) -> [u64; 6] {
     state
+        .database
         .with("read", |database| {
             let read = database.begin_read()?;
             Ok([
@@ -315,23 +383,23 @@ fn rows(state: &State) -> [u64; 6] {
 #[test]
 fn what_is_too_old_goes_and_lists_go_with_the_last_that_names_them() {
     let directory = tempfile::tempdir().unwrap();
-    let state = State::open(directory.path()).unwrap();
+    let state = Storage::open(directory.path()).unwrap();
     let limits = HistoryLimits { seconds: 100, ..ROOM };
-    let (one, other) = ([removal("/a", Reason::Drift)], [removal("/b", Reason::Drift)]);
+    let (one, other) = ([removal("/a", ChangeReason::Drift)], [removal("/b", ChangeReason::Drift)]);
     let records = [
         status(0, "h1"),
         update(0, "h1", 1, &one),
-        end(0, "h1", 1, Outcome::Done),
+        end(0, "h1", 1, UpdateOutcome::Done),
         update(0, "h2", 2, &one),
         update(0, "h2", 3, &other),
     ];
     state.append(&records, limits, at(0)).unwrap();
     assert_eq!(rows(&state), [1, 3, 1, 2, 2, 2]);
     // The rows of a segment go together, when the last of them is too old.
-    let filler: Vec<Record> = (0..5_000).map(|_| status(0, "h")).collect();
+    let filler: Vec<HistoryRecord> = (0..5_000).map(|_| status(0, "h")).collect();
     state.append(&filler, ROOM, at(0)).unwrap();
     state.append(&[update(90, "h3", 4, &one)], limits, at(150)).unwrap();
-    state.record(&Order::of("retry", "ann")).unwrap();
+    state.record(&Order::new("retry", "ann")).unwrap();
     while state.append(&[], limits, at(150)).unwrap() > 0 {}
     assert_eq!(rows(&state), [0, 1, 0, 1, 1, 1]);
     while state.append(&[], limits, at(500)).unwrap() > 0 {}
@@ -346,25 +414,25 @@ fn what_is_too_old_goes_and_lists_go_with_the_last_that_names_them() {
 #[test]
 fn what_is_too_much_goes_and_the_file_does_not_grow_for_ever() {
     let directory = tempfile::tempdir().unwrap();
-    let state = State::open(directory.path()).unwrap();
+    let state = Storage::open(directory.path()).unwrap();
     let limits = HistoryLimits { bytes: 2 << 20, seconds: 1 << 40 };
     let length = || std::fs::metadata(directory.path().join(FILE)).unwrap().len();
     let mut lengths = Vec::new();
     for batch in 0..200_u64 {
-        let records: Vec<Record> = (0..500_u64)
+        let records: Vec<HistoryRecord> = (0..500_u64)
             .flat_map(|number| {
                 let (id, seconds) = (batch * 500 + number, i64::try_from(batch).unwrap());
                 let host = format!("h{number}");
-                let own = [removal(&format!("/f{id}"), Reason::Drift)];
+                let own = [removal(&format!("/f{id}"), ChangeReason::Drift)];
                 [
                     status(seconds, &host),
                     update(seconds, &host, id, &own),
-                    end(seconds, &host, id, Outcome::Done),
+                    end(seconds, &host, id, UpdateOutcome::Done),
                 ]
             })
             .collect();
         state.append(&records, limits, at(0)).unwrap();
-        state.record(&Order::of("retry", "ann").why(&"w".repeat(2_000))).unwrap();
+        state.record(&Order::new("retry", "ann").why(&"w".repeat(2_000))).unwrap();
         lengths.push(length());
     }
     let [statuses, updates, ends, last, lists, chunks] = rows(&state);
@@ -382,28 +450,28 @@ fn what_is_too_much_goes_and_the_file_does_not_grow_for_ever() {
 #[test]
 fn a_copy_is_complete_and_starts_with_the_brake_once() {
     let directory = tempfile::tempdir().unwrap();
-    let state = State::open(directory.path()).unwrap();
-    let changes = [removal("/a", Reason::Drift)];
+    let state = Storage::open(directory.path()).unwrap();
+    let changes = [removal("/a", ChangeReason::Drift)];
     state.append(&[update(1, "h", 7, &changes)], ROOM, at(1)).unwrap();
     let copy = state.copy().unwrap();
     let bytes = copy.read(0, usize::MAX).unwrap();
     assert_eq!(bytes.len() as u64, copy.size_bytes);
     assert_eq!(Algorithm::Blake3.digest(&bytes), copy.digest);
     assert_eq!(copy.read(copy.size_bytes, 10).unwrap(), Vec::<u8>::new());
-    assert_eq!(state.brake().unwrap(), None, "the original goes on");
+    assert_eq!(*state.brake.get(), None, "the original goes on");
     assert!(!directory.path().join("backup.redb").exists());
     state.append(&[status(2, "later")], ROOM, at(2)).unwrap();
 
     let restored = tempfile::tempdir().unwrap();
     std::fs::write(restored.path().join(FILE), bytes).unwrap();
-    let state = State::open(restored.path()).unwrap();
-    let brake = state.brake().unwrap().expect("updates are disabled");
+    let state = Storage::open(restored.path()).unwrap();
+    let brake = Option::clone(&state.brake.get()).expect("updates are disabled");
     assert!(brake.reason.starts_with("the dominator was started on the backup of 2"), "{brake:?}");
     let all = ask(&state, &ListEventsRequest::default());
     assert_eq!(brief(&all), [":disable-updates", "h:update 7"]);
-    state.set_brake(None, &Order::of("enable-updates", "ann")).unwrap();
+    set_brake(&state, None, &Order::new("enable-updates", "ann"));
     drop(state);
-    assert_eq!(State::open(restored.path()).unwrap().brake().unwrap(), None);
+    assert_eq!(*Storage::open(restored.path()).unwrap().brake.get(), None);
 }
 
 /// Measures: `HISTORY_ROWS=1000000 cargo test --release -p dominator --lib rows -- --nocapture`.
@@ -411,21 +479,23 @@ fn a_copy_is_complete_and_starts_with_the_brake_once() {
 fn many_rows_are_written_and_searched() {
     let count = std::env::var("HISTORY_ROWS").map_or(20_000, |count| count.parse().unwrap());
     let directory = tempfile::tempdir().unwrap();
-    let state = State::open(directory.path()).unwrap();
+    let state = Storage::open(directory.path()).unwrap();
     let started = std::time::Instant::now();
     let shared: Vec<PathChange> =
-        (0..40).map(|number| removal(&format!("/usr/f{number}"), Reason::Image)).collect();
+        (0..40).map(|number| removal(&format!("/usr/f{number}"), ChangeReason::Image)).collect();
     for batch in 0..count / 1_000 {
-        let records: Vec<Record> = (0..1_000_u64)
+        let records: Vec<HistoryRecord> = (0..1_000_u64)
             .map(|number| {
                 let (id, host) = (batch * 1_000 + number, format!("host{:05}", number * 7));
                 let seconds = i64::try_from(id / 10).unwrap();
                 match id % 10_000 {
-                    77 => update(seconds, &host, id, &[removal("/etc/passwd", Reason::Drift)]),
+                    77 => {
+                        update(seconds, &host, id, &[removal("/etc/passwd", ChangeReason::Drift)])
+                    }
                     place if place % 2 == 0 => update(seconds, &host, id, &shared),
                     place => {
                         let path = format!("/srv/f{place}");
-                        update(seconds, &host, id, &[removal(&path, Reason::Drift)])
+                        update(seconds, &host, id, &[removal(&path, ChangeReason::Drift)])
                     }
                 }
             })
@@ -435,7 +505,7 @@ fn many_rows_are_written_and_searched() {
     let wrote = started.elapsed();
     let passwd = ListEventsRequest {
         paths: texts(&["/etc/passwd"]),
-        reasons: vec![Reason::Drift],
+        reasons: vec![ChangeReason::Drift],
         since: Some(at(0)),
         ..Default::default()
     };
@@ -464,7 +534,7 @@ fn many_rows_are_written_and_searched() {
     let evicted = started.elapsed();
     drop(state);
     let started = std::time::Instant::now();
-    drop(State::open(directory.path()).unwrap());
+    drop(Storage::open(directory.path()).unwrap());
     let left = std::fs::metadata(directory.path().join(FILE)).unwrap().len();
     println!(
         "all but a little goes in {evicted:?}; opened in {:?}, {left} bytes",

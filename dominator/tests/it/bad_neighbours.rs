@@ -65,7 +65,7 @@ async fn a_good_machine_converges_beside_bad_ones() {
     stage.wait("good", Status::Synced, "base").await;
     let took = started.elapsed();
     assert!(took < Duration::from_secs(5), "{took:?}");
-    assert_eq!(good.model.lock().unwrap().tree, want);
+    assert_eq!(good.model.lock().unwrap().sub.tree, want);
 
     let off = stage.wait("off3", Status::Unreachable, "base").await;
     assert!(off.detail.contains("Connection refused"), "{}", off.detail);

@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use api::dominator::{
     DisableUpdates, DisableUpdatesRequest, EnableUpdates, EnableUpdatesRequest, Status,
 };
+use testing::{eventually_async, exit_and_output};
 
 use crate::fake::{FakeSub, file, tree};
-use crate::stage::{Stage, said};
+use crate::stage::Stage;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_brake_outlives_a_kill_and_holds_until_it_is_released() {
@@ -30,27 +31,25 @@ async fn the_brake_outlives_a_kill_and_holds_until_it_is_released() {
     assert_eq!(brake.reason, "moving house");
 
     stage.write_mdb(&format!("[{{{record}, \"RequiredImage\": \"base\"}}]"));
-    let deadline = Instant::now() + crate::stage::PATIENCE;
-    loop {
+    let detail = eventually_async("all objects are there", async || {
         let summary = stage.wait("host", Status::UpdatesDisabled, "base").await;
-        if summary.detail.contains("all objects are there") {
-            assert_eq!(
-                summary.detail,
-                "1 change: /one (missing), all objects are there; updates of all machines are \
-                 disabled: moving house"
-            );
-            break;
-        }
-        assert!(Instant::now() < deadline, "{}", summary.detail);
-    }
+        let is_there = summary.detail.contains("all objects are there");
+        if is_there { Ok(summary.detail) } else { Err(summary.detail) }
+    })
+    .await;
+    assert_eq!(
+        detail,
+        "1 change: /one (missing), all objects are there; updates of all machines are disabled: \
+         moving house"
+    );
     let calls = sub.calls.lock().unwrap().clone();
     assert!(!calls.contains(&"prepare") && !calls.contains(&"commit"), "{calls:?}");
-    assert_eq!(sub.model.lock().unwrap().tree, tree(""));
+    assert_eq!(sub.model.lock().unwrap().sub.tree, tree(""));
 
     let released = stage.domtool(&["enable-updates", "moved"]).await;
     assert!(released.status.success(), "{released:?}");
     stage.wait("host", Status::Synced, "base").await;
-    assert_eq!(sub.model.lock().unwrap().tree, want);
+    assert_eq!(sub.model.lock().unwrap().sub.tree, want);
     stage.kill();
     stage.start().await;
     assert_eq!(stage.status().await.brake, None);
@@ -62,7 +61,7 @@ async fn a_second_dominator_on_the_same_state_does_not_start() {
     let mut command = stage.command();
     let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
     assert_eq!(output.status.code(), Some(1));
-    let (_, _, talk) = said(&output);
+    let (_, _, talk) = exit_and_output(&output);
     assert!(talk.contains("another dominator runs with this state directory"), "{talk}");
 }
 
@@ -86,12 +85,12 @@ async fn the_brake_does_not_wait_for_a_machine_that_does_not_answer() {
     let before = sent();
     stage.wait("host", Status::UpdatesDisabled, "base").await;
     assert_eq!(sent(), before, "a Commit was sent after the brake was pulled");
-    assert_eq!(sub.model.lock().unwrap().tree, tree(""));
+    assert_eq!(sub.model.lock().unwrap().sub.tree, tree(""));
 
     let order = EnableUpdatesRequest { who: "me".into(), why: String::new() };
     stage.client.call::<EnableUpdates>(&order).await.unwrap();
     stage.wait("host", Status::Synced, "base").await;
-    assert_eq!(sub.model.lock().unwrap().tree, want);
+    assert_eq!(sub.model.lock().unwrap().sub.tree, want);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -105,7 +104,7 @@ async fn the_brake_can_be_pulled_on_a_full_disk_and_is_kept_once_there_is_room()
     stage.limit_files("4096");
     for reason in ["first", "second"] {
         let pulled = stage.domtool(&["disable-updates", reason]).await;
-        let (_, _, talk) = said(&pulled);
+        let (_, _, talk) = exit_and_output(&pulled);
         assert!(talk.contains("updates are disabled, but only until"), "{talk}");
         assert!(talk.contains("File too large"), "{talk}");
         assert_eq!(stage.status().await.brake.unwrap().reason, reason);

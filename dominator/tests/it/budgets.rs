@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::dominator::Status;
-use dominator::core::budget::Class;
-use dominator::core::budget::limits::{Limit, LimitAt, Limits};
+use dominator::core::budget::UpdateClass;
+use dominator::core::budget::limits::{LocationLimit, MachineLimit, MachineLimits};
 use dominator::core::claims::ClaimSettings;
 use dominator::core::image_breaker::FailureLimits;
 use dominator::core::sub::VANISHED_AFTER;
@@ -52,9 +52,9 @@ fn world(seed: u64, settings: ClaimSettings, is_high_impact: bool, faults: Fault
     world
 }
 
-fn limits(given: &[&str], each: Option<u32>) -> Limits {
-    let given: Vec<LimitAt> = given.iter().map(|text| text.parse().unwrap()).collect();
-    Limits::new(None, &given, each.map(Limit::Count))
+fn limits(given: &[&str], each: Option<u32>) -> MachineLimits {
+    let given: Vec<LocationLimit> = given.iter().map(|text| text.parse().unwrap()).collect();
+    MachineLimits::new(None, &given, each.map(MachineLimit::Count))
 }
 
 fn failures(failures_min: u32) -> FailureLimits {
@@ -104,8 +104,8 @@ fn a_rollout_stays_within_its_budgets_and_delays_no_repair() {
     world.run_until_converged(start + 30 * MINUTE).expect("all get their turn");
     assert!(world.tally.is_empty());
     let waited = &world.tally.waited_longest;
-    assert!(waited[&Class::Rollout] > 30 * SECOND, "{waited:?}");
-    assert!(waited[&Class::Repair] < 15 * SECOND, "{waited:?}");
+    assert!(waited[&UpdateClass::Rollout] > 30 * SECOND, "{waited:?}");
+    assert!(waited[&UpdateClass::Repair] < 15 * SECOND, "{waited:?}");
     assert!(world.tally.most > 27, "{}", world.tally.most);
 }
 
@@ -118,8 +118,8 @@ fn drift_of_the_whole_fleet_delays_no_rollout() {
     (MACHINES - 60..MACHINES).for_each(|host| world.assign(host, "web/2"));
     world.run_until_converged(30 * MINUTE).expect("all get their turn");
     let waited = &world.tally.waited_longest;
-    assert!(waited[&Class::Repair] > 60 * SECOND, "{waited:?}");
-    assert!(waited[&Class::Rollout] < 15 * SECOND, "{waited:?}");
+    assert!(waited[&UpdateClass::Repair] > 60 * SECOND, "{waited:?}");
+    assert!(waited[&UpdateClass::Rollout] < 15 * SECOND, "{waited:?}");
 }
 
 #[test]

@@ -3,9 +3,10 @@
 use std::process::Command;
 
 use api::dominator::Status;
+use testing::exit_and_output;
 
 use crate::fake::{FakeSub, file, tree};
-use crate::stage::{Stage, said};
+use crate::stage::Stage;
 
 #[test]
 fn both_programs_refuse_to_run_unprotected_by_accident() {
@@ -15,7 +16,7 @@ fn both_programs_refuse_to_run_unprotected_by_accident() {
     ] {
         let output = Command::new(program).args(arguments).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{program}");
-        let (_, _, talk) = said(&output);
+        let (_, _, talk) = exit_and_output(&output);
         let error = format!(
             "error: {name} does not run unprotected by itself, and there are no certificates in \
              /nonexistent\n"
@@ -86,7 +87,7 @@ async fn operators_see_every_machine_as_table_json_page_and_metric() {
     }
     let bad = stage.domtool(&["list-subs", "web["]).await;
     assert_eq!(bad.status.code(), Some(1));
-    let (_, _, talk) = said(&bad);
+    let (_, _, talk) = exit_and_output(&bad);
     assert!(talk.contains("error parsing glob 'web['"), "{talk}");
     let shown = stage.domtool(&["show-sub", "host"]).await;
     let shown = String::from_utf8(shown.stdout).unwrap();
@@ -95,7 +96,7 @@ async fn operators_see_every_machine_as_table_json_page_and_metric() {
     assert!(shown.contains("history, the newest first:"), "{shown}");
     let unknown = stage.domtool(&["show-sub", "nobody"]).await;
     assert_eq!(unknown.status.code(), Some(1));
-    let (_, _, talk) = said(&unknown);
+    let (_, _, talk) = exit_and_output(&unknown);
     assert!(talk.contains("there is no machine nobody"), "{talk}");
     assert!(talk.contains("hint: domtool list-subs"), "{talk}");
 

@@ -1,21 +1,23 @@
 //! What happened is on record: drift with its path, orders, over kills, full disks and backups.
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use api::dominator::Status;
 use api::dominator::events::{
-    Event, EventKind, ListEvents, ListEventsRequest, Operation, Reason, UpdateFacts, What,
+    ChangeReason, EventDetails, EventKind, HistoryEvent, ListEvents, ListEventsRequest,
+    PathOperation, UpdateSummary,
 };
-use api::subd::Outcome;
+use api::subd::UpdateOutcome;
 use model::path::TreePath;
 use model::tree::{Leaf, Node};
 
 use crate::fake::{FakeSub, file, tree};
-use crate::random::Random;
-use crate::stage::{PATIENCE, Stage, said};
+use crate::stage::Stage;
+use testing::random::Random;
+use testing::{eventually_async, exit_and_output};
 
-async fn ask(stage: &Stage, request: ListEventsRequest) -> Vec<Event> {
+async fn ask(stage: &Stage, request: ListEventsRequest) -> Vec<HistoryEvent> {
     let (mut request, mut events) = (request, Vec::new());
     loop {
         let reply = stage.client.call::<ListEvents>(&request).await.unwrap();
@@ -28,34 +30,28 @@ async fn ask(stage: &Stage, request: ListEventsRequest) -> Vec<Event> {
 }
 
 /// The updates that are on record, the newest first.
-async fn updates(stage: &Stage) -> Vec<UpdateFacts> {
+async fn updates(stage: &Stage) -> Vec<UpdateSummary> {
     let request = ListEventsRequest { kinds: vec![EventKind::Update], ..Default::default() };
-    let facts = |event: Event| match event.what {
-        What::Update(facts) => facts,
+    let facts = |event: HistoryEvent| match event.what {
+        EventDetails::Update(facts) => facts,
         other => panic!("{other:?}"),
     };
     ask(stage, request).await.into_iter().map(facts).collect()
 }
 
 /// Waits until the end of all updates is on record.
-async fn wait_for_ends(stage: &Stage, count: usize) -> Vec<UpdateFacts> {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
+async fn wait_for_ends(stage: &Stage, count: usize) -> Vec<UpdateSummary> {
+    eventually_async("the end of all updates is recorded", async || {
         let updates = updates(stage).await;
-        if updates.len() == count && updates.iter().all(|update| update.outcome.is_some()) {
-            return updates;
-        }
-        assert!(Instant::now() < deadline, "{updates:#?}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+        let have_ended = updates.iter().all(|update| update.outcome.is_some());
+        if updates.len() == count && have_ended { Ok(updates) } else { Err(updates) }
+    })
+    .await
 }
 
 async fn wait_for_tree(sub: &FakeSub, want: &model::tree::Tree) {
-    let deadline = Instant::now() + PATIENCE;
-    while sub.model.lock().unwrap().tree != *want {
-        assert!(Instant::now() < deadline, "the machine does not get its tree");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    let has_tree = async || sub.model.lock().unwrap().sub.tree == *want;
+    eventually_async("the machine has its tree", has_tree).await;
 }
 
 fn passwd(content: &str) -> model::tree::Tree {
@@ -91,11 +87,11 @@ async fn a_repair_tells_who_left_the_image_and_from_what_to_what() {
     let brief: Vec<_> = all
         .iter()
         .map(|update| {
-            let UpdateFacts { image, former, drift, of_image, outcome, .. } = update;
+            let UpdateSummary { image, former, drift, of_image, outcome, .. } = update;
             (&**image, &**former, *drift, *of_image, outcome.clone())
         })
         .collect();
-    let done = Some(Outcome::Done);
+    let done = Some(UpdateOutcome::Done);
     let expected = [
         ("base/2", "base/1", 0, 1, done.clone()),
         ("base/1", "base/1", 1, 0, done.clone()),
@@ -113,20 +109,20 @@ async fn a_repair_tells_who_left_the_image_and_from_what_to_what() {
     assert!(lines[1].contains("to base/1: done"), "{text}");
 
     let shown = stage.domtool(&["--format", "json", "events", "--path", "/etc/*"]).await;
-    let events: Vec<Event> = serde_json::from_slice(&shown.stdout).unwrap();
+    let events: Vec<HistoryEvent> = serde_json::from_slice(&shown.stdout).unwrap();
     let changes: Vec<_> = events
         .iter()
         .map(|event| match &event.what {
-            What::Change { change, .. } => (change.path.to_string(), change.reason, change),
+            EventDetails::Change { change, .. } => (change.path.to_string(), change.reason, change),
             other => panic!("{other:?}"),
         })
         .collect();
     let brief: Vec<_> = changes.iter().map(|(path, reason, _)| (path.as_str(), *reason)).collect();
     let expected = [
-        ("/etc/group", Reason::Image),
-        ("/etc/passwd", Reason::Image),
-        ("/etc/passwd", Reason::Drift),
-        ("/etc/passwd", Reason::Image),
+        ("/etc/group", ChangeReason::Image),
+        ("/etc/passwd", ChangeReason::Image),
+        ("/etc/passwd", ChangeReason::Drift),
+        ("/etc/passwd", ChangeReason::Image),
     ];
     assert_eq!(brief, expected);
     let drift = changes[2].2;
@@ -134,7 +130,7 @@ async fn a_repair_tells_who_left_the_image_and_from_what_to_what() {
         let path = TreePath::new("/etc/passwd").unwrap();
         object(Some(&passwd(content).get(&path).unwrap().node()))
     };
-    assert_eq!(drift.operation, Operation::Replace);
+    assert_eq!(drift.operation, PathOperation::Replace);
     assert_eq!(object(drift.old.as_ref()), id("intruder"));
     assert_eq!(object(drift.new.as_ref()), id("one"));
 
@@ -153,21 +149,21 @@ async fn orders_are_on_record_with_who_and_why_also_over_a_kill() {
     stage.kill();
     stage.start().await;
     let shown = stage.domtool(&["--format", "json", "audit"]).await;
-    let events: Vec<Event> = serde_json::from_slice(&shown.stdout).unwrap();
+    let events: Vec<HistoryEvent> = serde_json::from_slice(&shown.stdout).unwrap();
     let brief: Vec<_> = events
         .iter()
         .map(|event| match &event.what {
-            What::Order { verb, who, why } => (verb.as_str(), who.is_empty(), why.as_str()),
+            EventDetails::Order { verb, who, why } => (verb.as_str(), who.is_empty(), why.as_str()),
             other => panic!("{other:?}"),
         })
         .collect();
     assert_eq!(brief, [("disable-updates", false, "storm"), ("enable-updates", false, "over")]);
     let bad = stage.domtool(&["events", "--since", "noon"]).await;
-    let (_, _, talk) = said(&bad);
+    let (_, _, talk) = exit_and_output(&bad);
     assert!(talk.contains("`noon` is no time"), "{talk}");
     let bad = stage.domtool(&["events", "--host", "web["]).await;
-    let (_, _, talk) = said(&bad);
-    assert!(talk.contains("bad question for events"), "{talk}");
+    let (_, _, talk) = exit_and_output(&bad);
+    assert!(talk.contains("invalid filter of events"), "{talk}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -187,25 +183,21 @@ async fn a_full_disk_stops_updates_and_orders_and_not_the_brake() {
     let commits = || sub.calls.lock().unwrap().iter().filter(|call| **call == "commit").count();
     let before = commits();
     sub.change(passwd("intruder"));
-    let deadline = Instant::now() + PATIENCE;
-    loop {
+    let why = "the update cannot be recorded, and is not ordered before it is";
+    let detail = eventually_async(why, async || {
         let summary = stage.list().await.remove(0);
-        let why = "the update cannot be recorded, and is not ordered before it is";
-        if summary.detail.contains(why) {
-            assert!(summary.detail.contains("File too large"), "{}", summary.detail);
-            break;
-        }
-        assert!(Instant::now() < deadline, "{summary:?}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+        if summary.detail.contains(why) { Ok(summary.detail) } else { Err(summary) }
+    })
+    .await;
+    assert!(detail.contains("File too large"), "{detail}");
     assert_eq!(commits(), before, "what is not on record is not ordered");
     let error = stage.status().await.history_error.unwrap();
     assert!(error.contains("File too large"), "{error}");
     let refused = stage.domtool(&["retry", "host"]).await;
-    let (_, _, talk) = said(&refused);
+    let (_, _, talk) = exit_and_output(&refused);
     assert!(talk.contains("cannot write the database"), "{talk}");
     let pulled = stage.domtool(&["disable-updates", "full"]).await;
-    let (_, _, talk) = said(&pulled);
+    let (_, _, talk) = exit_and_output(&pulled);
     assert!(talk.contains("updates are disabled, but only until"), "{talk}");
     assert_eq!(stage.status().await.brake.unwrap().reason, "full");
     assert_eq!(updates(&stage).await.len(), 1, "what was recorded is there to be read");
@@ -215,7 +207,7 @@ async fn a_full_disk_stops_updates_and_orders_and_not_the_brake() {
     assert!(released.status.success(), "{released:?}");
     wait_for_tree(&sub, &passwd("one")).await;
     let all = wait_for_ends(&stage, 2).await;
-    assert_eq!((all[0].drift, &all[0].outcome), (1, &Some(Outcome::Done)));
+    assert_eq!((all[0].drift, &all[0].outcome), (1, &Some(UpdateOutcome::Done)));
     assert_eq!(stage.status().await.history_error, None);
 }
 
@@ -274,9 +266,11 @@ async fn what_was_ordered_is_on_record_whenever_the_dominator_is_killed() {
             tokio::spawn(async move {
                 let mut number = 0;
                 loop {
-                    wait_for_tree(&sub, &passwd("one")).await;
-                    number += 1;
-                    sub.change(passwd(&format!("intruder {number}")));
+                    if sub.model.lock().unwrap().sub.tree == passwd("one") {
+                        number += 1;
+                        sub.change(passwd(&format!("intruder {number}")));
+                    }
+                    tokio::time::sleep(Duration::from_millis(5)).await;
                 }
             })
         })

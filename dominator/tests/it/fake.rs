@@ -1,4 +1,4 @@
-//! An image server and subs that speak the real protocol over real sockets, without disks.
+//! A fake image server and fake subs: the real protocol over real sockets, without disks.
 
 use rpc::tls::Security;
 use std::collections::BTreeMap;
@@ -11,13 +11,13 @@ use api::Done;
 use api::fault::{Fault, FaultCode};
 use api::image_server::GetImage;
 use api::object_server::GetObjects;
-use api::object_stream::Head;
+use api::object_stream::ObjectHead;
 use api::subd::{
-    Cleanup, Commit, EncodedDirectory, Fetch, GetDirectories, GetDirectoriesReply, Identity, Poll,
-    Prepare, ScanNow, SetConfiguration,
+    Cleanup, Commit, EncodedDirectory, Fetch, GetDirectories, GetDirectoriesReply, Poll, Prepare,
+    ScanNow, SetConfiguration, SubIdentity,
 };
 use bytes::Bytes;
-use dominator::core::sub::{Call, FailureKind, Ticket};
+use dominator::core::sub::{Call, RequestId};
 use futures_util::stream;
 use model::escape::ByteText;
 use model::filter::Filter;
@@ -32,20 +32,20 @@ use tokio::sync::Notify;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::model::{Answer, Model, Request};
-use crate::random::Random;
+use testing::random::Random;
 
-/// A tree from its text.
+/// Parses the text of a tree.
 pub fn tree(text: &str) -> Tree {
     from_text(Algorithm::Blake3, text).unwrap()
 }
 
-/// A line of a tree's text: a file with that content.
+/// Returns the line of a file with this content in the text of a tree.
 pub fn file(path: &str, content: &str) -> String {
     let object = Algorithm::Blake3.digest(content.as_bytes());
     format!("f 644 0:0 1.000000000 {} {object} {path}\n", content.len())
 }
 
-/// All directories of a tree by digest.
+/// Returns the encodings of all directories of a tree by digest.
 pub fn directories(tree: &Tree) -> BTreeMap<ObjectId, Vec<u8>> {
     let mut found: BTreeMap<ObjectId, Vec<u8>> = BTreeMap::new();
     let mut stack: Vec<Arc<Directory>> = vec![Arc::clone(tree.root())];
@@ -70,7 +70,7 @@ pub async fn start(router: Router) -> (SocketAddr, DropGuard) {
     (address, stop.drop_guard())
 }
 
-/// An image server that gives what it was given.
+/// An image server in memory.
 #[derive(Clone, Default)]
 pub struct ImageServer {
     images: Arc<Mutex<BTreeMap<ImageName, Image>>>,
@@ -79,12 +79,12 @@ pub struct ImageServer {
 }
 
 impl ImageServer {
-    /// Adds an image; without filter lines nothing is kept, `None` makes it sparse.
+    /// Adds an image. Without filter lines nothing is kept; `None` makes the image sparse.
     pub fn add(&self, name: &str, tree: &Tree, filter: Option<&[&str]>) {
         self.add_with(name, tree, filter, "[]");
     }
 
-    /// Adds an image with triggers, which are JSON.
+    /// Adds an image with triggers in JSON.
     pub fn add_with(&self, name: &str, tree: &Tree, filter: Option<&[&str]>, triggers: &str) {
         let name = ImageName::new(name).unwrap();
         let content = Content {
@@ -101,22 +101,22 @@ impl ImageServer {
         self.added.notify_waiters();
     }
 
-    /// The image of that name.
+    /// Returns an image.
     pub fn image(&self, name: &str) -> Option<Image> {
         self.images.lock().unwrap().get(&ImageName::new(name).unwrap()).cloned()
     }
 
-    /// The encoding of the directory with that digest.
+    /// Returns the encoding of a directory.
     pub fn object(&self, id: &ObjectId) -> Option<Vec<u8>> {
         self.objects.lock().unwrap().get(id).cloned()
     }
 
-    /// Loses an image.
+    /// Removes an image.
     pub fn lose(&self, name: &str) {
         self.images.lock().unwrap().remove(&ImageName::new(name).unwrap()).unwrap();
     }
 
-    /// Marks an image as one that should not be used any more.
+    /// Marks an image as deprecated.
     pub fn deprecate(&self, name: &str, why: &str) {
         let name = ImageName::new(name).unwrap();
         let mut images = self.images.lock().unwrap();
@@ -153,27 +153,27 @@ impl ImageServer {
                             Some(content) => {
                                 chunks.extend(object_chunks(id, content.clone().into()).map(Ok));
                             }
-                            None => chunks.push(Ok(head_bytes(&Head::Absent(id)))),
+                            None => chunks.push(Ok(head_bytes(&ObjectHead::Absent(id)))),
                         }
                     }
-                    chunks.push(Ok(head_bytes(&Head::End)));
+                    chunks.push(Ok(head_bytes(&ObjectHead::End)));
                     Ok(stream::iter(chunks))
                 }
             })
     }
 }
 
-/// A model of a sub behind a socket.
+/// A model of a sub with a real server.
 #[derive(Clone)]
 pub struct FakeSub {
     pub model: Arc<Mutex<Model>>,
     random: Arc<Mutex<Random>>,
     news: Arc<Notify>,
-    /// Calls by name.
+    /// The names of all calls, in order.
     pub calls: Arc<Mutex<Vec<&'static str>>>,
-    /// The updates that were ordered, by id.
+    /// The ids of all updates that were ordered.
     pub commits: Arc<Mutex<Vec<u64>>>,
-    /// Commit is heard, and neither done nor answered.
+    /// If true, Commit is neither executed nor answered.
     pub ignores_commit: Arc<AtomicBool>,
 }
 
@@ -196,40 +196,44 @@ impl FakeSub {
         sub
     }
 
-    /// The same, on a machine that is called `hostname` and has this machine id.
+    /// Makes a sub with this hostname and machine id.
     pub fn named(hostname: &str, machine_id: &str, tree: Tree) -> Self {
         let sub = Self::new(tree);
-        sub.model.lock().unwrap().identity = Identity {
+        sub.model.lock().unwrap().sub.identity = Arc::new(SubIdentity {
             hostname: hostname.to_owned(),
             machine_id: machine_id.to_owned(),
             boot_id: format!("boot of {machine_id}"),
             subd_version: String::new(),
-        };
+        });
         sub
     }
 
-    /// Something is done to the machine; the next scan comes at once.
+    /// Changes the machine's tree; the next scan comes at once.
     pub fn change(&self, tree: Tree) {
-        let mut model = self.model.lock().unwrap();
-        model.drift(tree, &mut self.random.lock().unwrap());
-        model.started.iter_mut().for_each(|(delay, _)| *delay = Duration::ZERO);
-        drop(model);
+        self.with_model(|model, random| {
+            model.drift(tree, random);
+            model.started.iter_mut().for_each(|(delay, _)| *delay = Duration::ZERO);
+        });
         self.work();
     }
 
-    /// Does what was started, each a little later.
+    /// Takes both locks, always in the same order.
+    fn with_model<T>(&self, act: impl FnOnce(&mut Model, &mut Random) -> T) -> T {
+        let mut random = self.random.lock().unwrap();
+        act(&mut self.model.lock().unwrap(), &mut random)
+    }
+
+    /// Does the started work after short delays.
     fn work(&self) {
         let started = std::mem::take(&mut self.model.lock().unwrap().started);
         for (delay, work) in started {
             let sub = self.clone();
-            // Models are in no hurry: a hundredth of their time is enough here.
+            // A hundredth of the simulated duration is enough here.
             let delay =
                 if matches!(work, crate::model::Work::Expire(_)) { delay } else { delay / 100 };
             tokio::spawn(async move {
                 tokio::time::sleep(delay).await;
-                let mut random = sub.random.lock().unwrap();
-                sub.model.lock().unwrap().over(&work, &mut random);
-                drop(random);
+                sub.with_model(|model, random| model.end(&work, random));
                 sub.work();
                 sub.news.notify_waiters();
             });
@@ -238,24 +242,12 @@ impl FakeSub {
 
     fn ask(&self, name: &'static str, request: Request) -> Result<Done, Fault> {
         self.calls.lock().unwrap().push(name);
-        let answer = {
-            let mut random = self.random.lock().unwrap();
-            self.model.lock().unwrap().ask(request, &mut random)
-        };
+        let answer = self.with_model(|model, random| model.ask(request, random));
         self.work();
         self.news.notify_waiters();
         match answer {
             Answer::Accepted | Answer::Tree(_) | Answer::Scanned(_) => Ok(Done {}),
-            Answer::Failed(failure) => {
-                let code = match failure.kind {
-                    FailureKind::Busy => FaultCode::Busy,
-                    FailureKind::Stale => FaultCode::Stale,
-                    FailureKind::NotFound => FaultCode::NotFound,
-                    FailureKind::Held => FaultCode::Held,
-                    _ => FaultCode::Internal,
-                };
-                Err(Fault::new(code, failure.text))
-            }
+            Answer::Failed(fault) => Err(fault),
         }
     }
 
@@ -275,7 +267,7 @@ impl FakeSub {
                         let late = tokio::time::Instant::now() >= deadline;
                         let answered = {
                             let mut model = sub.model.lock().unwrap();
-                            model.poll(0, Ticket(0), &request);
+                            model.poll(0, RequestId(0), &request);
                             let answers = model.answers(late);
                             model.waiting.clear();
                             answers.into_iter().next()
@@ -291,7 +283,7 @@ impl FakeSub {
                 let sub = read.clone();
                 async move {
                     sub.calls.lock().unwrap().push("get-directories");
-                    let scanned = sub.model.lock().unwrap().scanned().cloned();
+                    let scanned = sub.model.lock().unwrap().sub.scanned().cloned();
                     let known = scanned.map(|tree| directories(&tree)).unwrap_or_default();
                     let mut reply =
                         GetDirectoriesReply { directories: Vec::new(), absent: Vec::new() };
@@ -335,7 +327,7 @@ impl FakeSub {
                 let sub = scan.clone();
                 async move {
                     sub.calls.lock().unwrap().push("scan-now");
-                    sub.model.lock().unwrap().scan_is_over();
+                    sub.model.lock().unwrap().end_scan();
                     sub.news.notify_waiters();
                     Ok(Done {})
                 }

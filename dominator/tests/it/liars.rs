@@ -10,10 +10,10 @@ use api::dominator::{ListSubs, ListSubsRequest, Status};
 use api::fault::{Fault, FaultCode};
 use api::image_server::GetImage;
 use api::object_server::GetObjects;
-use api::object_stream::Head;
+use api::object_stream::ObjectHead;
 use api::subd::{
-    Activity, CacheReport, EncodedDirectory, Fetch, GetDirectories, GetDirectoriesReply, Poll,
-    PollReply, Prepare, ScanReport, SetConfiguration, Space, TriggerFailure, Version,
+    Activity, CacheReport, EncodedDirectory, Fetch, FreeSpace, GetDirectories, GetDirectoriesReply,
+    Poll, PollReply, Prepare, ScanReport, SetConfiguration, SubVersion, TriggerFailure,
 };
 use bytes::Bytes;
 use model::escape::ByteText;
@@ -27,7 +27,7 @@ use tokio::io::AsyncWriteExt as _;
 
 use crate::bad_neighbours::listen;
 use crate::fake::{FakeSub, ImageServer, directories, file, start, tree};
-use crate::stage::{Stage, record};
+use crate::stage::{Stage, record, wait_until};
 
 /// How long the liars go on in this test.
 const SHOW: Duration = Duration::from_secs(2);
@@ -40,7 +40,7 @@ fn random_object(number: u64) -> ObjectId {
 }
 
 fn truth(instance: u64, scope: Scope, tree: &Tree) -> PollReply {
-    let version = Version { instance, generation: 1, status: 1 };
+    let version = SubVersion { instance, generation: 1, status: 1 };
     PollReply {
         scan: Some(ScanReport::of(scope, tree)),
         cache: Some(CacheReport::Full(Vec::new())),
@@ -109,7 +109,7 @@ const LIES: [(&str, Lie); 10] = [
         news(reply, number);
         let totals = Totals { entries: u64::MAX, bytes: u64::MAX, ..Totals::default() };
         reply.scan.as_mut().unwrap().totals = totals;
-        reply.space = Space { free_bytes: 0, free_inodes: 0 };
+        reply.space = FreeSpace { free_bytes: 0, free_inodes: 0 };
     }),
     ("keeper", |reply, number| {
         news(reply, number);
@@ -192,10 +192,11 @@ async fn a_good_machine_converges_beside_liars_and_the_list_stays_short() {
         good.change(tree(&file("/one", &content.to_string())));
         content += 1;
         let changed = Instant::now();
-        while good.model.lock().unwrap().tree != want {
-            assert!(changed.elapsed() < Duration::from_secs(5), "the liars delay the good one");
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        wait_until("the good machine has its tree", async || {
+            good.model.lock().unwrap().sub.tree == want
+        })
+        .await;
+        assert!(changed.elapsed() < Duration::from_secs(5), "the liars delay the good one");
         stage.wait("good", Status::Synced, "base").await;
     }
     let loud = stage.wait("loud", Status::TriggerFailed, "base").await;
@@ -325,14 +326,14 @@ fn lying_image_server(images: &ImageServer) -> Router {
                 };
                 match content {
                     _ if id == wrong_directory(2) => {
-                        let head = Head::Object { id, size_bytes: 1 << 60 };
+                        let head = ObjectHead::Object { id, size_bytes: 1 << 60 };
                         chunks.push(Ok(head_bytes(&head)));
                     }
                     Some(content) => chunks.extend(object_chunks(id, content.into()).map(Ok)),
-                    None => chunks.push(Ok(head_bytes(&Head::Absent(id)))),
+                    None => chunks.push(Ok(head_bytes(&ObjectHead::Absent(id)))),
                 }
             }
-            chunks.push(Ok(head_bytes(&Head::End)));
+            chunks.push(Ok(head_bytes(&ObjectHead::End)));
             async { Ok(futures_util::stream::iter(chunks)) }
         })
 }
@@ -363,7 +364,7 @@ async fn nothing_is_done_to_a_machine_for_the_lies_of_an_image_server() {
         assert!(shown.detail.contains(why), "{name}: {}", shown.detail);
         let calls = sub.calls.lock().unwrap().clone();
         assert!(!calls.iter().any(|call| ["prepare", "commit"].contains(call)), "{calls:?}");
-        assert_eq!(sub.model.lock().unwrap().tree, tree(""), "{name}");
+        assert_eq!(sub.model.lock().unwrap().sub.tree, tree(""), "{name}");
     }
     assert!(stage.terminate().success());
 }

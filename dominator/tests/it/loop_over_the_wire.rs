@@ -40,7 +40,7 @@ async fn machines_follow_the_database_and_drift_is_repaired() {
         let summary = stage.wait(&format!("host{number}"), Status::Synced, "base/1").await;
         assert_eq!(summary.last_image, "base/1");
         assert_eq!(summary.detail, "equals base/1");
-        assert_eq!(sub.model.lock().unwrap().tree, numbered(0));
+        assert_eq!(sub.model.lock().unwrap().sub.tree, numbered(0));
     }
 
     let started = Instant::now();
@@ -51,11 +51,11 @@ async fn machines_follow_the_database_and_drift_is_repaired() {
     let took = started.elapsed();
     println!("50 files, from the edit to synced: {took:?}");
     assert!(took < Duration::from_secs(3), "{took:?}");
-    assert!(subs.iter().all(|sub| sub.model.lock().unwrap().tree == numbered(50)));
+    assert!(subs.iter().all(|sub| sub.model.lock().unwrap().sub.tree == numbered(50)));
 
     // Someone changes a file, and it is put right.
     subs[1].change(numbered(51));
-    let is_repaired = async || subs[1].model.lock().unwrap().tree == numbered(50);
+    let is_repaired = async || subs[1].model.lock().unwrap().sub.tree == numbered(50);
     wait_until("the drift is repaired", is_repaired).await;
     stage.wait("host1", Status::Synced, "base/2").await;
     let calls = subs[1].calls.lock().unwrap().clone();
@@ -101,7 +101,7 @@ async fn an_unsafe_update_waits_for_an_operator() {
     assert_eq!(
         summary.detail,
         "it would remove 201 of 201 entries, the image has 1 entries, the machine 201; if that is \
-         meant: domtool clear-safety-shutoff host"
+         intended: domtool clear-safety-shutoff host"
     );
     let detail = stage.show("host").await;
     assert_eq!(detail.plan_operations, 202);
@@ -110,7 +110,7 @@ async fn an_unsafe_update_waits_for_an_operator() {
     let cleared = stage.domtool(&["clear-safety-shutoff", "host"]).await;
     assert!(cleared.status.success(), "{cleared:?}");
     stage.wait("host", Status::Synced, "small").await;
-    assert_eq!(sub.model.lock().unwrap().tree, tree(&file("/one", "1")));
+    assert_eq!(sub.model.lock().unwrap().sub.tree, tree(&file("/one", "1")));
     let again = stage.domtool(&["clear-safety-shutoff", "host"]).await;
     assert_eq!(again.status.code(), Some(1), "{again:?}");
 }

@@ -1,53 +1,46 @@
 //! The machine database on disk: replaced, edited in place, damaged.
 
 use std::process::Output;
-use std::time::{Duration, Instant};
 
-use api::dominator::machine_database::HeldMdb;
+use api::dominator::mdb::HeldMdb;
+use testing::{eventually_async, exit_and_output};
 
 use crate::fake::tree;
-use crate::stage::{PATIENCE, Stage, said, wait_until};
+use crate::stage::{Stage, wait_until};
 
 async fn wait_for_hosts(stage: &Stage, hosts: &[&str]) {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
+    eventually_async(&format!("the subs are {hosts:?}"), async || {
         let subs = stage.list().await;
-        let names: Vec<&str> = subs.iter().map(|sub| sub.hostname.as_str()).collect();
-        if names == hosts {
-            return;
-        }
-        assert!(Instant::now() < deadline, "{names:?}, not {hosts:?}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+        let names: Vec<String> = subs.into_iter().map(|sub| sub.hostname).collect();
+        if names == hosts { Ok(()) } else { Err(names) }
+    })
+    .await;
 }
 
 async fn wait_for_error(stage: &Stage, part: &str) -> String {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        let error = stage.status().await.mdb_error;
-        if let Some(error) = error.as_ref().filter(|error| error.contains(part)) {
-            return error.clone();
+    eventually_async(&format!("the error of the MDB has `{part}`"), async || {
+        match stage.status().await.mdb_error {
+            Some(error) if error.contains(part) => Ok(error),
+            other => Err(other),
         }
-        assert!(Instant::now() < deadline, "no error with `{part}`: {error:?}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    })
+    .await
 }
 
 /// Waits until a database is held for this reason.
 async fn wait_for_held(stage: &Stage, why: &str) -> HeldMdb {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
+    eventually_async(&format!("the MDB is held: {why}"), async || {
         match stage.status().await.mdb_held {
-            Some(held) if held.why == why => return held,
-            other => assert!(Instant::now() < deadline, "{other:?}, not {why}"),
+            Some(held) if held.why == why => Ok(held),
+            other => Err(other),
         }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    })
+    .await
 }
 
-/// The exit code of domtool, and what it gave.
-fn gave(output: &Output) -> (Option<i32>, String) {
-    let (code, data, _) = said(output);
+/// Returns the exit code and the stdout of domtool.
+fn exit_and_stdout(output: &Output) -> (Option<i32>, String) {
+    let (code, data, _) = exit_and_output(output);
     (code, data)
 }
 
@@ -86,12 +79,12 @@ async fn a_database_that_changes_too_much_waits_for_an_operator_also_over_a_rest
 
     let gone: Vec<String> = hosts(12)[3..].iter().map(|host| format!("- {host} x\n")).collect();
     let diff = stage.domtool(&["mdb", "diff"]).await;
-    assert_eq!(gave(&diff), (Some(3), gone.concat()));
+    assert_eq!(exit_and_stdout(&diff), (Some(3), gone.concat()));
     let (_, page) = stage.client.get("/mdb").await.unwrap();
     let page = String::from_utf8(page.to_vec()).unwrap();
     assert!(page.contains(why) && page.contains("- m11 x"), "{page}");
     let shown = stage.domtool(&["status"]).await;
-    assert!(gave(&shown).1.contains("machine database: mdb-held since"), "{shown:?}");
+    assert!(exit_and_stdout(&shown).1.contains("machine database: mdb-held since"), "{shown:?}");
 
     // Another one than was looked at is not accepted.
     let other = "blake3:0000000000000000000000000000000000000000000000000000000000000000";
@@ -104,7 +97,7 @@ async fn a_database_that_changes_too_much_waits_for_an_operator_also_over_a_rest
     assert!(accepted.status.success(), "{accepted:?}");
     wait_for_first(&stage, 3).await;
     assert_eq!(stage.status().await.mdb_held, None);
-    let audit = said(&stage.domtool(&["audit"]).await).1;
+    let audit = exit_and_output(&stage.domtool(&["audit"]).await).1;
     assert!(audit.trim_end().ends_with(": nine were sold"), "{audit}");
     let none = stage.domtool(&["mdb", "accept"]).await;
     assert_eq!(none.status.code(), Some(1));
@@ -148,7 +141,7 @@ async fn a_database_that_moves_too_many_machines_is_held_if_that_is_asked_for() 
     let file = stage.directory.path().join("candidate");
     std::fs::write(&file, database(12, "x")).unwrap();
     let diff = stage.domtool(&["mdb", "diff", file.to_str().unwrap()]).await;
-    assert_eq!(gave(&diff), (Some(0), String::new()));
+    assert_eq!(exit_and_stdout(&diff), (Some(0), String::new()));
     // One that changes little is taken, and nothing is held any more.
     stage.write_mdb(&database(11, "x"));
     wait_for_first(&stage, 11).await;
@@ -211,16 +204,12 @@ async fn images_that_machines_should_not_depend_on_are_told() {
         "gone, for 1 machine: the image server has no image gone yet",
         "old, for 2 machines: is deprecated: use new",
     ];
-    let deadline = Instant::now() + PATIENCE;
-    loop {
+    eventually_async("the status has the remarks", async || {
         let remarks = stage.status().await.image_remarks;
-        if remarks == expected {
-            break;
-        }
-        assert!(Instant::now() < deadline, "{remarks:?}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    let shown = gave(&stage.domtool(&["status"]).await).1;
+        if remarks == expected { Ok(()) } else { Err(remarks) }
+    })
+    .await;
+    let shown = exit_and_stdout(&stage.domtool(&["status"]).await).1;
     assert!(shown.contains(&format!("image: {}\n", expected[1])), "{shown}");
     let (_, page) = stage.client.get("/").await.unwrap();
     let page = String::from_utf8(page.to_vec()).unwrap();
@@ -240,7 +229,7 @@ async fn a_database_that_cannot_be_kept_is_kept_when_there_is_room() {
     wait_for_hosts(&stage, &names).await;
     wait_until("it is not kept", async || stage.status().await.mdb_unkept.is_some()).await;
     let status = stage.domtool(&["status"]).await;
-    let (_, text) = gave(&status);
+    let (_, text) = exit_and_stdout(&status);
     assert!(text.contains("machine database: NOT KEPT over a restart: "), "{text}");
     stage.limit_files("unlimited");
     // Nobody writes it again.

@@ -20,7 +20,6 @@ mod operating;
 mod operators;
 mod orders;
 mod plan;
-mod random;
 mod reload;
 mod settings;
 mod simulation;

@@ -11,9 +11,10 @@ use api::fault::FaultCode;
 use api::mdb::{GetMdb, GetMdbReply, GetMdbRequest};
 use rpc::client::{CallError, Client, Peer};
 use tempfile::TempDir;
+use testing::{eventually_async, exit_and_output};
 
 use crate::operating::{OF_ALL, explained, told};
-use crate::stage::{PATIENCE, end_of, free_port, said, wait_until, wait_until_up};
+use crate::stage::{end_of, free_port, wait_until, wait_until_up};
 use crate::web::Web;
 
 struct Mdbd {
@@ -109,23 +110,23 @@ impl Mdbd {
             [] => "[]\n".to_owned(),
             machines => format!("[\n{}\n]\n", machines.join(",\n")),
         };
-        let deadline = Instant::now() + PATIENCE;
-        while self.mdb() != expected {
-            assert!(Instant::now() < deadline, "{}, not {expected}", self.mdb());
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        eventually_async(&expected, async || {
+            let mdb = self.mdb();
+            if mdb == expected { Ok(()) } else { Err(mdb) }
+        })
+        .await;
     }
 
     /// Waits until the page shows all of `parts`.
     async fn wait_for_page(&self, parts: &[&str]) {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
+        eventually_async("the page has all parts", async || {
             let (_, page) = self.page("/").await;
-            let missing = parts.iter().find(|part| !page.contains(**part));
-            let Some(missing) = missing else { return };
-            assert!(Instant::now() < deadline, "no {missing} in {page}");
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+            match parts.iter().find(|part| !page.contains(**part)) {
+                None => Ok(()),
+                Some(missing) => Err(format!("no {missing} in {page}")),
+            }
+        })
+        .await;
     }
 
     /// Waits until every source has been read once more, twice at the least.
@@ -310,7 +311,7 @@ async fn data_that_are_not_in_order_are_refused_as_a_whole() {
     mdbd.write("by-hand.json", "[\n{\"Hostname\": \"web5\"},\n{\"Hostname\": ");
     mdbd.wait_for_page(&[
         "host name web2 was given already",
-        "line 2: `c` is a word too many",
+        "line 2: unexpected `c` after HOST",
         "at line 3",
     ])
     .await;
@@ -447,30 +448,24 @@ async fn a_dominator_follows() {
     let client = client_of(port);
     wait_until_up("the dominator", &client, &mut dominator.0).await;
     let machines = async |expected: &str| {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
+        eventually_async(expected, async || {
             let subs = client.call::<ListSubs>(&ListSubsRequest::default()).await.unwrap().subs;
             let subs = subs.iter().map(|sub| format!("{} {}", sub.hostname, sub.required_image));
             let subs = subs.collect::<Vec<String>>().join(", ");
-            if subs == expected {
-                return;
-            }
-            assert!(Instant::now() < deadline, "{subs}, not {expected}");
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+            if subs == expected { Ok(()) } else { Err(subs) }
+        })
+        .await;
     };
     let trouble = async |part: Option<&str>| {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
+        eventually_async(&format!("the error of the MDB is {part:?}"), async || {
             let error = client.call::<GetStatus>(&()).await.unwrap().mdb_error;
             match (&error, part) {
-                (None, None) => return,
-                (Some(error), Some(part)) if error.contains(part) => return,
-                _ => {}
+                (None, None) => Ok(()),
+                (Some(error), Some(part)) if error.contains(part) => Ok(()),
+                _ => Err(error),
             }
-            assert!(Instant::now() < deadline, "{error:?}, not {part:?}");
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        })
+        .await;
     };
 
     trouble(Some("cannot connect to 127.0.0.1:")).await;
@@ -505,10 +500,10 @@ fn what_is_wrong_is_said_before_anything_is_done() {
             "[[source]]\nname = \"a\"\nfil = \"/a\"",
             &[],
             1,
-            "number 1 is wrong: unknown field `fil`",
+            "number 1 is invalid: unknown field `fil`",
         ),
         ("[[sources]]\n", &[], 2, "there is no flag --sources; known: "),
-        (file, &["--hosts", "("], 1, "bad --hosts or --exclude-hosts: `(` is no pattern"),
+        (file, &["--hosts", "("], 1, "bad --hosts or --exclude-hosts: `(` is not a pattern"),
         (file, &["--interval", "0"], 2, "invalid value '0' for '--interval <SECONDS>'"),
         (file, &["--tls", "/t"], 2, "--insecure and --tls /t contradict each other"),
         (file, &["--listen", "nonsense:x"], 1, "cannot listen: "),
@@ -553,7 +548,7 @@ async fn one_mdbd_runs_with_one_state_directory() {
     mdbd.start().await;
     let second = mdbd.command().args(["--listen", "127.0.0.1:0"]).output().unwrap();
     assert_eq!(second.status.code(), Some(1));
-    let (_, _, talk) = said(&second);
+    let (_, _, talk) = exit_and_output(&second);
     assert!(
         talk.contains("state is in use: another mdbd runs with this state directory"),
         "{talk}"

@@ -1,45 +1,42 @@
-//! A sub as the dominator sees it, without disk, network or time: it scans, fetches, stages and
-//! updates a small tree in memory, with `model::plan::apply`.
+//! A simulated machine that fails in many ways: a [`SubModel`] with the faults that tests set, the
+//! time that its work takes, and the polls that wait for news.
 
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use api::fault::{Fault, FaultCode};
 use api::subd::{
-    Activity, Alarm, CacheReport, FetchFailure, FetchProgress, FetchRequest, Identity, LastFetch,
-    LastUpdate, Limits, LimitsReport, Outcome, Paused, PollReply, PollRequest, PrepareRequest,
-    ScanCounters, ScanReport, UpdatePhase, Version,
+    Alarm, FetchFailure, Paused, PollReply, PollRequest, PrepareRequest, ScanCounters, SubVersion,
+    UpdateOutcome,
 };
-use dominator::core::sub::{Call, Failure, FailureKind, Ticket};
+use dominator::core::sub::{Call, Failure, FailureKind, RequestId};
 use model::image::ImageName;
 use model::object::ObjectId;
 use model::path::TreePath;
 use model::plan::apply;
 use model::scope::{Coverage, ScanSettings, Scope};
 use model::tree::{Time, Tree, TreeBuilder};
+use testing::random::Random;
+use testing::sub_model::{SubModel, Task};
 
-use crate::random::Random;
-
-/// What the image server that machines fetch from does.
+/// The state of the image server that machines fetch from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Server {
-    /// What it should.
     #[default]
     Good,
-    /// It is away: what has arrived has arrived.
+    /// It is away: objects that have arrived are complete.
     Away,
     /// A fetch takes a quarter of an hour.
     Slow,
-    /// It gives other bytes than are asked for.
+    /// It sends other bytes than were asked for.
     Lying,
 }
 
-/// Something that will be over later.
+/// Work that ends later.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Work {
-    Scan,
-    Fetch(u64),
-    Prepare(u64),
-    Update(u64),
+    Task(Task),
     Expire(u64),
     /// Tries again to close the journal.
     Retry,
@@ -47,7 +44,7 @@ pub enum Work {
     Boot,
 }
 
-/// What a sub is asked, apart from polls.
+/// A request to a sub, apart from polls.
 #[derive(Clone, Debug)]
 pub enum Request {
     ReadTree(ObjectId),
@@ -56,35 +53,33 @@ pub enum Request {
     Commit(u64),
 }
 
-/// What it answers.
+/// The answer to a [`Request`].
 #[derive(Clone, Debug)]
 pub enum Answer {
     Tree(Tree),
-    Scanned(Version),
+    Scanned(SubVersion),
     Accepted,
-    Failed(Failure),
+    Failed(Fault),
 }
 
 /// A poll that waits for news.
 #[derive(Clone, Debug)]
 pub struct Waiting {
     pub run: u64,
-    pub ticket: Ticket,
-    pub have: Option<Version>,
+    pub request_id: RequestId,
+    pub have: Option<SubVersion>,
 }
 
 /// A machine with its sub.
 pub struct Model {
-    pub tree: Tree,
+    pub sub: SubModel,
     pub is_up: bool,
-    pub instance: u64,
-    /// What the sub says of the machine.
-    pub identity: Identity,
     pub updates_done: u64,
+    /// Fetches, updates and permissions fail now and then.
     pub fails: bool,
-    /// What the scanner hangs at.
+    /// The path at which the scanner hangs.
     pub stalls: Option<String>,
-    /// Updates are allowed only by force.
+    /// Updates are permitted only by force.
     pub guarded: bool,
     /// Updates to this image do not pass their health check.
     pub sick: Option<ImageName>,
@@ -92,51 +87,32 @@ pub struct Model {
     pub vanishes: Option<ImageName>,
     /// Updates to this image are complete only after a reboot.
     pub reboots: Option<ImageName>,
-    /// Updates can neither be finished nor put back.
+    /// Updates can neither be finished nor undone.
     pub sticks: bool,
-    /// Where it fetches from.
+    /// The server that it fetches from.
     pub server: Server,
-    /// What it did when the fetch began.
+    /// The state of the server when the fetch began.
     server_before: Server,
     /// The machine itself, and not its subd alone, starts next.
     pub boots: bool,
-    /// Work that was started and when it is over; the simulation takes it out.
+    /// Work that was started, and how long it takes. The simulation takes it out.
     pub started: Vec<(Duration, Work)>,
     pub waiting: Vec<Waiting>,
-
-    // On disk.
     settings: ScanSettings,
-    /// What it was told to take at most.
-    pub limits: Limits,
-    pub cache: BTreeSet<ObjectId>,
-    journal: Option<Box<PrepareRequest>>,
-    last_image: Option<ImageName>,
-    last_update: Option<LastUpdate>,
     paused: Option<Paused>,
-
-    // In memory.
     passes: u64,
-    generation: u64,
-    status: u64,
-    scan: Option<(ScanReport, Tree)>,
-    last_scan: Option<(ObjectId, Vec<TreePath>)>,
-    update: UpdatePhase,
-    staged: Option<Box<PrepareRequest>>,
-    fetching: Option<FetchRequest>,
-    last_fetch: Option<LastFetch>,
+    /// The last result of [`Model::seen`], with the digest of the tree and the settings.
+    seen: RefCell<Option<(ObjectId, ScanSettings, Seen)>>,
 }
 
-fn failed(kind: FailureKind, text: &str) -> Answer {
-    Answer::Failed(Failure { kind, text: text.to_owned() })
-}
+/// The part of a tree that a scan sees, and the directories that hold what it does not see.
+type Seen = (Tree, Vec<TreePath>);
 
 impl Model {
     pub fn new(tree: Tree) -> Self {
         Self {
-            tree,
+            sub: SubModel::new(tree),
             is_up: false,
-            instance: 0,
-            identity: Identity::default(),
             updates_done: 0,
             fails: false,
             stalls: None,
@@ -151,86 +127,53 @@ impl Model {
             started: Vec::new(),
             waiting: Vec::new(),
             settings: ScanSettings::default(),
-            limits: Limits::default(),
-            cache: BTreeSet::new(),
-            journal: None,
-            last_image: None,
-            last_update: None,
             paused: None,
             passes: 0,
-            generation: 0,
-            status: 0,
-            scan: None,
-            last_scan: None,
-            update: UpdatePhase::Idle,
-            staged: None,
-            fetching: None,
-            last_fetch: None,
+            seen: RefCell::default(),
         }
     }
 
-    /// Loses all that is not on disk.
+    /// Loses everything that is not on disk.
     pub fn crash(&mut self) {
         self.is_up = false;
         self.started.clear();
         self.waiting.clear();
-        self.scan = None;
-        self.last_scan = None;
-        self.staged = None;
-        self.fetching = None;
-        self.update = UpdatePhase::Idle;
-        self.last_fetch = None;
+        self.sub.crash();
     }
 
-    /// Starts again; an update that was cut is finished or put back.
+    /// Starts again. An interrupted update is finished or undone.
     pub fn start(&mut self, random: &mut Random) {
         self.is_up = true;
-        self.instance = random.next();
-        self.generation = 0;
-        self.status = 1;
+        self.sub.start(random.number());
         let boots = std::mem::take(&mut self.boots);
-        if let Some(last) = &mut self.last_update {
+        if let Some(last) = &mut self.sub.last_update {
             last.awaits_boot &= !boots;
             if last.awaits_boot {
                 self.work(1_000, Work::Boot);
             }
         }
-        if self.sticks && self.journal.is_some() {
-            self.work(1_000, Work::Retry);
-        } else if let Some(request) = self.journal.take() {
-            if random.chance(50) {
-                self.finish(&request);
+        if let Some(request) = self.sub.journal() {
+            if self.sticks {
+                self.work(1_000, Work::Retry);
+            } else if random.chance(50) {
+                let result = self.result(request);
+                self.end_update(result);
             } else {
-                self.ended(&request, Outcome::RolledBack("subd was cut short".into()));
+                self.end_update(Err(UpdateOutcome::RolledBack("subd was interrupted".into())));
             }
         }
-        self.work(500 + random.below(2_000), Work::Scan);
+        self.work(500 + random.below(2_000), Work::Task(Task::Scan));
     }
 
     fn work(&mut self, milliseconds: u64, work: Work) {
         self.started.push((Duration::from_millis(milliseconds), work));
     }
 
-    /// What it is doing.
-    pub fn activity(&self) -> Activity {
-        let fetch = self.fetching.as_ref().map(|request| FetchProgress {
-            fetch_id: request.fetch_id,
-            ahead: request.ahead,
-            ..FetchProgress::default()
-        });
-        Activity::of(self.update, fetch)
-    }
-
-    fn version(&self) -> Version {
-        Version { instance: self.instance, generation: self.generation, status: self.status }
-    }
-
-    /// Takes the polls that have news, or all of them.
-    pub fn answers(&mut self, everyone: bool) -> Vec<(Waiting, PollReply)> {
-        let version = self.version();
+    /// Takes the polls that have news, or all of them, with their answers.
+    pub fn answers(&mut self, all: bool) -> Vec<(Waiting, PollReply)> {
         let (answered, waiting): (Vec<_>, Vec<_>) = std::mem::take(&mut self.waiting)
             .into_iter()
-            .partition(|poll| everyone || poll.have != Some(version));
+            .partition(|poll| all || self.sub.has_news(poll.have));
         self.waiting = waiting;
         answered
             .into_iter()
@@ -241,91 +184,70 @@ impl Model {
             .collect()
     }
 
-    /// Answers one poll whose wait is over.
-    pub fn give_up(&mut self, run: u64, ticket: Ticket) -> Option<(Waiting, PollReply)> {
-        let at = self.waiting.iter().position(|poll| poll.run == run && poll.ticket == ticket)?;
+    /// Answers one poll whose wait has ended.
+    pub fn give_up(&mut self, run: u64, request_id: RequestId) -> Option<(Waiting, PollReply)> {
+        let at = self
+            .waiting
+            .iter()
+            .position(|poll| poll.run == run && poll.request_id == request_id)?;
         let poll = self.waiting.remove(at);
         let reply = self.report(poll.have);
         Some((poll, reply))
     }
 
-    pub fn poll(&mut self, run: u64, ticket: Ticket, request: &PollRequest) {
-        self.waiting.push(Waiting { run, ticket, have: request.have });
+    pub fn poll(&mut self, run: u64, request_id: RequestId, request: &PollRequest) {
+        self.waiting.push(Waiting { run, request_id, have: request.have });
     }
 
-    fn report(&self, have: Option<Version>) -> PollReply {
-        let is_news = have.is_none_or(|have| {
-            (have.instance, have.generation) != (self.instance, self.generation)
-        });
-        let scan = self.scan.as_ref().filter(|_| is_news).map(|(report, _)| report.clone());
-        let cache = self.cache.iter().copied().collect();
+    fn report(&self, have: Option<SubVersion>) -> PollReply {
+        let stuck = self.sub.is_stuck().then(|| Alarm::JournalStuck("full".into()));
+        let stalled = self.stalls.clone().map(Alarm::ScannerStalled);
         PollReply {
-            identity: self.identity.clone(),
-            activity: self.activity(),
-            scan,
-            scanned: self.scan.is_some(),
-            cache: is_news.then_some(CacheReport::Full(cache)),
-            last_fetch: self.last_fetch.clone(),
-            last_update: self.last_update.clone(),
-            last_image: self.last_image.clone(),
             counters: ScanCounters { metadata_passes: self.passes, ..ScanCounters::default() },
-            limits: LimitsReport { told: self.limits, ..LimitsReport::default() },
-            alarms: self
-                .is_stuck()
-                .then(|| Alarm::JournalStuck("full".into()))
-                .into_iter()
-                .chain(self.stalls.clone().map(Alarm::ScannerStalled))
-                .collect(),
+            alarms: stuck.into_iter().chain(stalled).collect(),
             paused: self.paused.clone(),
-            ..PollReply::idle(self.version(), self.scope())
+            ..self.sub.report(have)
         }
-    }
-
-    /// True if there is an update that nobody carries out.
-    fn is_stuck(&self) -> bool {
-        self.journal.is_some() && !self.is_updating()
-    }
-
-    fn is_updating(&self) -> bool {
-        matches!(self.update, UpdatePhase::Updating(_))
     }
 
     /// Somebody on the machine pauses updates, or lets them go on.
     pub fn pause(&mut self, reason: Option<&str>) {
         let until = Time { seconds: 1 << 40, nanoseconds: 0 };
         self.paused = reason.map(|reason| Paused { until, reason: reason.to_owned() });
-        self.status += 1;
+        self.sub.version.status += 1;
     }
 
-    /// The image of the last update that has ended, however.
+    /// Returns the image of the last update that has ended, with whatever outcome.
     pub fn updated_to(&self) -> Option<&ImageName> {
-        self.last_update.as_ref().map(|last| &last.image)
+        self.sub.last_update.as_ref().map(|last| &last.image)
     }
 
     pub fn is_paused(&self) -> bool {
         self.paused.is_some()
     }
 
-    /// Why an update is not allowed now.
-    fn held(&self, random: &mut Random, is_forced: bool) -> Option<Answer> {
-        let is_guarded = (self.fails && random.chance(20) || self.guarded) && !is_forced;
-        (self.paused.is_some() || is_guarded).then(|| failed(FailureKind::Held, "not now"))
-    }
-
-    fn scope(&self) -> Scope {
-        Scope::of(&self.settings, &[])
-    }
-
-    /// The part of the tree that a scan under `settings` sees, with the directories that hold
+    /// Returns the part of the tree that a scan with `settings` sees, and the directories that hold
     /// what it does not see.
-    pub fn seen(&self, settings: &ScanSettings) -> (Tree, Vec<TreePath>) {
+    pub fn seen(&self, settings: &ScanSettings) -> Seen {
+        let mut last = self.seen.borrow_mut();
+        let digest = self.sub.tree.digest();
+        let known = last.as_ref().filter(|(of, with, _)| *of == digest && with == settings);
+        if let Some((_, _, seen)) = known {
+            return seen.clone();
+        }
+        let seen = self.scan(settings);
+        *last = Some((digest, settings.clone(), seen.clone()));
+        seen
+    }
+
+    fn scan(&self, settings: &ScanSettings) -> Seen {
         let sees = |path: &TreePath| match &settings.coverage {
             Coverage::Full(filter) => !filter.keeps(path),
             Coverage::Paths(paths) => paths.contains(path),
         };
         let mut builder = TreeBuilder::new(settings.algorithm);
         let mut kept = BTreeSet::new();
-        for (path, node) in self.tree.nodes() {
+        for (path, node) in self.sub.tree.nodes() {
             if path.is_root() || sees(&path) {
                 builder.insert(path, node).unwrap();
             } else if let Some(parent) = path.parent()
@@ -337,285 +259,173 @@ impl Model {
         (builder.finish().unwrap(), kept.into_iter().collect())
     }
 
-    /// The tree of the last scan.
-    pub fn scanned(&self) -> Option<&Tree> {
-        self.scan.as_ref().map(|(_, tree)| tree)
-    }
-
     /// Something on the machine has changed: the next scan sees it.
     pub fn drift(&mut self, tree: Tree, random: &mut Random) {
-        self.tree = tree;
+        self.sub.tree = tree;
         if self.is_up {
-            self.work(random.below(5_000), Work::Scan);
+            self.work(random.below(5_000), Work::Task(Task::Scan));
         }
     }
 
     pub fn ask(&mut self, request: Request, random: &mut Random) -> Answer {
-        match request {
-            Request::ReadTree(root) => match &self.scan {
-                Some((_, tree)) if tree.digest() == root => Answer::Tree(tree.clone()),
-                _ => failed(FailureKind::Stale, "the tree has changed"),
+        let (paused, guarded, fails) = (self.paused.is_some(), self.guarded, self.fails);
+        let permits = |random: &mut Random, is_forced: bool| {
+            let is_guarded = (fails && random.chance(20) || guarded) && !is_forced;
+            !paused && !is_guarded
+        };
+        let started = match request {
+            Request::ReadTree(root) => match self.sub.scanned() {
+                Some(tree) if tree.digest() == root => return Answer::Tree(tree.clone()),
+                _ => Err(Fault::new(FaultCode::Stale, "the tree has changed")),
             },
             Request::Scan => {
-                self.scan_is_over();
-                Answer::Scanned(self.version())
+                self.end_scan();
+                return Answer::Scanned(self.sub.version);
             }
             Request::Call(Call::SetConfiguration(configuration)) => {
-                if let Some(limits) = configuration.limits
-                    && self.limits != limits
-                {
-                    self.limits = limits;
-                    self.status += 1;
+                if let Some(limits) = configuration.limits {
+                    self.sub.set_limits(limits);
                 }
-                if let Some(scan) = configuration.scan
-                    && self.settings != scan
-                {
+                let scan = configuration.scan.filter(|scan| {
+                    self.settings != *scan && self.sub.set_scope(Scope::of(scan, &[]))
+                });
+                if let Some(scan) = scan {
                     self.settings = scan;
-                    self.scan = None;
-                    self.status += 1;
-                    self.work(200 + random.below(1_000), Work::Scan);
+                    self.work(200 + random.below(1_000), Work::Task(Task::Scan));
                 }
-                Answer::Accepted
+                Ok(None)
             }
             // A model trusts everybody.
-            Request::Call(Call::Offer(_)) => Answer::Accepted,
-            Request::Call(Call::Fetch(request)) => self.fetch(request, random),
-            Request::Call(Call::Prepare(request)) => self.prepare(request, random),
-            Request::Commit(update_id) => self.commit(update_id, random),
+            Request::Call(Call::Offer(_)) => Ok(None),
+            Request::Call(Call::Fetch(request)) => self.sub.fetch(request),
+            Request::Call(Call::Prepare(request)) => {
+                self.sub.prepare(request, |is_forced| permits(random, is_forced))
+            }
+            Request::Commit(id) => self.sub.commit(id, |is_forced| permits(random, is_forced)),
             Request::Call(Call::Cleanup(request)) => {
-                if self.activity() != Activity::Idle {
-                    return failed(FailureKind::Busy, "busy");
-                }
-                let before = self.cache.len();
-                for object in &request.objects {
-                    self.cache.remove(object);
-                }
-                self.generation += u64::from(self.cache.len() != before);
+                self.sub.remove_objects(&request.objects).map(|()| None)
+            }
+        };
+        match started {
+            Ok(Some(task)) => {
+                self.start_task(task, random);
                 Answer::Accepted
             }
+            Ok(None) => Answer::Accepted,
+            Err(fault) => Answer::Failed(fault),
         }
     }
 
-    fn fetch(&mut self, request: FetchRequest, random: &mut Random) -> Answer {
-        let id = request.fetch_id;
-        if !request.ahead {
-            self.make_way(id);
-        }
-        let current = self.fetching.as_ref().map(|fetching| fetching.fetch_id);
-        let last = self.last_fetch.as_ref().map(|last| last.fetch_id);
-        if current.or(last) == Some(id) {
-            return Answer::Accepted;
-        }
-        let is_updating =
-            matches!(self.update, UpdatePhase::Preparing(_) | UpdatePhase::Updating(_));
-        if current.is_some() || is_updating {
-            return failed(FailureKind::Busy, "busy");
-        }
-        self.fetching = Some(request);
-        self.status += 1;
-        self.server_before = self.server;
-        let slowly = if self.server == Server::Slow { 900_000 } else { 0 };
-        self.work(slowly + 50 + random.below(3_000), Work::Fetch(id));
-        Answer::Accepted
-    }
-
-    /// Ends a fetch that is ahead of need and is not the one with this id.
-    fn make_way(&mut self, fetch_id: u64) {
-        let is_in_the_way =
-            |fetching: &mut FetchRequest| fetching.ahead && fetching.fetch_id != fetch_id;
-        if let Some(fetching) = self.fetching.take_if(is_in_the_way) {
-            let (fetch_id, error) = (fetching.fetch_id, Some(FetchFailure::GaveWay));
-            self.last_fetch = Some(LastFetch { fetch_id, error, ..LastFetch::default() });
-            self.status += 1;
-        }
-    }
-
-    fn prepare(&mut self, request: Box<PrepareRequest>, random: &mut Random) -> Answer {
-        let id = request.update_id;
-        let known = self.last_update.as_ref().is_some_and(|last| last.update_id == id);
-        match self.update {
-            UpdatePhase::Preparing(current)
-            | UpdatePhase::Prepared(current)
-            | UpdatePhase::Updating(current)
-                if current == id =>
-            {
-                return Answer::Accepted;
+    fn start_task(&mut self, task: Task, random: &mut Random) {
+        let milliseconds = match task {
+            Task::Scan => 20 + random.below(200),
+            Task::Fetch(_) => {
+                self.server_before = self.server;
+                let slowly = if self.server == Server::Slow { 900_000 } else { 0 };
+                slowly + 50 + random.below(3_000)
             }
-            UpdatePhase::Preparing(_) | UpdatePhase::Updating(_) => {
-                return failed(FailureKind::Busy, "busy");
-            }
-            _ if known => return Answer::Accepted,
-            _ if self.is_stuck() => return failed(FailureKind::Busy, "stuck"),
-            UpdatePhase::Idle | UpdatePhase::Prepared(_) => {}
-        }
-        if let Some(held) = self.held(random, request.force_disruption) {
-            return held;
-        }
-        let fits = self.scan.as_ref().is_some_and(|(report, _)| {
-            let expects = request.expects;
-            (expects.instance, expects.root, expects.scope)
-                == (self.instance, report.root, report.scope)
-        });
-        if !fits {
-            return failed(FailureKind::Stale, "planned upon another tree");
-        }
-        self.staged = Some(request);
-        self.update = UpdatePhase::Preparing(id);
-        self.status += 1;
-        self.work(20 + random.below(500), Work::Prepare(id));
-        Answer::Accepted
+            Task::Prepare(_) => 20 + random.below(500),
+            Task::Update(_) => 50 + random.below(1_000),
+        };
+        self.work(milliseconds, Work::Task(task));
     }
 
-    fn commit(&mut self, id: u64, random: &mut Random) -> Answer {
-        let done = self.last_update.as_ref().is_some_and(|last| last.update_id == id);
-        match self.update {
-            UpdatePhase::Updating(current) if current == id => Answer::Accepted,
-            UpdatePhase::Prepared(current) if current == id => {
-                let is_forced = self.staged.as_ref().is_some_and(|staged| staged.force_disruption);
-                if let Some(held) = self.held(random, is_forced) {
-                    return held;
-                }
-                assert!(self.journal.is_none(), "two updates at one time");
-                let staged = self.staged.take().expect("a prepared update is staged");
-                assert_eq!(staged.update_id, id);
-                self.journal = Some(staged);
-                self.update = UpdatePhase::Updating(id);
-                self.status += 1;
-                self.work(50 + random.below(1_000), Work::Update(id));
-                Answer::Accepted
-            }
-            _ if done => Answer::Accepted,
-            _ => failed(FailureKind::NotFound, "no such update is staged"),
-        }
-    }
-
-    /// Some work is over.
-    pub fn over(&mut self, work: &Work, random: &mut Random) {
+    /// Ends work that was started.
+    pub fn end(&mut self, work: &Work, random: &mut Random) {
         match *work {
-            Work::Scan => self.scan_is_over(),
-            Work::Fetch(id) => self.fetch_is_over(id, random),
-            Work::Prepare(id) => {
-                if self.update != UpdatePhase::Preparing(id) {
-                    return;
-                }
-                let staged = self.staged.as_ref().expect("what is prepared is staged");
-                let needs = staged.plan.objects();
-                self.status += 1;
-                if needs.keys().all(|object| self.cache.contains(object)) {
-                    self.update = UpdatePhase::Prepared(id);
-                    self.work(1_000 * u64::from(staged.expires_seconds), Work::Expire(id));
-                } else {
-                    let staged = self.staged.take().expect("it was there just now");
-                    self.ended(&staged, Outcome::NotPrepared("an object is missing".into()));
+            Work::Task(Task::Scan) => self.end_scan(),
+            Work::Task(Task::Fetch(id)) => self.end_fetch(id, random),
+            Work::Task(Task::Prepare(id)) => {
+                if let Some(seconds) = self.sub.end_prepare(id) {
+                    self.work(1_000 * u64::from(seconds), Work::Expire(id));
                 }
             }
-            Work::Update(id) => {
-                if self.update != UpdatePhase::Updating(id) {
+            Work::Task(Task::Update(id)) => {
+                if !self.sub.is_updating(id) {
                     return;
                 }
-                let request = self.journal.take().expect("an update has a journal");
                 if self.sticks {
-                    self.ended(&request, Outcome::Stuck("full".into()));
-                    self.journal = Some(request);
+                    self.end_update(Err(UpdateOutcome::Stuck("full".into())));
                     self.work(1_000, Work::Retry);
                 } else if self.fails && random.chance(10) {
-                    self.ended(&request, Outcome::RolledBack("a step failed".into()));
+                    self.end_update(Err(UpdateOutcome::RolledBack("a step failed".into())));
                 } else {
-                    self.finish(&request);
+                    let result = self.result(self.sub.journal().expect("an update has a journal"));
+                    self.end_update(result);
                 }
-                self.work(20 + random.below(200), Work::Scan);
+                self.start_task(Task::Scan, random);
             }
             Work::Retry if self.sticks => self.work(1_000, Work::Retry),
             Work::Retry => {
-                if let Some(request) = self.journal.take() {
-                    self.finish(&request);
-                    self.work(20 + random.below(200), Work::Scan);
+                if let Some(request) = self.sub.journal() {
+                    let result = self.result(request);
+                    self.end_update(result);
+                    self.start_task(Task::Scan, random);
                 }
             }
             Work::Boot => {}
-            Work::Expire(id) => {
-                if self.update == UpdatePhase::Prepared(id) {
-                    let staged = self.staged.take().expect("what is prepared is staged");
-                    self.ended(&staged, Outcome::NotPrepared("expired".into()));
-                }
-            }
+            Work::Expire(id) => self.sub.expire(id),
         }
     }
 
-    /// A pass over the tree has come to its end.
-    pub fn scan_is_over(&mut self) {
-        if self.is_updating() {
-            return;
-        }
-        self.passes += 1;
+    /// Ends a pass over the tree.
+    pub fn end_scan(&mut self) {
         let (tree, kept_directories) = self.seen(&self.settings);
-        let report = ScanReport { kept_directories, ..ScanReport::of(self.scope(), &tree) };
-        let seen = (report.root, report.kept_directories.clone());
-        let was_scanned = self.scan.is_some();
-        self.scan = Some((report, tree));
-        if self.last_scan.as_ref() != Some(&seen) {
-            self.last_scan = Some(seen);
-            self.generation += 1;
-        }
-        self.status += u64::from(!was_scanned);
-        let generation = self.generation;
-        if let Some(last) = &mut self.last_update
-            && last.verified_generation.is_none()
-        {
-            last.verified_generation = Some(generation);
-            self.status += 1;
-        }
+        self.passes += u64::from(self.sub.end_scan(tree, kept_directories).is_some());
     }
 
-    fn fetch_is_over(&mut self, id: u64, random: &mut Random) {
-        let Some(request) = self.fetching.take_if(|request| request.fetch_id == id) else { return };
-        let why = match self.server {
+    fn end_fetch(&mut self, id: u64, random: &mut Random) {
+        let Some(objects) = self.sub.objects_of_fetch(id) else { return };
+        let error = match self.server {
             Server::Away => Some("images:6971 does not answer"),
             Server::Lying => Some("images:6971 gives other bytes than it was asked for"),
             _ if self.fails && random.chance(10) => Some("the object server is down"),
             Server::Good | Server::Slow => None,
         };
-        let error = why.map(|why| FetchFailure::Sources(why.into()));
-        let before = self.cache.len();
-        let arrived = match (&error, self.server) {
-            (None, _) => request.objects.len(),
+        let arrived = match (error, self.server) {
+            (None, _) => objects,
             (Some(_), Server::Away) if self.server_before != Server::Away => {
-                random.below(request.objects.len() as u64 + 1) as usize
+                random.below(objects as u64 + 1) as usize
             }
             (Some(_), _) => 0,
         };
-        self.cache.extend(request.objects[..arrived].iter().map(|object| object.id));
-        self.generation += u64::from(self.cache.len() != before);
-        self.status += 1;
-        self.last_fetch = Some(LastFetch { fetch_id: id, error, ..LastFetch::default() });
+        let error = error.map(|error| FetchFailure::Sources(error.into()));
+        self.sub.end_fetch(id, arrived, error);
     }
 
-    fn finish(&mut self, request: &PrepareRequest) {
+    /// Returns the tree after an update, or the outcome of its failure.
+    fn result(&self, request: &PrepareRequest) -> Result<Tree, UpdateOutcome> {
         if self.sick.as_ref() == Some(&request.image) {
-            return self.ended(request, Outcome::Undone("it does not answer".into()));
+            return Err(UpdateOutcome::Undone("it does not answer".into()));
         }
-        match apply(&self.tree, &request.plan) {
-            Ok(tree) => {
-                self.tree = tree;
-                self.updates_done += 1;
-                self.last_image = Some(request.image.clone());
-                self.ended(request, Outcome::Done);
-                if self.reboots.as_ref() == Some(&request.image)
-                    && let Some(last) = &mut self.last_update
-                {
-                    last.awaits_boot = true;
-                    self.work(500, Work::Boot);
-                }
-            }
-            Err(error) => self.ended(request, Outcome::RolledBack(error.to_string())),
-        }
+        apply(&self.sub.tree, &request.plan)
+            .map_err(|error| UpdateOutcome::RolledBack(error.to_string()))
     }
 
-    fn ended(&mut self, request: &PrepareRequest, outcome: Outcome) {
-        self.update = UpdatePhase::Idle;
-        self.status += 1;
-        let operations = u32::try_from(request.plan.operations.len()).unwrap();
-        let last = LastUpdate::new(request.update_id, request.image.clone(), outcome);
-        self.last_update = Some(LastUpdate { operations, ..last });
+    fn end_update(&mut self, result: Result<Tree, UpdateOutcome>) {
+        let is_done = result.is_ok();
+        self.sub.end_update(result);
+        if !is_done {
+            return;
+        }
+        self.updates_done += 1;
+        if self.reboots.as_ref() == self.updated_to()
+            && let Some(last) = &mut self.sub.last_update
+        {
+            last.awaits_boot = true;
+            self.work(500, Work::Boot);
+        }
     }
+}
+
+/// Returns the failure that a driver makes of the fault of a sub.
+pub fn failure(fault: Fault) -> Failure {
+    let kind = match fault.code {
+        FaultCode::Busy => FailureKind::Busy,
+        FaultCode::Held => FailureKind::Held,
+        FaultCode::Stale => FailureKind::Stale,
+        FaultCode::NotFound => FailureKind::NotFound,
+        code => panic!("a model answers with {code:?}"),
+    };
+    Failure { kind, text: fault.message }
 }

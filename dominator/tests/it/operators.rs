@@ -5,12 +5,12 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 
 use api::dominator::Status;
-use api::dominator::events::{Event, What};
+use api::dominator::events::{EventDetails, HistoryEvent};
 
 use crate::fake::{FakeSub, file, tree};
 use crate::stage::{PATIENCE, Stage};
 
-fn said(output: &Output) -> (Option<i32>, String) {
+fn exit_and_stderr(output: &Output) -> (Option<i32>, String) {
     (output.status.code(), String::from_utf8(output.stderr.clone()).unwrap())
 }
 
@@ -18,10 +18,10 @@ fn said(output: &Output) -> (Option<i32>, String) {
 async fn audit(stage: &Stage, words: &[&str]) -> Vec<[String; 3]> {
     let words = [&["audit", "--format", "json"], words].concat();
     let output = stage.domtool(&words).await;
-    let complaints = said(&output).1;
-    let events: Vec<Event> = serde_json::from_slice(&output.stdout).expect(&complaints);
-    let order = |event: Event| match event.what {
-        What::Order { verb, why, .. } => [verb, event.about, why],
+    let complaints = exit_and_stderr(&output).1;
+    let events: Vec<HistoryEvent> = serde_json::from_slice(&output.stdout).expect(&complaints);
+    let order = |event: HistoryEvent| match event.what {
+        EventDetails::Order { verb, why, .. } => [verb, event.about, why],
         other => panic!("{other:?}"),
     };
     events.into_iter().map(order).collect()
@@ -78,7 +78,7 @@ async fn only_orders_about_machines_point_to_the_list_of_machines() {
         (&["mdb", "accept"], false),
         (&["mdb", "show", "--held"], false),
     ] {
-        let (code, talk) = said(&stage.domtool(words).await);
+        let (code, talk) = exit_and_stderr(&stage.domtool(words).await);
         assert_eq!((code, talk.contains(hint)), (Some(1), is_hinted), "{words:?}: {talk}");
     }
 }
@@ -88,9 +88,9 @@ async fn a_fast_update_of_a_machine_that_is_away_says_what_it_waits_for() {
     let stage = Stage::new("[{\"Hostname\": \"web1\"}]").await;
     stage.wait("web1", Status::Unreachable, "").await;
     let late = stage.domtool(&["fast-update", "web1", "--timeout", "1s"]).await;
-    let (code, talk) = said(&late);
+    let (code, talk) = exit_and_stderr(&late);
     assert_eq!(code, Some(1), "{talk}");
-    let waits = "Nothing can be done before web1 answers. Waits for that, at most ";
+    let waits = "web1 does not answer yet. Waiting for at most ";
     assert_eq!(talk.matches(waits).count(), 1, "{talk}");
     assert!(talk.contains(" unreachable: "), "{talk}");
     assert!(talk.contains("error: web1 is not synced yet, and goes on"), "{talk}");
@@ -145,9 +145,9 @@ async fn events_are_told_as_they_come_each_once_and_over_a_restart() {
     let follower = Follower::start(&stage, &words);
     let json = Follower::start(&stage, &["audit", "--follow", "--format", "json"]);
     let why = |follower: &Follower| {
-        let event: Event = serde_json::from_str(&follower.line()).unwrap();
+        let event: HistoryEvent = serde_json::from_str(&follower.line()).unwrap();
         match event.what {
-            What::Order { why, .. } => why,
+            EventDetails::Order { why, .. } => why,
             other => panic!("{other:?}"),
         }
     };
@@ -237,13 +237,13 @@ async fn what_may_destroy_much_is_asked_for_on_a_terminal_and_shown_everywhere()
     for typed in ["n\n", "\n", "\u{4}"] {
         let (code, talk) = on_a_terminal(&stage, "clear-safety-shutoff host", typed);
         assert_eq!(code, Some(1), "{typed:?}: {talk}");
-        for part in [danger, "Let this update pass? [y/N]", "nothing was done"] {
+        for part in [danger, "Allow this update? [y/N]", "not confirmed: "] {
             assert!(talk.contains(part), "{typed:?}: {part} in {talk}");
         }
     }
     stage.wait("host", Status::UnsafeUpdate, "small").await;
     let (code, talk) = on_a_terminal(&stage, "clear-safety-shutoff host", "y\n");
-    assert!(code == Some(0) && talk.contains("The pending update of host may pass."), "{talk}");
+    assert!(code == Some(0) && talk.contains("The pending update of host is allowed."), "{talk}");
     stage.wait("host", Status::Synced, "small").await;
 
     // Nobody is asked who said so, or cannot answer.
@@ -255,7 +255,7 @@ async fn what_may_destroy_much_is_asked_for_on_a_terminal_and_shown_everywhere()
     sub.change(full(202));
     stage.wait("host", Status::UnsafeUpdate, "small").await;
     let given = stage.domtool(&["clear-safety-shutoff", "host", "meant"]).await;
-    let (code, talk) = said(&given);
+    let (code, talk) = exit_and_stderr(&given);
     assert!(code == Some(0) && !talk.contains("[y/N]") && talk.contains(danger), "{talk}");
     stage.wait("host", Status::Synced, "small").await;
 }

@@ -9,9 +9,10 @@ use api::dominator::orders::{
 };
 use api::fault::FaultCode;
 use model::tree::Time;
+use testing::{eventually_async, exit_and_output};
 
 use crate::fake::{FakeSub, file, tree};
-use crate::stage::{Stage, said, wait_until};
+use crate::stage::{Stage, wait_until};
 
 async fn explain(stage: &Stage, hostname: &str) -> Explanation {
     let request = ExplainRequest { hostname: hostname.to_owned() };
@@ -22,16 +23,13 @@ fn count(sub: &FakeSub, name: &str) -> usize {
     sub.calls.lock().unwrap().iter().filter(|call| **call == name).count()
 }
 
-/// Waits until the words about a machine with this status have `part`.
-async fn wait_for_words(stage: &Stage, hostname: &str, status: Status, image: &str, part: &str) {
-    let deadline = std::time::Instant::now() + crate::stage::PATIENCE;
-    loop {
+/// Waits until the detail of a machine with this status has `part`.
+async fn wait_for_detail(stage: &Stage, hostname: &str, status: Status, image: &str, part: &str) {
+    eventually_async(&format!("the detail of {hostname} has `{part}`"), async || {
         let summary = stage.wait(hostname, status, image).await;
-        if summary.detail.contains(part) {
-            return;
-        }
-        assert!(std::time::Instant::now() < deadline, "{}", summary.detail);
-    }
+        if summary.detail.contains(part) { Ok(()) } else { Err(summary.detail) }
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -50,16 +48,16 @@ async fn a_paused_machine_is_left_alone_also_after_a_kill_and_others_are_not() {
     stage.wait("db1", Status::ImageUndefined, "").await;
 
     let paused = stage.domtool(&["pause", "web*", "--until", "2h", "--reason", "moving"]).await;
-    let (code, out, talk) = said(&paused);
+    let (code, out, talk) = exit_and_output(&paused);
     assert_eq!((code, out.as_str()), (Some(0), "web1\n"), "{talk}");
     assert!(talk.starts_with("Updates of 1 machine (web1) are paused until "), "{talk}");
     stage.kill();
     stage.start().await;
     stage.write_mdb(&database("base"));
     stage.wait("db1", Status::Synced, "base").await;
-    wait_for_words(&stage, "web1", Status::Paused, "base", "all objects are there").await;
+    wait_for_detail(&stage, "web1", Status::Paused, "base", "all objects are there").await;
     assert_eq!((count(&web, "prepare"), count(&web, "commit")), (0, 0));
-    assert_eq!(web.model.lock().unwrap().tree, tree(""));
+    assert_eq!(web.model.lock().unwrap().sub.tree, tree(""));
 
     // It is shown wherever one looks.
     let why = explain(&stage, "web1").await;
@@ -69,23 +67,26 @@ async fn a_paused_machine_is_left_alone_also_after_a_kill_and_others_are_not() {
     assert_eq!(stage.show("web1").await.pause, Some(pause));
     assert_eq!(stage.status().await.paused, 1);
     let listed = stage.domtool(&["list-subs", "--status", "paused", "--format", "json"]).await;
-    assert!(said(&listed).1.contains("\"web1\"") && !said(&listed).1.contains("\"db1\""));
-    let status = said(&stage.domtool(&["status"]).await).1;
+    assert!(
+        exit_and_output(&listed).1.contains("\"web1\"")
+            && !exit_and_output(&listed).1.contains("\"db1\"")
+    );
+    let status = exit_and_output(&stage.domtool(&["status"]).await).1;
     assert!(status.contains("paused: 1 machine by operators"), "{status}");
     let (_, page) = stage.client.get("/").await.unwrap();
     let page = String::from_utf8(page.to_vec()).unwrap();
     assert!(page.contains("Operators have paused the updates of 1 machine"), "{page}");
-    let text = said(&stage.domtool(&["explain", "web1"]).await).1;
+    let text = exit_and_output(&stage.domtool(&["explain", "web1"]).await).1;
     assert!(text.contains("you may      domtool resume web1: ends the pause now"), "{text}");
     let (_, page) = stage.client.get("/sub?host=web1").await.unwrap();
     let page = String::from_utf8(page.to_vec()).unwrap();
     assert!(page.contains("you may      domtool resume web1: ends the pause now"), "{page}");
 
     let resumed = stage.domtool(&["resume", "*"]).await;
-    assert_eq!(said(&resumed).1, "web1\n", "{resumed:?}");
+    assert_eq!(exit_and_output(&resumed).1, "web1\n", "{resumed:?}");
     stage.wait("web1", Status::Synced, "base").await;
-    assert_eq!(web.model.lock().unwrap().tree, want);
-    let (code, _, talk) = said(&stage.domtool(&["resume", "web1"]).await);
+    assert_eq!(web.model.lock().unwrap().sub.tree, want);
+    let (code, _, talk) = exit_and_output(&stage.domtool(&["resume", "web1"]).await);
     assert_eq!(code, Some(1));
     assert!(talk.contains("no operator has paused web1"), "{talk}");
     stage.kill();
@@ -121,7 +122,7 @@ async fn a_pause_drops_a_commit_on_its_way_before_it_returns() {
     let before = count(&sub, "commit");
     stage.wait("host", Status::Paused, "base").await;
     assert_eq!(count(&sub, "commit"), before, "a Commit was sent after the pause");
-    assert_eq!(sub.model.lock().unwrap().tree, tree(""));
+    assert_eq!(sub.model.lock().unwrap().sub.tree, tree(""));
     // It ends by itself.
     let soon = stage.client.call::<PauseUpdates>(&request(PauseEnd::After(1))).await.unwrap();
     stage.wait("host", Status::Synced, "base").await;
@@ -133,7 +134,7 @@ async fn only_machines_of_the_database_are_paused_and_those_that_leave_it_are_fo
     let mut stage = Stage::new("[{\"Hostname\": \"a\"}, {\"Hostname\": \"b\"}]").await;
     stage.wait("b", Status::Unreachable, "").await;
     let pause = ["pause", "a", "nobody", "--until", "1h", "--reason", "x"];
-    let (code, _, talk) = said(&stage.domtool(&pause).await);
+    let (code, _, talk) = exit_and_output(&stage.domtool(&pause).await);
     assert_eq!(code, Some(1));
     assert!(talk.contains("no machine of the machine database is called nobody"), "{talk}");
     assert_eq!(stage.status().await.paused, 0, "all or nothing");
@@ -142,7 +143,7 @@ async fn only_machines_of_the_database_are_paused_and_those_that_leave_it_are_fo
         assert!(!refused.status.success(), "{bad}: {refused:?}");
     }
     let paused = stage.domtool(&["pause", "?", "--until", "1h", "--reason", "x"]).await;
-    assert_eq!(said(&paused).1, "a\nb\n");
+    assert_eq!(exit_and_output(&paused).1, "a\nb\n");
     stage.write_mdb("[{\"Hostname\": \"a\"}]");
     let paused = async || stage.status().await.paused;
     wait_until("the pause is forgotten", async || paused().await == 1).await;
@@ -162,7 +163,7 @@ async fn what_cannot_be_kept_is_not_done() {
     stage.wait("a", Status::Unreachable, "").await;
     stage.limit_files("4096");
     let (code, _, talk) =
-        said(&stage.domtool(&["pause", "a", "--until", "1h", "--reason", "x"]).await);
+        exit_and_output(&stage.domtool(&["pause", "a", "--until", "1h", "--reason", "x"]).await);
     assert_eq!(code, Some(1));
     assert!(talk.contains("the order was not carried out"), "{talk}");
     let refused = stage.domtool(&["set-default-image", "base", "--yes"]).await;
@@ -198,16 +199,17 @@ async fn a_default_image_is_for_machines_without_one_and_outlives_a_kill() {
     stage.wait("other", Status::Synced, "own").await;
     stage.wait("bare", Status::ImageUndefined, "").await;
 
-    let (code, _, talk) = said(&stage.domtool(&["set-default-image", "rescue"]).await);
+    let (code, _, talk) = exit_and_output(&stage.domtool(&["set-default-image", "rescue"]).await);
     assert_eq!(code, Some(1));
     let expected = "rescue would be the image of 1 machine from now on";
     assert!(talk.contains(expected) && talk.contains("--yes"), "{talk}");
     assert_eq!(stage.status().await.default_image, None);
-    let (code, _, talk) = said(&stage.domtool(&["set-default-image", "rescue", "--yes"]).await);
+    let (code, _, talk) =
+        exit_and_output(&stage.domtool(&["set-default-image", "rescue", "--yes"]).await);
     assert_eq!(code, Some(0), "{talk}");
     assert!(talk.contains("without a RequiredImage: 2 machines now"), "{talk}");
     stage.wait("bare", Status::Synced, "rescue").await;
-    assert_eq!(bare.model.lock().unwrap().tree, rescue);
+    assert_eq!(bare.model.lock().unwrap().sub.tree, rescue);
     stage.kill();
     stage.start().await;
     stage.wait("bare", Status::Synced, "rescue").await;
@@ -215,10 +217,13 @@ async fn a_default_image_is_for_machines_without_one_and_outlives_a_kill() {
     let default = stage.status().await.default_image.expect("it was kept");
     let why = explain(&stage, "bare").await;
     assert_eq!(why.must_have.source, ImageSource::Default(default.clone()));
-    let text = said(&stage.domtool(&["explain", "bare"]).await).1;
+    let text = exit_and_output(&stage.domtool(&["explain", "bare"]).await).1;
     assert!(text.contains("rescue, by default, because its record names none"), "{text}");
     let listed = stage.domtool(&["list-subs", "--image", "rescue", "--status", "synced"]).await;
-    assert!(said(&listed).1.contains("bare") && !said(&listed).1.contains("other"));
+    assert!(
+        exit_and_output(&listed).1.contains("bare")
+            && !exit_and_output(&listed).1.contains("other")
+    );
     // The same again moves nobody.
     let again = stage.domtool(&["set-default-image", "rescue"]).await;
     assert!(again.status.success(), "{again:?}");
@@ -226,7 +231,7 @@ async fn a_default_image_is_for_machines_without_one_and_outlives_a_kill() {
     let none = stage.domtool(&["set-default-image", "--none"]).await;
     assert!(none.status.success(), "{none:?}");
     stage.wait("bare", Status::ImageUndefined, "").await;
-    assert_eq!(bare.model.lock().unwrap().tree, rescue, "it is left as it is");
+    assert_eq!(bare.model.lock().unwrap().sub.tree, rescue, "it is left as it is");
     stage.kill();
     stage.start().await;
     assert_eq!(stage.status().await.default_image, None);
@@ -243,20 +248,20 @@ async fn a_fast_update_finds_drift_and_shows_how_it_goes_to_the_end() {
     stage.wait("host", Status::Synced, "base").await;
 
     // Nobody has seen this yet, and the next pass may be far.
-    sub.model.lock().unwrap().tree = tree(&file("/one", "2"));
-    let (code, out, talk) = said(&stage.domtool(&["fast-update", "host"]).await);
+    sub.model.lock().unwrap().sub.tree = tree(&file("/one", "2"));
+    let (code, out, talk) = exit_and_output(&stage.domtool(&["fast-update", "host"]).await);
     assert_eq!((code, out.as_str()), (Some(0), "host: synced: equals base\n"), "{talk}");
     // That it scans at once may be over before it is asked for the first time.
     assert!(talk.contains("rescanning: "), "{talk}");
-    assert_eq!(sub.model.lock().unwrap().tree, want);
+    assert_eq!(sub.model.lock().unwrap().sub.tree, want);
     assert_eq!(count(&sub, "scan-now"), 2);
 
     // What it may not pass ends it, and is told.
     let disabled = stage.domtool(&["disable-updates", "storm"]).await;
     assert!(disabled.status.success(), "{disabled:?}");
-    sub.model.lock().unwrap().tree = tree(&file("/one", "3"));
+    sub.model.lock().unwrap().sub.tree = tree(&file("/one", "3"));
     let fast = stage.domtool(&["fast-update", "host", "--format", "json"]).await;
-    let (code, out, talk) = said(&fast);
+    let (code, out, talk) = exit_and_output(&fast);
     assert_eq!(code, Some(1), "{talk}");
     let reply: serde_json::Value = serde_json::from_str(&out).unwrap();
     assert_eq!(reply["status"], "updates-disabled");
@@ -268,13 +273,13 @@ async fn a_fast_update_finds_drift_and_shows_how_it_goes_to_the_end() {
 
     // A machine that hangs is watched until the time is over.
     sub.ignores_commit.store(true, Ordering::SeqCst);
-    sub.model.lock().unwrap().tree = tree(&file("/one", "4"));
+    sub.model.lock().unwrap().sub.tree = tree(&file("/one", "4"));
     let late = stage.domtool(&["fast-update", "host", "--timeout", "3s"]).await;
-    let (code, _, talk) = said(&late);
+    let (code, _, talk) = exit_and_output(&late);
     assert_eq!(code, Some(1), "{talk}");
     assert!(talk.contains("error: host is not synced yet, and goes on: it is "), "{talk}");
     let nobody = stage.domtool(&["fast-update", "nobody"]).await;
-    assert!(said(&nobody).2.contains("there is no machine nobody"), "{nobody:?}");
+    assert!(exit_and_output(&nobody).2.contains("there is no machine nobody"), "{nobody:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -286,7 +291,7 @@ async fn a_machine_is_watched_by_versions() {
     let same = stage.client.call::<WatchSub>(&watch(first.version, 0)).await.unwrap();
     assert_eq!((same.status, same.is_current), (Status::Unreachable, true));
     let disabled = stage.domtool(&["force-disruptive", "a", "--reason", "x"]).await;
-    let (code, _, talk) = said(&disabled);
+    let (code, _, talk) = exit_and_output(&disabled);
     assert_eq!(code, Some(1));
     assert!(talk.contains("no update of a is pending that could be forced"), "{talk}");
 }
@@ -301,12 +306,12 @@ async fn a_machine_that_says_no_is_disturbed_all_the_same_if_that_is_forced() {
     let record = stage.sub("host", &sub).await;
     stage.write_mdb(&format!("[{{{record}, \"RequiredImage\": \"base\"}}]"));
     stage.wait("host", Status::Held, "base").await;
-    let text = said(&stage.domtool(&["explain", "host"]).await).1;
+    let text = exit_and_output(&stage.domtool(&["explain", "host"]).await).1;
     assert!(text.contains("domtool force-disruptive host --why TEXT: has this"), "{text}");
     let forced = stage.domtool(&["force-disruptive", "host", "--reason", "hole in ssh"]).await;
     assert!(forced.status.success(), "{forced:?}");
     stage.wait("host", Status::Synced, "base").await;
-    assert_eq!(sub.model.lock().unwrap().tree, want);
+    assert_eq!(sub.model.lock().unwrap().sub.tree, want);
     // Once.
     sub.change(tree(""));
     stage.wait("host", Status::Held, "base").await;

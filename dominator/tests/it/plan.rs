@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use api::dominator::Status;
 use model::tree::Tree;
 use serde_json::{Value, json};
+use testing::exit_and_output;
 
 use crate::fake::{FakeSub, file, tree};
-use crate::stage::{PATIENCE, Stage, said};
+use crate::stage::{PATIENCE, Stage};
 
 /// A state that did not change for so long has all that was to be written; that is gathered for a
 /// second.
@@ -27,16 +28,16 @@ fn numbered(changed: usize) -> Tree {
     tree(&text)
 }
 
-/// The exit code of domtool, and what it gave.
-fn gave(output: &Output) -> (i32, String) {
-    let (code, data, _) = said(output);
+/// Returns the exit code and the stdout of domtool.
+fn exit_and_stdout(output: &Output) -> (i32, String) {
+    let (code, data, _) = exit_and_output(output);
     (code.unwrap(), data)
 }
 
 async fn planned(stage: &Stage, arguments: &[&str]) -> (i32, Value) {
     let arguments: Vec<&str> = arguments.iter().chain(&["--format", "json"]).copied().collect();
     let output = stage.domtool(&arguments).await;
-    let (code, text) = gave(&output);
+    let (code, text) = exit_and_stdout(&output);
     let complaints = String::from_utf8_lossy(&output.stderr).into_owned();
     (code, serde_json::from_str(&text).unwrap_or_else(|_| panic!("{complaints}")))
 }
@@ -78,9 +79,9 @@ async fn a_plan_for_a_machine_is_told_and_not_carried_out() {
     settle(&stage).await;
     let before = (kept(&stage), sub.calls.lock().unwrap().clone());
     let same = stage.domtool(&["plan", "host"]).await;
-    assert_eq!(gave(&same), (0, "The machine equals base/1.\n".to_owned()));
+    assert_eq!(exit_and_stdout(&same), (0, "The machine equals base/1.\n".to_owned()));
     let output = stage.domtool(&["plan", "host", "--image", "base/2"]).await;
-    let (code, text) = gave(&output);
+    let (code, text) = exit_and_stdout(&output);
     let lines: Vec<&str> = text.lines().skip(2).collect();
     let expected = [
         "before the change: stop db",
@@ -95,7 +96,7 @@ async fn a_plan_for_a_machine_is_told_and_not_carried_out() {
     assert_eq!(plan["preview"]["plan"]["operations"].as_array().unwrap().len(), 2);
     assert_eq!(plan["waits"], json!([]));
     assert_eq!((kept(&stage), sub.calls.lock().unwrap().clone()), before);
-    assert_eq!(sub.model.lock().unwrap().tree, numbered(0));
+    assert_eq!(sub.model.lock().unwrap().sub.tree, numbered(0));
 
     // What would keep it is told too.
     stage.domtool(&["disable-updates", "storm"]).await;
@@ -194,7 +195,7 @@ async fn a_plan_for_a_database_names_every_machine_and_why() {
         ("g", &unknown("image-undefined", undefined)),
         ("h", &update(2, 0, "0")),
         ("i", &update(3, 1, "3")),
-        ("new", &unknown("new-machine", "it is not looked after yet")),
+        ("new", &unknown("new-machine", "it is not managed yet")),
         ("z", &unknown("not-reached", refused)),
     ];
     assert_eq!(machines, expected);
@@ -203,7 +204,7 @@ async fn a_plan_for_a_database_names_every_machine_and_why() {
         json!(["it would remove 101 of 101 entries", "the image has 1 entries, the machine 101"]);
     assert_eq!(plan["updates"][1]["dangers"], dangers);
     assert_eq!(plan["updates"][3]["from"], Value::Null);
-    let (_, text) = gave(&stage.domtool(&["plan", "--mdb", candidate]).await);
+    let (_, text) = exit_and_stdout(&stage.domtool(&["plan", "--mdb", candidate]).await);
     let expected = format!(
         "database: 1 machine added, 0 machines removed and left as they are, 9 machines changed
   added        new
@@ -230,7 +231,7 @@ base/1 -> tiny: 1 machine
   UNSAFE       1 machine: d: it would remove 101 of 101 entries
 NOT KNOWN image-undefined: 1 machine: g: {undefined}
 NOT KNOWN image-missing: 1 machine: e: the image server has no image gone yet
-NOT KNOWN new-machine: 1 machine: new: it is not looked after yet
+NOT KNOWN new-machine: 1 machine: new: it is not managed yet
 NOT KNOWN not-reached: 1 machine: z: {refused}
 NOT KNOWN other-scan: 1 machine: f: {other}
 "
@@ -243,9 +244,9 @@ NOT KNOWN other-scan: 1 machine: f: {other}
     let as_is = stage.domtool(&["plan", "--mdb", stage.mdb().to_str().unwrap()]).await;
     let nothing = "database: 0 machines added, 0 machines removed and left as they are, 0 \
                    machines changed\nNothing would change.\n";
-    assert_eq!(gave(&as_is), (0, nothing.to_owned()));
+    assert_eq!(exit_and_stdout(&as_is), (0, nothing.to_owned()));
     std::fs::write(candidate, format!("[{}]", required(&records[0], "base/1"))).unwrap();
-    let (code, text) = gave(&stage.domtool(&["plan", "--mdb", candidate]).await);
+    let (code, text) = exit_and_stdout(&stage.domtool(&["plan", "--mdb", candidate]).await);
     let held = "HELD: the database would wait for domtool mdb accept: it lacks 9 of the 10 \
                 machines that are known, more than 50 %\n";
     assert!(code == 3 && text.starts_with(held), "{text}");
@@ -275,7 +276,7 @@ async fn what_is_not_known_of_the_former_image_is_said() {
     let (_, plan) = planned(&stage, &["plan", "host"]).await;
     assert_eq!(plan["preview"]["services"]["before"][0]["service"], json!("db"));
     stage.images.lose("base/1");
-    let (_, text) = gave(&stage.domtool(&["plan", "host"]).await);
+    let (_, text) = exit_and_stdout(&stage.domtool(&["plan", "host"]).await);
     assert!(text.contains("\nNOT KNOWN: the triggers of base/1: "), "{text}");
     assert!(!text.contains("stop db"), "{text}");
 }
@@ -303,7 +304,7 @@ async fn machines_without_an_image_of_their_own_are_planned_for_the_default_imag
     let candidate = stage.directory.path().join("candidate.json");
     std::fs::write(&candidate, format!("[{{{}}}, {{{}}}]", records[0], records[1])).unwrap();
     let words = ["plan", "--mdb", candidate.to_str().unwrap()];
-    let (code, text) = gave(&stage.domtool(&words).await);
+    let (code, text) = exit_and_stdout(&stage.domtool(&words).await);
     assert_eq!(code, 3, "{text}");
     assert!(text.contains("\nbase/1 -> rescue: 1 machine\n"), "{text}");
     assert!(!text.contains("NOT KNOWN"), "{text}");

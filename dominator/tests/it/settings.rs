@@ -1,21 +1,20 @@
 //! The limits of subs: given, told, kept, taken back.
 
-use std::time::{Duration, Instant};
-
 use api::subd::Limits;
 use serde_json::{Value, json};
+use testing::{eventually_async, exit_and_output};
 
 use crate::fake::{FakeSub, tree};
-use crate::stage::{PATIENCE, Stage, said, wait_until};
+use crate::stage::{Stage, wait_until};
 
 async fn set(stage: &Stage, words: &[&str]) -> (Option<i32>, String, String) {
     let words: Vec<&str> = [&["set-config"], words, &["--why", "slow links"]].concat();
-    said(&stage.domtool(&words).await)
+    exit_and_output(&stage.domtool(&words).await)
 }
 
 async fn get(stage: &Stage, words: &[&str]) -> Value {
     let words: Vec<&str> = [&["get-config"], words, &["--format", "json"]].concat();
-    let (code, text, complaints) = said(&stage.domtool(&words).await);
+    let (code, text, complaints) = exit_and_output(&stage.domtool(&words).await);
     assert_eq!(code, Some(0), "{complaints}");
     serde_json::from_str(&text).unwrap()
 }
@@ -26,15 +25,12 @@ fn limits(cpu: Option<u8>, network: Option<u8>) -> Limits {
 
 /// Waits until the subs were told these limits.
 async fn wait(subs: &[&FakeSub], expected: &[Limits]) {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        let told: Vec<Limits> = subs.iter().map(|sub| sub.model.lock().unwrap().limits).collect();
-        if told == expected {
-            return;
-        }
-        assert!(Instant::now() < deadline, "{told:?}, not {expected:?}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    eventually_async(&format!("the limits are {expected:?}"), async || {
+        let limits = |sub: &&FakeSub| sub.model.lock().unwrap().sub.limits;
+        let limits: Vec<Limits> = subs.iter().map(limits).collect();
+        if limits == expected { Ok(()) } else { Err(limits) }
+    })
+    .await;
 }
 
 fn times_told(sub: &FakeSub) -> usize {
@@ -56,10 +52,10 @@ async fn limits_reach_their_machines_and_outlive_a_kill() {
 
     let (code, _, text) = set(&stage, &["--fleet", "network-percent=8", "cpu-percent=4"]).await;
     assert_eq!(code, Some(0), "{text}");
-    assert!(text.starts_with("Kept for fleet: 2 machines now."), "{text}");
+    assert!(text.starts_with("Saved for fleet: 2 machines now."), "{text}");
     wait(&subs, &[limits(Some(4), Some(8)); 2]).await;
     let (_, _, text) = set(&stage, &["--tag", "tier=front", "network-percent=5"]).await;
-    assert!(text.starts_with("Kept for tag tier=front: 1 machine now."), "{text}");
+    assert!(text.starts_with("Saved for tag tier=front: 1 machine now."), "{text}");
     set(&stage, &["--host", "mail", "cpu-percent=2"]).await;
     let expected = [limits(Some(4), Some(5)), limits(Some(2), Some(8))];
     wait(&subs, &expected).await;
@@ -95,7 +91,7 @@ async fn limits_reach_their_machines_and_outlive_a_kill() {
     stage.kill();
     stage.start().await;
     let words = ["audit", "--limit", "2", "--format", "json"];
-    let (_, text, _) = said(&stage.domtool(&words).await);
+    let (_, text, _) = exit_and_output(&stage.domtool(&words).await);
     let orders: Vec<Value> = serde_json::from_str(&text).unwrap();
     let told: Vec<[&Value; 3]> = orders
         .iter()
@@ -136,7 +132,7 @@ async fn what_makes_no_sense_is_refused_and_nothing_is_kept() {
     let table: [(&[&str], i32, &str); 6] = [
         (&["--host", "wbe", "cpu-percent=2"], 1, "there is no machine wbe"),
         (&["--tag", "=x", "cpu-percent=2"], 1, "the name of a tag has 1 to 1000 bytes"),
-        (&["--fleet", "cpu-percent=101"], 2, "`101` is no number from 1 to 100"),
+        (&["--fleet", "cpu-percent=101"], 2, "`101` is not a number from 1 to 100"),
         (&["--fleet", "disk-percent=2"], 2, "the limits are cpu-percent, scan-percent"),
         (&["--fleet"], 2, "required arguments were not provided"),
         (&["cpu-percent=2"], 2, "<--fleet|--tag <NAME[=VALUE]>|--host <HOST>>"),

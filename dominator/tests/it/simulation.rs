@@ -12,8 +12,8 @@ use model::tree::Tree;
 use model::tree::text::from_text;
 use model::trigger::Triggers;
 
-use crate::random::Random;
 use crate::world::{Faults, NONE, World};
+use testing::random::Random;
 
 const MACHINES: usize = 50;
 const MINUTE: Duration = Duration::from_secs(60);
@@ -209,7 +209,7 @@ fn what_comes_next_is_fetched_ahead_and_never_in_the_way() {
     assert_eq!((count(&world, "fetch"), count(&world, "commit")), (0, MACHINES as u64));
     let quiet = 61 * MINUTE;
     world.must_be_quiet(quiet);
-    assert!(world.models.iter().all(|model| model.cache.is_empty()));
+    assert!(world.models.iter().all(|model| model.sub.cache.is_empty()));
 }
 
 #[test]
@@ -264,16 +264,16 @@ fn paused_machines_stay_as_they_are_until_their_time_has_come() {
         // The half of these by an order that is given up.
         world.pause(host, if host % 4 == 0 { 1_800 } else { 100_000 });
     }
-    let before: Vec<_> = world.models.iter().map(|model| model.tree.digest()).collect();
+    let before: Vec<_> = world.models.iter().map(|model| model.sub.tree.digest()).collect();
     for host in 0..MACHINES {
         let other = if world.required(host) == "base/two" { "base/one" } else { "base/two" };
         world.assign(host, other);
     }
     (0..MACHINES).for_each(|host| world.drift(host));
-    let drifted: Vec<_> = world.models.iter().map(|model| model.tree.digest()).collect();
+    let drifted: Vec<_> = world.models.iter().map(|model| model.sub.tree.digest()).collect();
     world.run_until(10 * MINUTE);
     for host in 0..MACHINES {
-        let digest = world.models[host].tree.digest();
+        let digest = world.models[host].sub.tree.digest();
         if is_paused(host) {
             assert_eq!(world.status(host), Some(Status::Paused), "{}", world.describe(host));
             assert!([before[host], drifted[host]].contains(&digest), "host {host} was changed");

@@ -1,10 +1,10 @@
-//! The real dominator as a process, with all that it talks to.
+//! The real dominator as a process, with a fake image server and fake subs.
 
 use rpc::tls::Security;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use api::dominator::{
     GetStatus, ListSubs, ListSubsRequest, ShowSub, ShowSubRequest, Status, SubDetail, SubSummary,
@@ -14,11 +14,12 @@ use nix::unistd::Pid;
 use rpc::client::{Client, Peer};
 use rpc::server::Router;
 use tempfile::TempDir;
+use testing::{eventually, eventually_async};
 use tokio_util::sync::DropGuard;
 
 use crate::fake::{FakeSub, ImageServer, start};
 
-/// How long anything may take here.
+/// The timeout of the tests.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 pub struct Stage {
@@ -37,20 +38,20 @@ impl Drop for Stage {
     }
 }
 
-/// A port that nobody listens on, most likely for a while.
+/// Returns a free port.
 pub fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 impl Stage {
-    /// An image server and a dominator with this machine database.
+    /// Starts an image server and a dominator with a machine database.
     pub async fn new(mdb: &str) -> Self {
         let images = ImageServer::default();
         let router = images.router();
         Self::served(mdb, images, router).await
     }
 
-    /// As [`Stage::new`], with an image server that answers as `router` does.
+    /// As [`Stage::new`], with another image server.
     pub async fn served(mdb: &str, images: ImageServer, router: Router) -> Self {
         let (image_server, guard) = start(router).await;
         let port = free_port();
@@ -70,7 +71,7 @@ impl Stage {
         stage
     }
 
-    /// A sub on a port of its own, and the machine's record without braces.
+    /// Serves a sub at its own port. Returns the machine's record without braces.
     pub async fn sub(&mut self, hostname: &str, sub: &FakeSub) -> String {
         let (address, guard) = start(sub.router()).await;
         self.guards.push(guard);
@@ -106,7 +107,7 @@ impl Stage {
         self.start_as(self.command()).await;
     }
 
-    /// Starts the dominator by another command than [`Stage::command`].
+    /// Starts the dominator with another command than [`Stage::command`].
     pub async fn start_as(&mut self, mut command: Command) {
         let process = self.process.insert(command.stdin(Stdio::null()).spawn().unwrap());
         wait_until_up("the dominator", &self.client, process).await;
@@ -114,14 +115,14 @@ impl Stage {
 
     /// Starts the dominator so that [`Stage::limit_files`] does not end it.
     pub async fn start_for_limits(&mut self) {
-        // Without this the signal that tells of a file that gets too long ends the process.
+        // Otherwise SIGXFSZ ends the process when a file becomes too long.
         let mut command = Command::new("sh");
         command.args(["-c", "trap '' XFSZ; exec \"$@\"", "sh"]);
         command.arg(self.command().get_program()).args(self.command().get_args());
         self.start_as(command).await;
     }
 
-    /// SIGKILL.
+    /// Sends SIGKILL.
     pub fn kill(&mut self) {
         if let Some(mut process) = self.process.take() {
             process.kill().unwrap();
@@ -129,13 +130,13 @@ impl Stage {
         }
     }
 
-    /// SIGTERM; gives how it ended.
+    /// Sends SIGTERM. Returns the exit status.
     pub fn terminate(&mut self) -> ExitStatus {
         self.signal(Signal::SIGTERM);
         end_of("the dominator", self.process.take().unwrap())
     }
 
-    /// SIGHUP, which has it read its configuration again.
+    /// Sends SIGHUP, after which it reads its configuration again.
     pub fn hang_up(&self) {
         self.signal(Signal::SIGHUP);
     }
@@ -145,7 +146,7 @@ impl Stage {
         kill(Pid::from_raw(i32::try_from(id).unwrap()), signal).unwrap();
     }
 
-    /// Lets the dominator write no file longer than that, which is like a full disk.
+    /// Limits the size of files that the dominator writes, like a full disk.
     pub fn limit_files(&self, bytes: &str) {
         let process = self.process.as_ref().unwrap().id();
         let mut command = Command::new("prlimit");
@@ -166,21 +167,15 @@ impl Stage {
         self.client.call::<GetStatus>(&()).await.unwrap()
     }
 
-    /// Waits until the machine has that status with that required image, and gives the machine.
+    /// Waits until the machine has this status and this required image.
     pub async fn wait(&self, hostname: &str, status: Status, image: &str) -> SubSummary {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
+        eventually_async(&format!("{hostname} is {status}"), async || {
             let subs = self.list().await;
-            let sub = subs.iter().find(|sub| sub.hostname == hostname);
-            if let Some(sub) = sub
-                && sub.status == status
-                && sub.required_image == image
-            {
-                return sub.clone();
-            }
-            assert!(Instant::now() < deadline, "{hostname} does not get {status}: {sub:#?}");
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+            let sub = subs.into_iter().find(|sub| sub.hostname == hostname).ok_or(None)?;
+            let is_so = sub.status == status && sub.required_image == image;
+            if is_so { Ok(sub) } else { Err(Some(sub)) }
+        })
+        .await
     }
 
     /// Runs domtool.
@@ -192,51 +187,33 @@ impl Stage {
     }
 }
 
-/// Waits until it is so; `what` says what is waited for.
+/// Waits until the condition `what` holds.
 #[track_caller]
-pub fn wait_until(what: &str, mut is_so: impl AsyncFnMut() -> bool) -> impl Future<Output = ()> {
+pub fn wait_until(what: &str, is_so: impl AsyncFnMut() -> bool) -> impl Future<Output = ()> {
     let place = std::panic::Location::caller();
     async move {
         let what = format!("{what}, at {place}");
-        testing::eventually_async(&what, async || is_so().await.then_some(())).await;
+        eventually_async(&what, is_so).await;
     }
 }
 
 /// Waits until a daemon that was started answers at `/healthz`.
 pub async fn wait_until_up(name: &str, client: &Client, process: &mut Child) {
-    let deadline = Instant::now() + PATIENCE;
-    while client.get("/healthz").await.is_err() {
+    eventually_async(&format!("{name} answers"), async || {
         if let Some(status) = process.try_wait().unwrap() {
             panic!("{name} ended while it was to come up: {status}");
         }
-        assert!(Instant::now() < deadline, "{name} does not come up");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+        client.get("/healthz").await
+    })
+    .await;
 }
 
-/// How a daemon that was told to stop has ended.
+/// Waits until a daemon that was told to stop has ended. Returns its exit status.
 pub fn end_of(name: &str, mut process: Child) -> ExitStatus {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        if let Some(status) = process.try_wait().unwrap() {
-            return status;
-        }
-        if Instant::now() >= deadline {
-            process.kill().unwrap();
-            process.wait().unwrap();
-            panic!("{name} does not stop");
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    eventually(&format!("{name} stops"), || process.try_wait().unwrap())
 }
 
-/// The exit code of a program, what it gave, and what it said.
-pub fn said(output: &Output) -> (Option<i32>, String, String) {
-    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
-    (output.status.code(), text(&output.stdout), text(&output.stderr))
-}
-
-/// The fields of a machine that all tests need.
+/// Returns the fields of a machine's record, without braces.
 pub fn record(hostname: &str, port: u16) -> String {
     format!("\"Hostname\": \"{hostname}\", \"IpAddress\": \"127.0.0.1\", \"SubdPort\": {port}")
 }

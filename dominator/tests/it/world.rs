@@ -1,8 +1,8 @@
-//! A dominator and its fleet in one process, on virtual time: the real state machines against
-//! models of subs, with a network that loses, repeats and delays.
+//! Simulates a dominator and its fleet in virtual time: the real state machines and models of subs,
+//! with a network that loses, repeats and delays messages.
 //!
-//! All that happens is in one queue, ordered by time and then by number, and all chance comes from
-//! one generator: a seed gives the same run every time.
+//! All events are in one queue, ordered by time and then by number, and all random numbers come
+//! from one generator: a seed gives the same run every time.
 
 mod claims;
 mod disk;
@@ -14,14 +14,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::dominator::Status;
-use api::dominator::events::Reason;
+use api::dominator::events::ChangeReason;
 use api::dominator::orders::UpdatePause;
-use api::subd::{Limits, Outcome, PollReply, PollRequest};
-use dominator::core::changes::{Former, Ordered, changes};
+use api::subd::{Limits, PollReply, PollRequest, UpdateOutcome};
+use dominator::core::changes::{OrderedUpdate, PreviousImage, changes};
 use dominator::core::claims::{ClaimKind, ClaimSettings, ClaimTable};
 use dominator::core::identity::{IdentityReport, IdentityTable, IdentityVerdict};
 use dominator::core::sub::{
-    Call, Context, Effect, Event, Failure, FailureKind, ImageState, Sub, SubOrder, Ticket, View,
+    Call, Context, Effect, Event, Failure, FailureKind, ImageState, RequestId, Sub, SubOrder, View,
 };
 use dominator::core::timing::Now;
 use model::image::ImageName;
@@ -33,41 +33,42 @@ pub use claims::no_limits;
 use claims::{NEVER, Tally};
 use disk::Disk;
 
-use crate::model::{Answer, Model, Request, Work};
-use crate::random::Random;
+use crate::model::{Answer, Model, Request, Work, failure};
+use testing::random::Random;
+use testing::sub_model::Task;
 use troubles::Troubles;
 
-/// How long a driver waits for the answer to a call.
+/// The timeout of a call.
 const CALL_LIMIT: Duration = Duration::from_secs(30);
 
-/// How much longer than it asked for a driver waits for the answer to a poll.
+/// The timeout of a poll, after the time that the sub may wait.
 const POLL_SLACK: Duration = Duration::from_secs(30);
 
-/// How bad the world is, in per cent or in mean times.
+/// How often faults happen.
 #[derive(Clone, Copy)]
 pub struct Faults {
-    /// Messages that get lost.
+    /// The percentage of messages that get lost.
     pub lose: u64,
-    /// Messages that come twice.
+    /// The percentage of messages that arrive twice.
     pub repeat: u64,
     /// The longest delay of a message, in milliseconds.
     pub delay_max: u64,
-    /// Something breaks once in so many milliseconds.
+    /// The mean time between troubles, in milliseconds.
     pub trouble_every: u64,
 }
 
-/// Nothing goes wrong.
+/// No faults.
 pub const NONE: Faults = Faults { lose: 0, repeat: 0, delay_max: 5, trouble_every: 0 };
 
 enum Happening {
-    ToSub { host: usize, run: u64, ticket: Ticket, message: Box<Message> },
+    ToSub { host: usize, run: u64, request_id: RequestId, message: Box<Message> },
     ToDominator { host: usize, run: u64, event: Box<Event> },
-    GiveUp { host: usize, run: u64, ticket: Ticket },
-    PollWaited { host: usize, instance: u64, run: u64, ticket: Ticket },
+    GiveUp { host: usize, run: u64, request_id: RequestId },
+    PollWaited { host: usize, instance: u64, run: u64, request_id: RequestId },
     Wake { host: usize, run: u64, at: Duration },
     IdentityJudged { host: usize, run: u64, verdict: IdentityVerdict },
     Claimed { host: usize, run: u64, purpose: ClaimKind },
-    Recorded { host: usize, run: u64, ticket: Ticket, ordered: Box<Ordered> },
+    Recorded { host: usize, run: u64, request_id: RequestId, ordered: Box<OrderedUpdate> },
     Grant { run: u64 },
     Work { host: usize, instance: u64, work: Work },
     StartSub { host: usize },
@@ -81,30 +82,30 @@ enum Message {
     Ask(Request),
 }
 
-/// What the dominator's driver of one machine holds.
+/// The driver of one machine.
 struct Driver {
     sub: Sub,
-    /// Questions without an answer, with whether they are polls.
-    open: BTreeMap<Ticket, bool>,
+    /// Open calls, with whether they are polls.
+    open: BTreeMap<RequestId, bool>,
     wake: Option<Duration>,
-    /// Where its news belong in the roster.
+    /// The registration in the identity table.
     registration: u64,
 }
 
-/// The whole world.
+/// A simulated dominator with its fleet.
 pub struct World {
     pub models: Vec<Model>,
     pub trace: String,
-    /// False for fleets whose story would fill the memory.
+    /// False for large fleets, whose trace would fill the memory.
     pub is_traced: bool,
     pub effects: BTreeMap<&'static str, u64>,
     pub brake: Option<Arc<str>>,
     pub faults: Faults,
     pub claims: ClaimTable,
-    /// What is under way, counted apart from the budgets.
+    /// Counts of updates, independent of the budgets under test.
     pub tally: Tally,
     settings: ClaimSettings,
-    /// When the claims are judged next.
+    /// The time of the next decision about claims.
     granting: Option<Duration>,
     now: Duration,
     queue: BTreeMap<(Duration, u64), Happening>,
@@ -113,21 +114,23 @@ pub struct World {
     run: u64,
     drivers: Vec<Option<Driver>>,
     machines: Vec<Arc<Machine>>,
+    /// The number of machines by location.
+    population: BTreeMap<String, u32>,
     images: BTreeMap<String, Arc<RequiredImage>>,
     images_loaded: bool,
-    roster: IdentityTable,
+    identities: IdentityTable,
     updating: BTreeSet<usize>,
-    /// The limits that each sub is to keep to.
+    /// The limits of each sub.
     limits: Vec<Limits>,
-    /// Updates that failed their health check, and that an operator lets be tried once more.
+    /// Updates that failed their health check and that an operator retries.
     retried: BTreeSet<(usize, u64)>,
-    /// The last update of each machine that is on record, and how it ended.
-    pub ledger: BTreeMap<usize, (u64, Option<Outcome>)>,
+    /// The last recorded update of each machine, with its outcome.
+    pub ledger: BTreeMap<usize, (u64, Option<UpdateOutcome>)>,
     troubles: Troubles,
     pub disk: Disk,
-    /// The pauses that operators ordered; the dominator keeps them over a crash.
+    /// The pauses that operators ordered, which survive a crash of the dominator.
     pauses: Vec<Option<Arc<UpdatePause>>>,
-    /// How far the time of day is from that of the simulation, in seconds.
+    /// The difference between the time of day and the time of the simulation, in seconds.
     clock_error: i64,
 }
 
@@ -142,7 +145,11 @@ impl World {
         let mut random = Random::new(seed);
         let machines = (0..trees.len())
             .map(|host| Arc::new(machine(host, &names[random.below(2) as usize])))
-            .collect();
+            .collect::<Vec<_>>();
+        let mut population = BTreeMap::new();
+        for machine in &machines {
+            *population.entry(machine.location.clone()).or_default() += 1;
+        }
         let limits = vec![Limits::default(); trees.len()];
         let mut world = Self {
             drivers: trees.iter().map(|_| None).collect(),
@@ -162,9 +169,10 @@ impl World {
             random,
             run: 0,
             machines,
+            population,
             images: names.into_iter().zip(images).collect(),
             images_loaded: false,
-            roster: IdentityTable::default(),
+            identities: IdentityTable::default(),
             updating: BTreeSet::new(),
             limits,
             retried: BTreeSet::new(),
@@ -187,7 +195,7 @@ impl World {
         world
     }
 
-    /// Lets time pass until `until`.
+    /// Runs the simulation until `until`.
     pub fn run_until(&mut self, until: Duration) {
         while let Some(entry) = self.queue.first_entry()
             && entry.key().0 <= until
@@ -199,8 +207,8 @@ impl World {
         self.now = until;
     }
 
-    /// Lets time pass until all machines are as they must be, and gives the time; `None` if they
-    /// are not by `until`.
+    /// Runs the simulation until all machines have converged. Returns the time; `None` if they have
+    /// not by `until`.
     pub fn run_until_converged(&mut self, until: Duration) -> Option<Duration> {
         while self.now < until {
             self.run_until((self.now + Duration::from_secs(1)).min(until));
@@ -217,16 +225,17 @@ impl World {
 
     pub fn is_host_converged(&self, host: usize) -> bool {
         let image = &self.images[&self.machines[host].required_image];
-        let (seen, _) = self.models[host].seen(&image.scan);
-        let is_told = self.models[host].limits == self.limits[host];
-        is_told && seen == image.tree && self.status(host) == Some(Status::Synced)
+        let model = &self.models[host];
+        self.status(host) == Some(Status::Synced)
+            && model.sub.limits == self.limits[host]
+            && model.seen(&image.scan).0 == image.tree
     }
 
     pub fn status(&self, host: usize) -> Option<Status> {
         self.drivers[host].as_ref().map(|driver| driver.sub.status())
     }
 
-    /// What keeps a machine, for a failed test.
+    /// Describes the status of a machine, for a failed test.
     pub fn describe(&self, host: usize) -> String {
         let detail = self.drivers[host].as_ref().map(|driver| driver.sub.detail().to_owned());
         format!("host {host}: {:?} {detail:?}", self.status(host))
@@ -240,7 +249,7 @@ impl World {
         self.step(host, event);
     }
 
-    /// Names the image that the machine will get next.
+    /// Sets the planned image of a machine.
     pub fn plan_ahead(&mut self, host: usize, image: &str) {
         self.note(host, &format!("will get {image}"));
         let machine = Machine::clone(&self.machines[host]);
@@ -249,7 +258,7 @@ impl World {
         self.step(host, event);
     }
 
-    /// An operator gives the sub another limit, or takes it back.
+    /// Sets or clears a limit of a sub, as an operator.
     fn configure(&mut self, host: usize, network_percent: Option<u8>) {
         self.note(host, &format!("may take {network_percent:?} % of the network"));
         self.limits[host].network_percent = network_percent;
@@ -267,7 +276,7 @@ impl World {
         }
     }
 
-    /// An operator lets what failed on the machine be tried again.
+    /// Retries the failed update of a machine, as an operator.
     pub fn retry(&mut self, host: usize) {
         self.note_retry(host);
         self.note(host, "is tried again");
@@ -283,8 +292,8 @@ impl World {
         }
     }
 
-    /// An operator pauses the updates of a machine for so many seconds, by the time of day; or lets
-    /// them go on, if they are none.
+    /// Pauses the updates of a machine for `seconds` by the time of day, or resumes them for 0, as
+    /// an operator.
     pub fn pause(&mut self, host: usize, seconds: i64) {
         let since = self.time().wall;
         let until = Time { seconds: since.seconds + seconds, ..since };
@@ -303,26 +312,26 @@ impl World {
         self.pauses[host].as_ref().is_some_and(|pause| pause.holds(self.time().wall))
     }
 
-    /// The dominator's clock is set so many seconds off.
+    /// Sets the dominator's clock wrong by `seconds`.
     pub fn set_clock(&mut self, seconds: i64) {
         self.clock_error = seconds;
     }
 
-    /// An operator wants a machine brought up to date now.
+    /// Orders a fast update, as an operator.
     pub fn hurry(&mut self, host: usize) {
-        // Among other things what failed is tried again.
+        // It also retries failed updates.
         self.note_retry(host);
         self.note(host, "is hurried");
         self.step(host, Event::Ordered(SubOrder::FastUpdate));
     }
 
-    /// Nothing is ordered of a machine before it is known.
+    /// Checks that the machine was polled before it gets an order.
     fn must_be_known(&self, host: usize) -> &View {
         let view = self.drivers[host].as_ref().and_then(|driver| driver.sub.view());
         view.unwrap_or_else(|| panic!("host {host} is told what to do before it is known"))
     }
 
-    /// No update is begun that the machine, as far as it is known, does not allow.
+    /// Checks that the last poll of the machine permits an update.
     fn must_be_allowed(&self, host: usize) {
         let view = self.must_be_known(host);
         assert!(view.report.paused.is_none(), "host {host} is paused");
@@ -336,13 +345,13 @@ impl World {
         }
     }
 
-    /// Puts an update on record: what it changes is the plan, no more and no less.
-    fn on_record(&mut self, host: usize, ordered: &Ordered) {
+    /// Records an update. Checks that the recorded changes are those of the plan.
+    fn on_record(&mut self, host: usize, ordered: &OrderedUpdate) {
         let image = &ordered.image;
         let former = match &ordered.former {
-            Some(name) if name == image.name() => Former::Same,
-            Some(name) => Former::Other(&self.images[name.as_str()].tree),
-            None => Former::Unknown,
+            Some(name) if name == image.name() => PreviousImage::Same,
+            Some(name) => PreviousImage::Other(&self.images[name.as_str()].tree),
+            None => PreviousImage::Unknown,
         };
         let changes = changes(ordered, former);
         for change in &changes {
@@ -350,11 +359,16 @@ impl World {
             assert_eq!(change.old, node(&ordered.tree), "host {host}: {}", change.path);
             assert_eq!(change.new, node(&image.tree), "host {host}: {}", change.path);
             let is_drift = match former {
-                Former::Same => true,
-                Former::Other(tree) => node(tree) == node(&image.tree),
-                Former::Unknown => false,
+                PreviousImage::Same => true,
+                PreviousImage::Other(tree) => node(tree) == node(&image.tree),
+                PreviousImage::Unknown => false,
             };
-            assert_eq!(change.reason == Reason::Drift, is_drift, "host {host}: {}", change.path);
+            assert_eq!(
+                change.reason == ChangeReason::Drift,
+                is_drift,
+                "host {host}: {}",
+                change.path
+            );
         }
         let paths: BTreeSet<_> = changes.iter().map(|change| &change.path).collect();
         let planned = &ordered.planned.plan.operations;
@@ -364,9 +378,9 @@ impl World {
         self.ledger.insert(host, (ordered.update_id, outcome));
     }
 
-    /// Changes something on the machine that nobody asked for.
+    /// Makes a machine drift.
     pub fn drift(&mut self, host: usize) {
-        let tree = drifted(&self.models[host].tree, &mut self.random);
+        let tree = drifted(&self.models[host].sub.tree, &mut self.random);
         self.note(host, "drifts");
         self.models[host].drift(tree, &mut self.random);
         self.collect(host);
@@ -396,28 +410,28 @@ impl World {
 
     fn happen(&mut self, happening: Happening) {
         match happening {
-            Happening::ToSub { host, run, ticket, message } => {
-                self.at_sub(host, run, ticket, *message);
+            Happening::ToSub { host, run, request_id, message } => {
+                self.at_sub(host, run, request_id, *message);
             }
             Happening::ToDominator { host, run, event } => {
                 if run == self.run {
                     self.at_dominator(host, *event);
                 }
             }
-            Happening::GiveUp { host, run, ticket } => {
+            Happening::GiveUp { host, run, request_id } => {
                 let failure =
                     Failure { kind: FailureKind::Unreachable, text: "no answer in time".into() };
                 if run == self.run {
-                    self.fail(host, ticket, failure);
+                    self.fail(host, request_id, failure);
                 }
             }
-            Happening::PollWaited { host, instance, run, ticket } => {
+            Happening::PollWaited { host, instance, run, request_id } => {
                 let model = &mut self.models[host];
                 if model.is_up
-                    && model.instance == instance
-                    && let Some((poll, reply)) = model.give_up(run, ticket)
+                    && model.sub.version.instance == instance
+                    && let Some((poll, reply)) = model.give_up(run, request_id)
                 {
-                    self.answer_poll(host, poll.run, poll.ticket, reply);
+                    self.answer_poll(host, poll.run, poll.request_id, reply);
                 }
             }
             Happening::Wake { host, run, at } => {
@@ -433,9 +447,9 @@ impl World {
             }
             Happening::Work { host, instance, work } => {
                 let model = &mut self.models[host];
-                if model.is_up && model.instance == instance {
-                    model.over(&work, &mut self.random);
-                    if matches!(work, Work::Update(_)) {
+                if model.is_up && model.sub.version.instance == instance {
+                    model.end(&work, &mut self.random);
+                    if matches!(work, Work::Task(Task::Update(_))) {
                         assert!(self.updating.remove(&host), "an update ended twice");
                         if self.vanishes(host) {
                             return self.kill(host);
@@ -450,9 +464,9 @@ impl World {
                 }
             }
             Happening::Claimed { host, run, purpose } => self.claimed(host, run, purpose),
-            Happening::Recorded { host, run, ticket, ordered } => {
+            Happening::Recorded { host, run, request_id, ordered } => {
                 if run == self.run {
-                    self.recorded(host, ticket, &ordered);
+                    self.recorded(host, request_id, &ordered);
                 }
             }
             Happening::Grant { run } => self.grant(run),
@@ -485,12 +499,12 @@ impl World {
         self.open_claims();
         let now = self.time();
         for host in 0..self.models.len() {
-            let first_id = self.random.next() & !0xffff;
+            let first_id = self.random.number() & !0xffff;
             let mut sub = Sub::new(Arc::clone(&self.machines[host]), first_id, now);
             if let Some((update, _)) = self.ledger.get(&host) {
-                sub.recall(*update);
+                sub.await_update_end(*update);
             }
-            let (registration, changed) = self.roster.enter(&self.machines[host].hostname);
+            let (registration, changed) = self.identities.enter(&self.machines[host].hostname);
             self.tell(changed);
             self.drivers[host] =
                 Some(Driver { sub, open: BTreeMap::new(), wake: None, registration });
@@ -579,7 +593,7 @@ impl World {
         self.schedule(down, Happening::StartSub { host });
     }
 
-    /// A message gets lost, comes once, or comes twice, each time late.
+    /// Returns the delays with which a message arrives: never, once or twice.
     fn deliveries(&mut self) -> Vec<Duration> {
         if self.random.chance(self.faults.lose) {
             return Vec::new();
@@ -590,22 +604,22 @@ impl World {
             .collect()
     }
 
-    fn at_sub(&mut self, host: usize, run: u64, ticket: Ticket, message: Message) {
+    fn at_sub(&mut self, host: usize, run: u64, request_id: RequestId, message: Message) {
         if !self.models[host].is_up || self.is_cut_off() {
             let failure =
                 Failure { kind: FailureKind::Unreachable, text: "connection refused".into() };
             if run == self.run {
-                self.fail(host, ticket, failure);
+                self.fail(host, request_id, failure);
             }
             return;
         }
         match message {
             Message::Poll(request) => {
                 let model = &mut self.models[host];
-                model.poll(run, ticket, &request);
-                let instance = model.instance;
+                model.poll(run, request_id, &request);
+                let instance = model.sub.version.instance;
                 let wait = Duration::from_millis(request.wait_ms.into());
-                self.schedule(wait, Happening::PollWaited { host, instance, run, ticket });
+                self.schedule(wait, Happening::PollWaited { host, instance, run, request_id });
             }
             Message::Ask(request) => {
                 let is_commit = matches!(request, Request::Commit(_));
@@ -620,12 +634,16 @@ impl World {
                     self.must_be_within_budget();
                 }
                 let event = match answer {
-                    Answer::Tree(tree) => Event::TreeRead(ticket, tree),
-                    Answer::Scanned(version) => Event::Scanned(ticket, Ok(version)),
-                    Answer::Failed(failure) if is_scan => Event::Scanned(ticket, Err(failure)),
-                    Answer::Accepted => Event::Accepted(ticket),
-                    Answer::Failed(failure) if is_tree => Event::TreeFailed(ticket, failure),
-                    Answer::Failed(failure) => Event::CallFailed(ticket, failure),
+                    Answer::Tree(tree) => Event::TreeRead(request_id, tree),
+                    Answer::Scanned(version) => Event::Scanned(request_id, Ok(version)),
+                    Answer::Failed(fault) if is_scan => {
+                        Event::Scanned(request_id, Err(failure(fault)))
+                    }
+                    Answer::Accepted => Event::Accepted(request_id),
+                    Answer::Failed(fault) if is_tree => {
+                        Event::TreeFailed(request_id, failure(fault))
+                    }
+                    Answer::Failed(fault) => Event::CallFailed(request_id, failure(fault)),
                 };
                 self.answer(host, run, event);
             }
@@ -633,25 +651,25 @@ impl World {
         self.collect(host);
     }
 
-    /// Takes from the model what it has started and what it answers.
+    /// Takes the started work and the answers of a model.
     fn collect(&mut self, host: usize) {
         let model = &mut self.models[host];
         if !model.is_up {
             return;
         }
-        let instance = model.instance;
+        let instance = model.sub.version.instance;
         let started = std::mem::take(&mut model.started);
         let answers = model.answers(false);
         for (delay, work) in started {
             self.schedule(delay, Happening::Work { host, instance, work });
         }
         for (poll, reply) in answers {
-            self.answer_poll(host, poll.run, poll.ticket, reply);
+            self.answer_poll(host, poll.run, poll.request_id, reply);
         }
     }
 
-    fn answer_poll(&mut self, host: usize, run: u64, ticket: Ticket, reply: PollReply) {
-        self.answer(host, run, Event::Polled(ticket, Box::new(reply)));
+    fn answer_poll(&mut self, host: usize, run: u64, request_id: RequestId, reply: PollReply) {
+        self.answer(host, run, Event::Polled(request_id, Box::new(reply)));
     }
 
     fn answer(&mut self, host: usize, run: u64, event: Event) {
@@ -664,31 +682,31 @@ impl World {
 
     fn at_dominator(&mut self, host: usize, event: Event) {
         let Some(driver) = &mut self.drivers[host] else { return };
-        let ticket = match &event {
-            Event::Polled(ticket, _)
-            | Event::TreeRead(ticket, _)
-            | Event::Planned(ticket, _)
-            | Event::TreeFailed(ticket, _)
-            | Event::Scanned(ticket, _)
-            | Event::Accepted(ticket)
-            | Event::CallFailed(ticket, _) => *ticket,
+        let request_id = match &event {
+            Event::Polled(request_id, _)
+            | Event::TreeRead(request_id, _)
+            | Event::Planned(request_id, _)
+            | Event::TreeFailed(request_id, _)
+            | Event::Scanned(request_id, _)
+            | Event::Accepted(request_id)
+            | Event::CallFailed(request_id, _) => *request_id,
             _ => return,
         };
-        // A second answer is news to nobody: the driver has closed the question.
-        let Some(_) = driver.open.remove(&ticket) else { return };
+        // The driver ignores a second answer, because the call is closed.
+        let Some(_) = driver.open.remove(&request_id) else { return };
         self.meets(host, &event);
         self.step(host, event);
     }
 
-    fn fail(&mut self, host: usize, ticket: Ticket, failure: Failure) {
+    fn fail(&mut self, host: usize, request_id: RequestId, failure: Failure) {
         let Some(driver) = &mut self.drivers[host] else { return };
-        let Some(is_poll) = driver.open.remove(&ticket) else { return };
+        let Some(is_poll) = driver.open.remove(&request_id) else { return };
         if is_poll {
-            self.step(host, Event::PollFailed(ticket, failure));
+            self.step(host, Event::PollFailed(request_id, failure));
         } else {
-            self.step(host, Event::CallFailed(ticket, failure.clone()));
-            self.step(host, Event::TreeFailed(ticket, failure.clone()));
-            self.step(host, Event::Scanned(ticket, Err(failure)));
+            self.step(host, Event::CallFailed(request_id, failure.clone()));
+            self.step(host, Event::TreeFailed(request_id, failure.clone()));
+            self.step(host, Event::Scanned(request_id, Err(failure)));
         }
     }
 
@@ -712,7 +730,7 @@ impl World {
             && (is_new || at <= self.now)
         {
             let run = self.run;
-            // A moment that has come already must still pass, or time would stand still.
+            // A time in the past is moved forward, or the simulation would not advance.
             let at_least = at.max(self.now + Duration::from_millis(1));
             if let Some(driver) = &mut self.drivers[host] {
                 driver.wake = Some(at_least);
@@ -725,41 +743,43 @@ impl World {
     }
 
     fn carry_out(&mut self, host: usize, effect: Effect) {
-        let (name, ticket, message, limit) = match effect {
-            Effect::Poll(ticket, request) => {
+        let (name, request_id, message, limit) = match effect {
+            Effect::Poll(request_id, request) => {
                 let limit = Duration::from_millis(request.wait_ms.into()) + POLL_SLACK;
-                ("poll", ticket, Message::Poll(request), limit)
+                ("poll", request_id, Message::Poll(request), limit)
             }
-            Effect::ReadTree(ticket, root) => {
-                ("read-tree", ticket, Message::Ask(Request::ReadTree(root)), CALL_LIMIT)
+            Effect::ReadTree(request_id, root) => {
+                ("read-tree", request_id, Message::Ask(Request::ReadTree(root)), CALL_LIMIT)
             }
-            Effect::Scan(ticket, _) => ("scan", ticket, Message::Ask(Request::Scan), CALL_LIMIT),
-            Effect::Plan(ticket, job) => {
+            Effect::Scan(request_id, _) => {
+                ("scan", request_id, Message::Ask(Request::Scan), CALL_LIMIT)
+            }
+            Effect::Plan(request_id, job) => {
                 let planned = job.run().map(Arc::new).map_err(|error| error.to_string());
-                let event = Box::new(Event::Planned(ticket, planned));
+                let event = Box::new(Event::Planned(request_id, planned));
                 let run = self.run;
-                self.open(host, ticket, false);
+                self.open(host, request_id, false);
                 self.schedule(
                     Duration::from_millis(2),
                     Happening::ToDominator { host, run, event },
                 );
                 return;
             }
-            Effect::Call(ticket, call) => {
+            Effect::Call(request_id, call) => {
                 self.must_be_known(host);
                 self.must_be_met(host, call.name());
                 if let Call::Prepare(request) = &call {
                     self.must_be_allowed(host);
                     self.stages(host, request);
                 }
-                (call.name(), ticket, Message::Ask(Request::Call(call)), CALL_LIMIT)
+                (call.name(), request_id, Message::Ask(Request::Call(call)), CALL_LIMIT)
             }
             Effect::OrderAnswered(_) => return,
-            Effect::Commit(ticket, ordered) => return self.record(host, ticket, ordered),
+            Effect::Commit(request_id, ordered) => return self.record(host, request_id, ordered),
             Effect::ReportIdentity(news) => return self.hear(host, news),
             Effect::Claim(claim) => return self.claim(host, claim),
             Effect::Release(what) => return self.release(host, what),
-            Effect::ActivityKnown => return self.met(host),
+            Effect::ActivityKnown => return self.activity_known(host),
             Effect::StatusChanged(status, detail) => {
                 self.note(host, &format!("is {status}: {detail}"));
                 return;
@@ -771,15 +791,15 @@ impl World {
                 return;
             }
         };
-        self.open(host, ticket, name == "poll");
-        self.send(host, name, ticket, message, limit);
+        self.open(host, request_id, name == "poll");
+        self.send(host, name, request_id, message, limit);
     }
 
     fn send(
         &mut self,
         host: usize,
         name: &'static str,
-        ticket: Ticket,
+        request_id: RequestId,
         message: Message,
         limit: Duration,
     ) {
@@ -789,7 +809,7 @@ impl World {
             self.note(host, name);
         }
         let run = self.run;
-        self.schedule(limit, Happening::GiveUp { host, run, ticket });
+        self.schedule(limit, Happening::GiveUp { host, run, request_id });
         let copies = self.deliveries();
         let mut message = Some(message);
         for (index, delay) in copies.iter().enumerate() {
@@ -799,14 +819,14 @@ impl World {
                 message.as_ref().map(Message::copy)
             };
             let message = Box::new(copy.expect("taken by the last copy only"));
-            self.schedule(*delay, Happening::ToSub { host, run, ticket, message });
+            self.schedule(*delay, Happening::ToSub { host, run, request_id, message });
         }
     }
 
     fn hear(&mut self, host: usize, report: IdentityReport) {
         let Some(driver) = &self.drivers[host] else { return };
         let changed =
-            self.roster.take_report(&self.machines[host].hostname, driver.registration, report);
+            self.identities.take_report(&self.machines[host].hostname, driver.registration, report);
         self.tell(changed);
     }
 
@@ -818,9 +838,9 @@ impl World {
         }
     }
 
-    fn open(&mut self, host: usize, ticket: Ticket, is_poll: bool) {
+    fn open(&mut self, host: usize, request_id: RequestId, is_poll: bool) {
         let driver = self.drivers[host].as_mut().expect("only a driver has effects");
-        assert!(driver.open.insert(ticket, is_poll).is_none(), "a ticket is used once");
+        assert!(driver.open.insert(request_id, is_poll).is_none(), "a request_id is used once");
         let polls = driver.open.values().filter(|is_poll| **is_poll).count();
         // One poll; one call, one tree, one scan and two plans.
         assert!(polls <= 1 && driver.open.len() <= 6, "too much at one time: {:?}", driver.open);
@@ -844,7 +864,7 @@ fn machine(host: usize, image: &str) -> Machine {
     }
 }
 
-/// `tree` with one thing changed.
+/// Returns `tree` with one random change.
 fn drifted(tree: &Tree, random: &mut Random) -> Tree {
     let mut builder = TreeBuilder::new(tree.algorithm());
     let nodes: Vec<_> = tree.nodes().collect();
@@ -865,7 +885,7 @@ fn drifted(tree: &Tree, random: &mut Random) -> Tree {
             match (&mut node, kind) {
                 (_, 0) if !linked && !path.is_root() => continue,
                 (Node::Leaf(Leaf::File(file)), 1) => {
-                    file.object = tree.algorithm().digest(&random.next().to_le_bytes());
+                    file.object = tree.algorithm().digest(&random.number().to_le_bytes());
                 }
                 (node, 2) => node.metadata_mut().unwrap().mode ^= 0o011,
                 (Node::Leaf(Leaf::File(file)), _) => file.mtime.seconds += 1,

@@ -1,9 +1,10 @@
 //! Other machines than those that are meant are left alone.
 
 use api::dominator::Status;
+use testing::exit_and_output;
 
 use crate::fake::{FakeSub, file, tree};
-use crate::stage::{Stage, record, said, wait_until};
+use crate::stage::{Stage, record, wait_until};
 
 fn with_image(records: &[String]) -> String {
     let machines: Vec<String> =
@@ -66,8 +67,8 @@ async fn a_machine_that_took_over_an_address_is_left_alone_until_it_is_trusted()
     // What cannot be kept does not count.
     stage.limit_files("4096");
     let unkept = stage.domtool(&["trust", "web", "--why", "new disk"]).await;
-    let (_, _, talk) = said(&unkept);
-    assert!(talk.contains("not carried out, because it cannot be kept"), "{talk}");
+    let (_, _, talk) = exit_and_output(&unkept);
+    assert!(talk.contains("not carried out, because it cannot be saved"), "{talk}");
     stage.wait("web", Status::WrongMachine, "base").await;
     assert_eq!(*other.calls.lock().unwrap(), Vec::<&str>::new());
     stage.limit_files("unlimited");
@@ -113,11 +114,11 @@ async fn machines_whose_addresses_were_exchanged_are_left_alone_until_that_is_me
     stage.wait("b", Status::WrongMachine, "base").await;
     for (pattern, part) in [
         ("x*", "no machine of the machine database is called x*"),
-        ("[c-z]", "none of the machines that are called [c-z] is in doubt"),
+        ("[c-z]", "no machine that matches [c-z] has the status wrong-machine"),
         ("[", "error parsing glob"),
     ] {
         let refused = stage.domtool(&["trust", pattern, "a", "--why", "renamed"]).await;
-        let (code, _, talk) = said(&refused);
+        let (code, _, talk) = exit_and_output(&refused);
         assert!(code == Some(1) && talk.contains(part), "{pattern}: {talk}");
     }
     stage.wait("a", Status::WrongMachine, "base").await;

@@ -1,37 +1,33 @@
-//! `domtool cert issue --mdb`: a certificate for every sub of a fleet.
+//! `domtool cert issue --mdb`: makes a certificate for each machine of a fleet.
 //!
-//! Each machine is looked at, and done, by itself: whenever this is stopped, what is there is
-//! whole, and the same command goes on. The lock on the authority is held for one machine at a
-//! time, so that others can issue and revoke meanwhile.
+//! Each machine is done on its own: an interrupted run leaves complete certificates, and the same
+//! command continues. The lock of the authority is taken for one machine at a time, so that others
+//! can issue and revoke meanwhile.
 
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use certs::authority::now;
 use certs::register::Register;
-use daemon::{EXIT_DONE, EXIT_FAILED};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use model::mdb::{Machine, Machines};
-use model::report::report;
-use model::words::counted;
-use serde::Serialize;
-use tool::{Format, Output, json};
-
-use super::issue::{Arguments, look, make};
-use super::need::{Need, Wanted, need, renew_before};
-use super::{CertError, until};
-use crate::columns;
 use daemon::mdb_file::read;
+use daemon::{EXIT_DONE, EXIT_FAILED, EXIT_PARTLY};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use model::display::{counted, error_chain};
+use model::mdb::{Machine, Machines};
+use serde::Serialize;
+use system::clock::wall;
+use tool::{Format, Output};
 
-/// Nothing is shown of what takes less than this.
+use super::issue::{Arguments, find_certificate, issue};
+use super::renewal::{Step, Wanted, default_renew_before, next_step};
+use super::{CertError, time_and_distance};
+use crate::{columns, text_of};
+
+/// Progress is shown after this time.
 const QUIET: Duration = Duration::from_millis(250);
 
-/// Some were done and others not.
-const EXIT_PARTLY: u8 = 3;
-
-/// What was done about one machine.
+/// The outcome for one machine.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Done {
@@ -52,6 +48,7 @@ impl Done {
     }
 }
 
+/// One machine in the output.
 #[derive(Debug, Serialize)]
 struct Row {
     hostname: String,
@@ -77,10 +74,10 @@ pub(super) async fn run(
             }
         })
     };
-    // The signal must be heard of while this works.
+    // The signal must be received while the certificates are made.
     let worker = {
         let (arguments, stop) = (arguments.clone(), Arc::clone(&stop));
-        tokio::task::spawn_blocking(move || all(&arguments, &register, &machines, &stop))
+        tokio::task::spawn_blocking(move || issue_all(&arguments, &register, &machines, &stop))
     };
     let rows = match worker.await {
         Ok(rows) => rows?,
@@ -90,28 +87,24 @@ pub(super) async fn run(
     let count = |done: Done| rows.iter().filter(|row| row.done == done).count() as u64;
     let failed = count(Done::Failed);
     eprintln!(
-        "{}: {} made, {} renewed, {} still good, {failed} failed.",
+        "{}: {} made, {} renewed, {} unchanged, {failed} failed.",
         counted(rows.len() as u64, "machine"),
         count(Done::Made),
         count(Done::Renewed),
         count(Done::Kept),
     );
     if stop.load(Ordering::Relaxed) {
-        return Err(CertError::Stopped);
+        return Err(CertError::Interrupted);
     }
     let code = match failed {
         0 => EXIT_DONE,
         _ if failed == rows.len() as u64 => EXIT_FAILED,
         _ => EXIT_PARTLY,
     };
-    let text = match format {
-        Format::Table => table(&rows),
-        Format::Json => json(&rows),
-    };
-    Ok(Output { text, code })
+    Ok(Output { text: format.render(&rows, |rows| table(rows)), code })
 }
 
-fn all(
+fn issue_all(
     arguments: &Arguments,
     register: &Register,
     machines: &Machines,
@@ -130,7 +123,7 @@ fn all(
         if stop.load(Ordering::Relaxed) {
             break;
         }
-        rows.push(one(arguments, register, machine));
+        rows.push(issue_row(arguments, register, machine));
         bar.inc(1);
         if bar.is_hidden() && started.elapsed() > QUIET {
             bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(10));
@@ -140,9 +133,9 @@ fn all(
     Ok(rows)
 }
 
-fn one(arguments: &Arguments, register: &Register, machine: &Machine) -> Row {
+fn issue_row(arguments: &Arguments, register: &Register, machine: &Machine) -> Row {
     let hostname = machine.hostname.clone();
-    match done(arguments, register, machine) {
+    match issue_one(arguments, register, machine) {
         Ok((done, certificate)) => Row {
             hostname,
             done,
@@ -151,37 +144,38 @@ fn one(arguments: &Arguments, register: &Register, machine: &Machine) -> Row {
             error: None,
         },
         Err(error) => {
-            let error = report(&error);
+            let error = error_chain(&error);
             eprintln!("{hostname}: {error}");
             Row { hostname, done: Done::Failed, serial: None, not_after: None, error: Some(error) }
         }
     }
 }
 
-fn done(
+fn issue_one(
     arguments: &Arguments,
     register: &Register,
     machine: &Machine,
 ) -> Result<(Done, api::certificate::Certificate), CertError> {
     let wanted = wanted(arguments, machine)?;
     let directory = arguments.out.join(&wanted.name);
-    let held = register.lock()?;
-    let found = look(register, &held, &directory);
-    let before = arguments.renew_before.unwrap_or_else(|| renew_before(arguments.lifetime));
-    let last = register.authority().certificate().not_after;
-    let need = match need(&wanted, found.as_ref(), now(), last, before) {
-        Need::Renewal if arguments.new_key => Need::New,
-        need => need,
+    let locked = register.lock()?;
+    let found = find_certificate(register, &locked, &directory);
+    let renew_before =
+        arguments.renew_before.unwrap_or_else(|| default_renew_before(arguments.lifetime));
+    let end = register.authority().certificate().not_after;
+    let step = match next_step(&wanted, found.as_ref(), wall().seconds, end, renew_before) {
+        Step::Renew if arguments.new_key => Step::Create,
+        step => step,
     };
-    if let (Need::Nothing, Some(found)) = (need, found) {
+    if let (Step::Keep, Some(found)) = (step, found) {
         return Ok((Done::Kept, found.certificate));
     }
-    let issued = make(&held, &wanted, need, arguments, &directory)?;
-    let done = if need == Need::Renewal { Done::Renewed } else { Done::Made };
+    let issued = issue(&locked, &wanted, step, arguments, &directory)?;
+    let done = if step == Step::Renew { Done::Renewed } else { Done::Made };
     Ok((done, issued.certificate))
 }
 
-/// The certificate of a sub, whose name becomes that of a directory.
+/// Returns the certificate to make for a machine, whose name becomes that of a directory.
 fn wanted(arguments: &Arguments, machine: &Machine) -> Result<Wanted, CertError> {
     let name = &machine.hostname;
     if name.starts_with('.') || name.contains(['/', '*', '\0']) {
@@ -194,20 +188,20 @@ fn wanted(arguments: &Arguments, machine: &Machine) -> Result<Wanted, CertError>
     Ok(arguments.wanted(name, hosts))
 }
 
-/// Those of which there is something to tell.
+/// Formats the rows of machines whose certificate changed or failed.
 fn table(rows: &[Row]) -> String {
-    let now = now();
+    let now = wall().seconds;
     let mut table = columns(&["HOST", "DONE", "VALID UNTIL"]);
-    let told: Vec<&Row> = rows.iter().filter(|row| row.done != Done::Kept).collect();
-    if told.is_empty() {
+    let shown: Vec<&Row> = rows.iter().filter(|row| row.done != Done::Kept).collect();
+    if shown.is_empty() {
         return String::new();
     }
-    for row in told {
+    for row in shown {
         let end = match (row.not_after, &row.error) {
-            (Some(end), _) => until(now, end),
+            (Some(end), _) => time_and_distance(now, end),
             (None, error) => error.clone().unwrap_or_default(),
         };
         table.add_row([row.hostname.clone(), row.done.name().to_owned(), end]);
     }
-    format!("{}\n", table.trim_fmt())
+    text_of(&table)
 }

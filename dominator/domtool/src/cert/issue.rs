@@ -1,71 +1,68 @@
-//! `domtool cert issue`: makes a certificate, or those of a fleet.
+//! `domtool cert issue`: makes a certificate.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use api::certificate::Certificate;
-use certs::authority::now;
+use certs::authority::{Issued, Request};
+use certs::files::{Replace, check_overwrite};
 use certs::pem::{certificates_of, is_signed_by, key_belongs, read_limited};
 use certs::record::Record;
-use certs::register::Held;
-use certs::sets::{Set, allowed, pattern};
-use certs::{
-    authority::{Issued, Request},
-    place::{Replace, may_write},
-    register::Register,
-};
+use certs::register::{LockedRegister, Register};
+use certs::sets::{Set, allowed, parse_pattern};
 use clap::Args;
-use model::words::counted;
-use tool::{Format, Output, json};
+use model::display::counted;
+use system::clock::wall;
+use tool::{Format, Output};
 
-use super::need::{Found, Need, Wanted};
-use super::{CertError, fleet, lifetime, until};
+use super::renewal::{Found, Step, Wanted, next_step};
+use super::{CertError, parse_lifetime, time_and_distance};
+use crate::silent;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Arguments {
-    /// Directory of the authority, as domtool cert ca makes it
+    /// Directory of the authority, made by domtool cert ca
     #[arg(long, value_name = "DIR")]
     pub(super) ca: PathBuf,
-    /// Directory to write ca.pem, cert.pem and key.pem into; with --mdb, one below it for each
-    /// machine
+    /// Directory for ca.pem, cert.pem and key.pem; with --mdb, it gets a directory for each machine
     #[arg(long, value_name = "DIR")]
     pub(super) out: PathBuf,
-    /// Who the holder is: a machine, a daemon or a person
+    /// Name of the holder: a machine, a daemon or a person
     #[arg(long, required_unless_present = "mdb", conflicts_with = "mdb")]
     name: Option<String>,
-    /// Host name or address by which others reach the holder, if it is a daemon
+    /// Host name or address of the holder, for daemons; may be repeated
     #[arg(long = "host", value_name = "HOST", conflicts_with = "mdb")]
     hosts: Vec<String>,
-    /// Make one for each machine of this machine database, for its host name and address; they
-    /// have the powers of the set subd, unless others are given
+    /// Make a certificate for each machine of this machine database, with its host name and
+    /// address; default powers: the set subd
     #[arg(long, value_name = "FILE")]
-    mdb: Option<PathBuf>,
-    /// What a daemon or person of this kind needs; may be given several times
+    pub(super) mdb: Option<PathBuf>,
+    /// Give the powers of a role; may be repeated
     #[arg(long = "set", value_enum, value_name = "SET")]
     sets: Vec<Set>,
-    /// What the holder may call: Service.Method, with * for any letters; '*' for everything
-    #[arg(long = "method", value_name = "PATTERN", value_parser = pattern)]
+    /// Give the power to call methods: Service.Method, with * for any letters; '*' for everything
+    #[arg(long = "method", value_name = "PATTERN", value_parser = parse_pattern)]
     methods: Vec<String>,
-    /// A group that the holder is in: groups own images and machines
+    /// Group of the holder: groups own images and machines; may be repeated
     #[arg(long = "group", value_name = "GROUP")]
     groups: Vec<String>,
-    /// How long it lasts; never longer than the authority
-    #[arg(long, value_name = "DURATION", default_value = "365d", value_parser = lifetime)]
+    /// Lifetime; cut at the end of the authority
+    #[arg(long, value_name = "DURATION", default_value = "365d", value_parser = parse_lifetime)]
     pub(super) lifetime: Duration,
-    /// With --mdb: renew what ends in less time; unless given, 30 days, or a third of --lifetime
-    /// if that is less
-    #[arg(long, value_name = "DURATION", requires = "mdb", value_parser = lifetime)]
+    /// With --mdb: renew certificates that expire within this time; default: 30 days, or a third of
+    /// --lifetime if that is less
+    #[arg(long, value_name = "DURATION", requires = "mdb", value_parser = parse_lifetime)]
     pub(super) renew_before: Option<Duration>,
-    /// Make another key, also where there is one
+    /// Make a new key even if there is one
     #[arg(long)]
     pub(super) new_key: bool,
-    /// Overwrite what belongs to others, and what is there of other authorities
+    /// Overwrite certificates of other holders and files of other authorities
     #[arg(long)]
     pub(super) force: bool,
 }
 
 impl Arguments {
-    /// The certificate of `name`, for `hosts`, with all else that was asked for.
+    /// Returns the certificate to make for `name` and `hosts`.
     pub(super) fn wanted(&self, name: &str, hosts: Vec<String>) -> Wanted {
         let mut sets = self.sets.clone();
         if self.mdb.is_some() && sets.is_empty() && self.methods.is_empty() {
@@ -78,41 +75,37 @@ impl Arguments {
         Wanted { name: name.to_owned(), hosts, powers, groups: self.groups.clone() }
     }
 
-    /// What may be overwritten.
-    pub(super) fn replace(&self) -> Replace {
+    fn replace(&self) -> Replace {
         if self.force { Replace::Any } else { Replace::Own }
     }
 }
 
-pub(super) async fn run(format: Format, arguments: &Arguments) -> Result<Output, CertError> {
-    let register = Register::open(&arguments.ca)?;
-    if let Some(mdb) = &arguments.mdb {
-        return fleet::run(format, arguments, register, mdb).await;
-    }
+pub(super) fn run(
+    format: Format,
+    arguments: &Arguments,
+    register: &Register,
+) -> Result<Output, CertError> {
     let name = arguments.name.as_deref().unwrap_or_default();
     let wanted = arguments.wanted(name, arguments.hosts.clone());
-    let held = register.lock()?;
-    let found = look(&register, &held, &arguments.out);
-    // A certificate that is asked for by name is made, also if there is a good one.
-    let need = match super::need::need(&wanted, found.as_ref(), now(), i64::MAX, Duration::MAX) {
-        Need::Renewal if !arguments.new_key => Need::Renewal,
-        _ => Need::New,
+    let locked = register.lock()?;
+    let found = find_certificate(register, &locked, &arguments.out);
+    // A certificate for one name is always renewed, however long it is valid.
+    let now = wall().seconds;
+    let step = match next_step(&wanted, found.as_ref(), now, i64::MAX, Duration::MAX) {
+        Step::Renew if !arguments.new_key => Step::Renew,
+        _ => Step::Create,
     };
-    let issued = make(&held, &wanted, need, arguments, &arguments.out)?;
-    drop(held);
-    tell(&issued, need, &arguments.out);
-    Ok(match format {
-        Format::Table => String::new(),
-        Format::Json => json(&Record::of(&issued.certificate)),
-    }
-    .into())
+    let issued = issue(&locked, &wanted, step, arguments, &arguments.out)?;
+    drop(locked);
+    print_summary(&issued, step, &arguments.out);
+    Ok(silent(format, &Record::new(&issued.certificate)))
 }
 
-/// Makes a certificate and puts it into `directory`.
-pub(super) fn make(
-    held: &Held<'_>,
+/// Issues a certificate and writes it into `directory`.
+pub(super) fn issue(
+    locked: &LockedRegister<'_>,
     wanted: &Wanted,
-    need: Need,
+    step: Step,
     arguments: &Arguments,
     directory: &Path,
 ) -> Result<Issued, CertError> {
@@ -125,54 +118,57 @@ pub(super) fn make(
         start: None,
     };
     let replace = arguments.replace();
-    // What may not be overwritten is found before a certificate is on record that nobody gets.
-    let ca_pem = held.ca_pem();
-    may_write(directory, &wanted.name, ca_pem, replace)?;
-    let key_pem = match need {
-        Need::Renewal => Some(read_limited(&directory.join("key.pem"))?),
-        Need::New | Need::Nothing => None,
+    // A refusal must come before a certificate is issued and recorded in vain.
+    let ca_pem = locked.ca_pem();
+    check_overwrite(directory, &wanted.name, ca_pem, replace)?;
+    let key_pem = match step {
+        Step::Renew => Some(read_limited(&directory.join("key.pem"))?),
+        Step::Create | Step::Keep => None,
     };
-    let issued = held.issue(&request, key_pem.as_deref())?;
+    let issued = locked.issue(&request, key_pem.as_deref())?;
     issued.write(directory, ca_pem, replace)?;
     Ok(issued)
 }
 
-/// The certificate in `directory`, if there is one that can be read.
-pub(super) fn look(register: &Register, held: &Held<'_>, directory: &Path) -> Option<Found> {
+/// Reads the certificate in `directory`; `None` if it is absent or unreadable.
+pub(super) fn find_certificate(
+    register: &Register,
+    locked: &LockedRegister<'_>,
+    directory: &Path,
+) -> Option<Found> {
     let all = certificates_of(&directory.join("cert.pem")).ok()?;
     let der = all.first()?;
     let certificate = Certificate::read(der).ok()?;
-    let is_revoked = held.is_key_revoked(&certificate).ok()?;
+    let is_revoked = locked.is_key_revoked(&certificate).ok()?;
     Some(Found {
         key_belongs: key_belongs(&directory.join("key.pem"), der).unwrap_or(false),
-        is_ours: is_signed_by(der, register.authority().der()),
+        is_same_issuer: is_signed_by(der, register.authority().der()),
         is_revoked,
         certificate,
     })
 }
 
-/// Says what was made.
-fn tell(issued: &Issued, need: Need, directory: &Path) {
+fn print_summary(issued: &Issued, step: Step, directory: &Path) {
     let certificate = &issued.certificate;
-    let done = match need {
-        Need::Renewal => "Renewed the certificate of",
-        Need::New | Need::Nothing => "Made a key and a certificate for",
+    let done = match step {
+        Step::Renew => "Renewed the certificate of",
+        Step::Create | Step::Keep => "Made a key and a certificate for",
     };
     eprintln!(
         "{done} {} in {}, valid until {}.",
         certificate.common_name,
         directory.display(),
-        until(now(), certificate.not_after)
+        time_and_distance(wall().seconds, certificate.not_after)
     );
     match allowed(certificate.identity.powers.patterns()).len() {
-        0 => eprintln!("It gives no powers beyond what any certificate gives."),
+        0 => eprintln!("It gives only the powers that any certificate gives."),
         count => eprintln!(
-            "It gives the power to call {}: domtool cert show {}",
+            "Its holder may call {}: domtool cert show {}",
             counted(count as u64, "method"),
             directory.display()
         ),
     }
     if certificate.hosts.is_empty() {
-        eprintln!("It names no host: it is for a person or a program, no daemon can use it.");
+        eprintln!("It has no host name: it is for a person or a program, not for a daemon.");
     }
 }

@@ -1,34 +1,34 @@
-//! `domtool cert show`: a certificate in words.
+//! `domtool cert show`: describes a certificate and its faults.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use api::certificate::Certificate;
-use certs::authority::now;
 use certs::pem::{certificates_of, is_signed_by, key_belongs, revocation_lists_of};
 use certs::sets::{allowed, allowed_to_all};
 use clap::Args;
 use daemon::EXIT_DONE;
-use model::words::counted;
+use model::display::counted;
 use serde::Serialize;
-use tool::{EXIT_DIFFERENT, Format, Output, json};
+use system::clock::wall;
+use tool::{EXIT_DIFFERENT, Format, Output};
 
-use super::judgement::{Chain, Facts, Key, Link, faults};
-use super::{CertError, until};
-use crate::columns;
+use super::faults::{Chain, Facts, Key, Link, faults};
+use super::{CertError, time_and_distance};
+use crate::{columns, text_of};
 
-/// The longest chain of authorities that is followed.
+/// Longest chain of authorities that is followed.
 const LINKS_MAX: usize = 8;
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// A file of certificates, or a directory with cert.pem or of an authority
+    /// File of certificates, or directory with cert.pem or of an authority
     #[arg(value_name = "PATH")]
     path: PathBuf,
 }
 
-/// What is printed as JSON.
+/// The JSON output.
 #[derive(Debug, Serialize)]
 struct Shown {
     name: String,
@@ -50,32 +50,36 @@ struct Shown {
 }
 
 pub(super) fn run(format: Format, arguments: &Arguments) -> Result<Output, CertError> {
-    let facts = look(&arguments.path)?;
-    let now = now();
+    let facts = read_facts(&arguments.path)?;
+    let now = wall().seconds;
     let faults = faults(&facts, now);
     let code = if faults.is_empty() { EXIT_DONE } else { EXIT_DIFFERENT };
     let text = match format {
         Format::Table => table(&facts, &faults, now),
-        Format::Json => json(&shown(facts, faults, now)),
+        Format::Json => tool::json(&shown(facts, faults, now)),
     };
     Ok(Output { text, code })
 }
 
-/// Looks at a certificate, and at what is beside it.
-fn look(path: &Path) -> Result<Facts, CertError> {
+/// Reads a certificate and the files beside it.
+fn read_facts(path: &Path) -> Result<Facts, CertError> {
     if !fs_err::metadata(path)?.is_dir() {
-        return facts(path, None, false);
+        return read_files(path, None, false);
     }
-    let there = |name: &str| Some(path.join(name)).filter(|path| path.exists());
-    match (there("cert.pem"), there("ca.key"), there("chain.pem"), there("ca.pem")) {
-        (Some(certificate), ..) => facts(&certificate, Some(path), false),
-        (None, Some(_), Some(chain), _) => facts(&chain, Some(path), true),
-        (None, _, _, Some(root)) => facts(&root, Some(path), true),
+    let existing = |name: &str| Some(path.join(name)).filter(|path| path.exists());
+    match (existing("cert.pem"), existing("ca.key"), existing("chain.pem"), existing("ca.pem")) {
+        (Some(certificate), ..) => read_files(&certificate, Some(path), false),
+        (None, Some(_), Some(chain), _) => read_files(&chain, Some(path), true),
+        (None, _, _, Some(root)) => read_files(&root, Some(path), true),
         (None, ..) => Err(CertError::NothingToShow { path: path.display().to_string() }),
     }
 }
 
-fn facts(file: &Path, directory: Option<&Path>, as_authority: bool) -> Result<Facts, CertError> {
+fn read_files(
+    file: &Path,
+    directory: Option<&Path>,
+    as_authority: bool,
+) -> Result<Facts, CertError> {
     let all = certificates_of(file)?;
     let read = |der: &[u8]| {
         Certificate::read(der)
@@ -88,12 +92,12 @@ fn facts(file: &Path, directory: Option<&Path>, as_authority: bool) -> Result<Fa
         _ => None,
     };
     let key = match directory {
-        None => Key::NotLookedFor,
+        None => Key::NotChecked,
         Some(directory) => {
-            look_at_key(&directory.join(if as_authority { "ca.key" } else { "key.pem" }), der)
+            read_key(&directory.join(if as_authority { "ca.key" } else { "key.pem" }), der)
         }
     };
-    // A list in the directory of an authority is about what it has issued.
+    // The list in the directory of an authority is about the certificates that it has issued.
     let lists = directory.filter(|_| !as_authority).map(|directory| directory.join("crl.pem"));
     let lists = match lists {
         Some(path) if path.exists() => revocation_lists_of(&path)?,
@@ -109,7 +113,7 @@ fn facts(file: &Path, directory: Option<&Path>, as_authority: bool) -> Result<Fa
     })
 }
 
-fn look_at_key(path: &Path, der: &[u8]) -> Key {
+fn read_key(path: &Path, der: &[u8]) -> Key {
     let mode = match std::fs::metadata(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Key::Missing,
         Err(error) => return Key::Unreadable { why: error.to_string() },
@@ -122,7 +126,7 @@ fn look_at_key(path: &Path, der: &[u8]) -> Key {
     }
 }
 
-/// Who vouches for `der`: one of `others`, and so on until one of `roots`.
+/// Follows the issuers of `der` through `others` up to one of `roots`.
 fn chain(der: &[u8], others: &[Vec<u8>], roots: Option<&[Vec<u8>]>) -> Chain {
     let mut links = Vec::new();
     let mut last = der.to_vec();
@@ -147,7 +151,8 @@ fn table(facts: &Facts, faults: &[String], now: i64) -> String {
         table.add_row([name.to_owned(), value]);
     };
     let kind = if certificate.is_authority { "authority" } else { "holder" };
-    let user = identity.user.clone().unwrap_or_else(|| "nobody: it has no name".to_owned());
+    let user =
+        identity.user.clone().unwrap_or_else(|| "none: the certificate has no name".to_owned());
     let holder = if certificate.is_authority { certificate.common_name.clone() } else { user };
     row(kind, holder);
     if !certificate.is_authority {
@@ -171,7 +176,7 @@ fn table(facts: &Facts, faults: &[String], now: i64) -> String {
         };
         row("hosts", hosts);
     }
-    row("valid until", until(now, certificate.not_after));
+    row("valid until", time_and_distance(now, certificate.not_after));
     let links: Vec<&str> = facts.chain.links.iter().map(|link| link.name.as_str()).collect();
     row(
         "issued by",
@@ -179,14 +184,14 @@ fn table(facts: &Facts, faults: &[String], now: i64) -> String {
     );
     row("serial", certificate.serial.clone());
     row("fingerprint", certificate.fingerprint.clone());
-    let mut text = format!("{}\n", table.trim_fmt());
+    let mut text = text_of(&table);
     for fault in faults {
         text.push_str(&format!("WRONG: {fault}\n"));
     }
     text
 }
 
-/// `methods` in a line for each service.
+/// Lists `methods` in a line for each service.
 fn by_service(methods: &[&str]) -> Vec<String> {
     let mut services: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for (service, name) in methods.iter().filter_map(|method| method.split_once('.')) {

@@ -14,7 +14,7 @@ use certs::{
 };
 use expect_test::expect;
 
-use testing::said;
+use testing::exit_and_output;
 
 fn domtool(directory: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_domtool"));
@@ -29,7 +29,7 @@ fn run(directory: &Path, arguments: &[&str]) -> Output {
 /// Runs it, and fails the test if it fails.
 fn done(directory: &Path, arguments: &[&str]) -> Output {
     let output = run(directory, arguments);
-    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {:?}", said(&output));
+    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {:?}", exit_and_output(&output));
     output
 }
 
@@ -39,7 +39,7 @@ fn read(path: &Path) -> Certificate {
 
 /// What it exits with, prints and says, without what differs each time, or with each new method.
 fn plain(output: &Output) -> String {
-    let (code, data, talk) = said(output);
+    let (code, data, talk) = exit_and_output(output);
     let text = format!("{data}{talk}exit {}\n", code.unwrap());
     let mut plain = String::new();
     for line in text.lines() {
@@ -48,7 +48,7 @@ fn plain(output: &Output) -> String {
             Some(name) => plain += name,
             None => {
                 let line = line.split(", valid until").next().unwrap();
-                let line = line.split_inclusive(" ended on").next().unwrap().trim_end();
+                let line = line.split_inclusive(" expired on").next().unwrap().trim_end();
                 let is_count = |word: &str| word.bytes().all(|byte| byte.is_ascii_digit());
                 let words = line.split(' ').map(|word| match word {
                     _ if word.is_empty() || !line.contains(" method") => word,
@@ -70,7 +70,7 @@ fn a_newcomer_needs_two_commands() {
     let output = run(path, &["cert", "ca", "ca", "--name", "Example Inc"]);
     expect![[r#"
         Made the authority Example Inc in ca
-        Keep ca/ca.key secret, and a copy of it in a safe place.
+        Keep ca/ca.key secret, and keep a copy of it in a safe place.
         exit 0
     "#]]
     .assert_eq(&plain(&output));
@@ -90,7 +90,7 @@ fn a_newcomer_needs_two_commands() {
     ];
     expect![[r#"
         Made a key and a certificate for images in tls
-        It gives the power to call N methods: domtool cert show tls
+        Its holder may call N methods: domtool cert show tls
         exit 0
     "#]]
     .assert_eq(&plain(&run(path, &everything)));
@@ -141,7 +141,7 @@ fn what_is_there_is_renewed_or_left_alone() {
     let path = directory.path();
     done(path, &["cert", "ca", "ca", "--name", "Example Inc"]);
     expect![[r#"
-        error: ca/ca.key is there already: an authority is never overwritten
+        error: ca/ca.key exists: an authority is never overwritten
         exit 1
     "#]]
     .assert_eq(&plain(&run(path, &["cert", "ca", "ca"])));
@@ -152,16 +152,16 @@ fn what_is_there_is_renewed_or_left_alone() {
     let key = || std::fs::read_to_string(path.join("tls/key.pem")).unwrap();
     expect![[r#"
         Made a key and a certificate for alice in tls
-        It gives the power to call N methods: domtool cert show tls
-        It names no host: it is for a person or a program, no daemon can use it.
+        Its holder may call N methods: domtool cert show tls
+        It has no host name: it is for a person or a program, not for a daemon.
         exit 0
     "#]]
     .assert_eq(&plain(&issue("alice", &["--set", "viewer", "--group", "web"])));
     let (first, first_key) = (read(&path.join("tls/cert.pem")), key());
     expect![[r#"
         Renewed the certificate of alice in tls
-        It gives no powers beyond what any certificate gives.
-        It names no host: it is for a person or a program, no daemon can use it.
+        It gives only the powers that any certificate gives.
+        It has no host name: it is for a person or a program, not for a daemon.
         exit 0
     "#]]
     .assert_eq(&plain(&issue("alice", &["--lifetime", "90d"])));
@@ -169,8 +169,8 @@ fn what_is_there_is_renewed_or_left_alone() {
     assert_ne!(first.serial, second.serial);
     assert_eq!(key(), first_key);
     expect![[r#"
-        error: tls holds the certificate of alice, not of bob
-        hint: name another directory, or overwrite what is there: --force
+        error: tls has the certificate of alice, not of bob
+        hint: give another directory, or overwrite the files with --force
         exit 1
     "#]]
     .assert_eq(&plain(&issue("bob", &[])));
@@ -180,7 +180,7 @@ fn what_is_there_is_renewed_or_left_alone() {
     let second_key = key();
     // Who has had the key of a revoked certificate does not get another one for it.
     expect![[r#"
-        error: this authority has issued no certificate with the name, or the number, bob
+        error: this authority has issued no certificate with the name or serial number bob
         exit 1
     "#]]
     .assert_eq(&plain(&run(path, &["cert", "revoke", "--ca", "ca", "bob"])));
@@ -190,7 +190,7 @@ fn what_is_there_is_renewed_or_left_alone() {
     std::fs::copy(path.join("ca/crl.pem"), path.join("tls/crl.pem")).unwrap();
     let shown = run(path, &["cert", "show", "tls", "--format", "json"]);
     let json: serde_json::Value = serde_json::from_slice(&shown.stdout).unwrap();
-    assert_eq!(json["faults"][0], "it is revoked: crl.pem lists it", "{json}");
+    assert_eq!(json["faults"][0], "the certificate is revoked: crl.pem lists it", "{json}");
     assert_eq!(shown.status.code(), Some(3));
     issue("alice", &[]);
     assert_ne!(key(), second_key);
@@ -199,14 +199,18 @@ fn what_is_there_is_renewed_or_left_alone() {
     assert_eq!(read(&path.join("tls/cert.pem")).common_name, "bob");
     let bad = issue("bob", &["--method", "ObjectServer.Get"]);
     assert_eq!(bad.status.code(), Some(2));
-    assert!(said(&bad).2.contains("there are ObjectServer.AddObjects"), "{:?}", said(&bad));
+    assert!(
+        exit_and_output(&bad).2.contains("there are ObjectServer.AddObjects"),
+        "{:?}",
+        exit_and_output(&bad)
+    );
 }
 
 #[test]
 fn what_is_wrong_in_a_directory_is_said() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path();
-    let now = certs::authority::now();
+    let now = system::clock::wall().seconds;
     let day = std::time::Duration::from_secs(86_400);
     let authority = Authority::create(&AuthorityOptions {
         name: "Old".into(),
@@ -223,7 +227,7 @@ fn what_is_wrong_in_a_directory_is_said() {
     };
     let issued = authority.issue(&request).unwrap();
     let tls = path.join("tls");
-    issued.write(&tls, authority.ca_pem(), certs::place::Replace::Own).unwrap();
+    issued.write(&tls, authority.ca_pem(), certs::files::Replace::Own).unwrap();
     let mode = std::fs::Permissions::from_mode(0o644);
     std::fs::set_permissions(tls.join("key.pem"), mode).unwrap();
     expect![[r#"
@@ -234,9 +238,9 @@ fn what_is_wrong_in_a_directory_is_said() {
          issued by    Old
         serial
         fingerprint
-        WRONG: it ended on
+        WRONG: the certificate expired on
         WRONG: everybody can read key.pem: chmod 600 key.pem, or make a new key
-        WRONG: its authority Old ended on
+        WRONG: the authority Old expired on
         exit 3
     "#]]
     .assert_eq(&plain(&run(path, &["cert", "show", "tls"])));
@@ -251,15 +255,15 @@ fn what_is_wrong_in_a_directory_is_said() {
          issued by    Old
         serial
         fingerprint
-        WRONG: it ended on
-        WRONG: key.pem is not its key
+        WRONG: the certificate expired on
+        WRONG: key.pem is not the key of the certificate
         WRONG: everybody can read key.pem: chmod 600 key.pem, or make a new key
-        WRONG: no authority in ca.pem vouches for it, the last is Old
+        WRONG: the chain does not lead to an authority in ca.pem; it ends with Old
         exit 3
     "#]]
     .assert_eq(&plain(&run(path, &["cert", "show", "tls"])));
     expect![[r#"
-        error: tls/key.pem: it holds no certificate
+        error: tls/key.pem: the file has no certificate
         exit 1
     "#]]
     .assert_eq(&plain(&run(path, &["cert", "show", "tls/key.pem"])));
@@ -330,12 +334,16 @@ fn an_intermediate_issues_and_only_its_root_is_trusted() {
     let again = ["cert", "ca", "further", "--name", "Further", "--intermediate-of", "zone"];
     let refused = run(path, &again);
     assert_eq!(refused.status.code(), Some(1));
-    assert!(said(&refused).2.contains("Zone is an intermediate authority"), "{:?}", said(&refused));
+    assert!(
+        exit_and_output(&refused).2.contains("Zone is an intermediate authority"),
+        "{:?}",
+        exit_and_output(&refused)
+    );
     // What another authority has issued is revoked there; the zone itself by its root.
     let foreign = run(path, &["cert", "revoke", "--ca", "ca", "tls/cert.pem"]);
     expect![[r#"
         error: tls/cert.pem was issued by another authority
-        hint: revoke it with the directory of the one that issued it
+        hint: give the directory of the authority that issued it
         exit 1
     "#]]
     .assert_eq(&plain(&foreign));
@@ -379,11 +387,11 @@ fn a_fleet_gets_what_it_lacks() {
         run(path, &[&start, more].concat())
     };
     let brief = |output: &Output| {
-        let (code, _, talk) = said(output);
+        let (code, _, talk) = exit_and_output(output);
         format!("{talk}exit {}\n", code.unwrap())
     };
     expect![[r#"
-        2 machines: 2 made, 0 renewed, 0 still good, 0 failed.
+        2 machines: 2 made, 0 renewed, 0 unchanged, 0 failed.
         exit 0
     "#]]
     .assert_eq(&brief(&issue(&[])));
@@ -392,7 +400,7 @@ fn a_fleet_gets_what_it_lacks() {
     let powers: Vec<&str> = first["web2"].identity.powers.patterns().collect();
     assert_eq!(powers, ["ObjectServer.GetObjects"]);
     expect![[r#"
-        2 machines: 0 made, 0 renewed, 2 still good, 0 failed.
+        2 machines: 0 made, 0 renewed, 2 unchanged, 0 failed.
         exit 0
     "#]]
     .assert_eq(&brief(&issue(&[])));
@@ -404,7 +412,7 @@ fn a_fleet_gets_what_it_lacks() {
     let output = issue(&["--format", "json"]);
     expect![[r#"
         *.example: *.example cannot be the name of a directory
-        4 machines: 1 made, 1 renewed, 1 still good, 1 failed.
+        4 machines: 1 made, 1 renewed, 1 unchanged, 1 failed.
         exit 3
     "#]]
     .assert_eq(&brief(&output));
@@ -422,12 +430,12 @@ fn a_fleet_gets_what_it_lacks() {
     done(path, &["cert", "revoke", "--ca", "ca", "web3"]);
     mdb(r#"[{"Hostname": "web3"}, {"Hostname": "web2"}]"#);
     expect![[r#"
-        2 machines: 1 made, 0 renewed, 1 still good, 0 failed.
+        2 machines: 1 made, 0 renewed, 1 unchanged, 0 failed.
         exit 0
     "#]]
     .assert_eq(&brief(&issue(&[])));
     expect![[r#"
-        2 machines: 0 made, 2 renewed, 0 still good, 0 failed.
+        2 machines: 0 made, 2 renewed, 0 unchanged, 0 failed.
         exit 0
     "#]]
     .assert_eq(&brief(&issue(&["--renew-before", "400d"])));
@@ -464,7 +472,7 @@ fn revoked_then_issued(path: &Path, more: &[&str]) -> String {
     let listed = revoked(path);
     for _ in 0..2 {
         let issued = ["cert", "issue", "--ca", "ca", "--out", "out", "--mdb", "mdb"];
-        text += &said(&done(path, &issued)).2;
+        text += &exit_and_output(&done(path, &issued)).2;
     }
     format!("{text}in the list: {listed:?}\n")
 }
@@ -479,11 +487,11 @@ fn a_stolen_key_is_revoked_with_all_of_its_certificates() {
     let got = revoked_then_issued(path, &["--reason", "key-compromise"]);
     expect![[r#"
         Revoked the certificate FIRST of web1.
-        Revoked the certificate SECOND of web1 too: it has, or may have, the same key.
+        Revoked the certificate SECOND of web1: it has or may have the same key.
         ca/crl.pem lists 2 certificates. Copy it into the TLS directory of each daemon.
         exit 0
-        1 machine: 1 made, 0 renewed, 0 still good, 0 failed.
-        1 machine: 0 made, 0 renewed, 1 still good, 0 failed.
+        1 machine: 1 made, 0 renewed, 0 unchanged, 0 failed.
+        1 machine: 0 made, 0 renewed, 1 unchanged, 0 failed.
         in the list: [true, true]
     "#]]
     .assert_eq(&got);
@@ -498,12 +506,12 @@ fn a_key_is_not_used_again_for_whatever_reason_a_certificate_was_revoked() {
     let got = revoked_then_issued(path, &[]);
     expect![[r#"
         Revoked the certificate FIRST of web1.
-        Not revoked: 1 certificate, with a key that is, or may be, the same.
+        Not revoked: 1 certificate that has or may have the same key.
         If others may have the key, revoke again with --reason key-compromise.
         ca/crl.pem lists 1 certificate. Copy it into the TLS directory of each daemon.
         exit 0
-        1 machine: 1 made, 0 renewed, 0 still good, 0 failed.
-        1 machine: 0 made, 0 renewed, 1 still good, 0 failed.
+        1 machine: 1 made, 0 renewed, 0 unchanged, 0 failed.
+        1 machine: 0 made, 0 renewed, 1 unchanged, 0 failed.
         in the list: [true, false]
     "#]]
     .assert_eq(&got);
@@ -529,11 +537,11 @@ fn where_keys_are_not_on_record_all_certificates_of_the_holder_are_revoked() {
     let got = revoked_then_issued(path, &["--reason", "key-compromise"]);
     expect![[r#"
         Revoked the certificate FIRST of web1.
-        Revoked the certificate SECOND of web1 too: it has, or may have, the same key.
+        Revoked the certificate SECOND of web1: it has or may have the same key.
         ca/crl.pem lists 2 certificates. Copy it into the TLS directory of each daemon.
         exit 0
-        1 machine: 1 made, 0 renewed, 0 still good, 0 failed.
-        1 machine: 0 made, 0 renewed, 1 still good, 0 failed.
+        1 machine: 1 made, 0 renewed, 0 unchanged, 0 failed.
+        1 machine: 0 made, 0 renewed, 1 unchanged, 0 failed.
         in the list: [true, true]
     "#]]
     .assert_eq(&got);
@@ -548,14 +556,14 @@ fn where_keys_are_not_on_record_all_certificates_of_the_holder_are_revoked() {
     );
     std::fs::write(path.join("ca/revoked.jsonl"), format!("{row}\n")).unwrap();
     let issue = ["cert", "issue", "--ca", "ca", "--out", "out", "--mdb", "mdb"];
-    let kept = "1 machine: 0 made, 0 renewed, 1 still good, 0 failed.\n";
-    assert_eq!(said(&done(path, &issue)).2, kept);
+    let kept = "1 machine: 0 made, 0 renewed, 1 unchanged, 0 failed.\n";
+    assert_eq!(exit_and_output(&done(path, &issue)).2, kept);
     let issued = path.join("ca/issued.jsonl");
     let text = std::fs::read_to_string(&issued).unwrap();
     std::fs::write(&issued, text.replace("\"key\"", "\"formerly\"")).unwrap();
-    let made = "1 machine: 1 made, 0 renewed, 0 still good, 0 failed.\n";
-    assert_eq!(said(&done(path, &issue)).2, made);
-    assert_eq!(said(&done(path, &issue)).2, kept);
+    let made = "1 machine: 1 made, 0 renewed, 0 unchanged, 0 failed.\n";
+    assert_eq!(exit_and_output(&done(path, &issue)).2, made);
+    assert_eq!(exit_and_output(&done(path, &issue)).2, kept);
 }
 
 #[test]

@@ -1,11 +1,11 @@
-//! Addresses of documents on foreign servers, and where such a server may send us instead.
+//! Addresses of documents on foreign web servers, and their redirections.
 // tidy: core
 
 use core::fmt;
 
 use rpc::client::{Peer, PeerError};
 
-/// An address that is not asked.
+/// An invalid address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AddressError {
@@ -13,7 +13,6 @@ pub enum AddressError {
     Scheme { text: String },
     #[error("bad server; names and passwords in addresses are not supported")]
     Server {
-        /// What is wrong.
         #[source]
         source: PeerError,
     },
@@ -23,36 +22,35 @@ pub enum AddressError {
     Downgrade,
 }
 
-/// Where a document is. It is shown without its query, which may hold a secret.
+/// Address of a document. It is displayed without its query, which may have a secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WebAddress {
     /// True for https.
     pub secure: bool,
-    /// The server.
     pub peer: Peer,
-    /// Path and query; begins with `/`.
+    /// Path and query; starts with `/`.
     pub target: String,
 }
 
 impl WebAddress {
-    /// Reads `http://HOST[:PORT][/PATH][?QUERY]`, or the same with `https`.
+    /// Parses `http://HOST[:PORT][/PATH][?QUERY]`, or the same with `https`.
     ///
     /// # Errors
     ///
-    /// [`AddressError`].
+    /// [`AddressError`] for any other text.
     pub fn parse(text: &str) -> Result<Self, AddressError> {
         let scheme = |name: &str| {
             let start = text.get(..name.len())?;
             start.eq_ignore_ascii_case(name).then(|| &text[name.len()..])
         };
         match (scheme("http://"), scheme("https://")) {
-            (Some(rest), _) => Self::of_scheme(false, rest),
-            (_, Some(rest)) => Self::of_scheme(true, rest),
+            (Some(rest), _) => Self::with_scheme(false, rest),
+            (_, Some(rest)) => Self::with_scheme(true, rest),
             (None, None) => Err(AddressError::Scheme { text: text.to_owned() }),
         }
     }
 
-    fn of_scheme(secure: bool, rest: &str) -> Result<Self, AddressError> {
+    fn with_scheme(secure: bool, rest: &str) -> Result<Self, AddressError> {
         let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
         let (server, target) = rest.split_at(end);
         let peer = Peer::parse(server, if secure { 443 } else { 80 })
@@ -66,20 +64,20 @@ impl WebAddress {
         Ok(Self { secure, peer, target })
     }
 
-    /// Where `location`, which the server answered, leads.
+    /// Resolves `location`, a redirection by the server.
     ///
     /// # Errors
     ///
-    /// [`AddressError`].
+    /// [`AddressError`] if it is invalid or leads from https to http.
     pub fn follow(&self, location: &str) -> Result<Self, AddressError> {
         let first = location.split(['/', '?', '#']).next().unwrap_or_default();
         if first.contains(':') {
-            let there = Self::parse(location)?;
-            let is_downgrade = self.secure && !there.secure;
-            return if is_downgrade { Err(AddressError::Downgrade) } else { Ok(there) };
+            let target = Self::parse(location)?;
+            let is_downgrade = self.secure && !target.secure;
+            return if is_downgrade { Err(AddressError::Downgrade) } else { Ok(target) };
         }
         if let Some(rest) = location.strip_prefix("//") {
-            return Self::of_scheme(self.secure, rest);
+            return Self::with_scheme(self.secure, rest);
         }
         let path = self.target.split('?').next().unwrap_or_default();
         let target = match location.chars().next() {
@@ -92,16 +90,16 @@ impl WebAddress {
                 format!("{}{query}", without_dots(&format!("{directory}{path}")))
             }
         };
-        Self::of_scheme(self.secure, &format!("{}{target}", self.peer.authority()))
+        Self::with_scheme(self.secure, &format!("{}{target}", self.peer.authority()))
     }
 
-    /// Where the last slash of the path is.
+    /// Returns the position of the last slash of the path.
     fn directory_end(&self) -> usize {
         let path = self.target.split('?').next().unwrap_or_default();
         path.rfind('/').unwrap_or_default()
     }
 
-    /// The server as a request names it: without a port that goes without saying.
+    /// Returns the server for the header `Host`, without the default port.
     #[must_use]
     pub fn host(&self) -> String {
         let authority = self.peer.authority();
@@ -118,27 +116,27 @@ impl fmt::Display for WebAddress {
     }
 }
 
-/// `path` with `.` and `..` resolved; none leads above the root.
+/// Resolves `.` and `..` in `path`; `..` of the root is the root.
 fn without_dots(path: &str) -> String {
-    let mut kept: Vec<&str> = Vec::new();
+    let mut names: Vec<&str> = Vec::new();
     let parts: Vec<&str> = path.split('/').skip(1).collect();
     for (index, part) in parts.iter().enumerate() {
         let is_last = index + 1 == parts.len();
         match *part {
             "." => {}
             ".." => {
-                kept.pop();
+                names.pop();
             }
             part => {
-                kept.push(part);
+                names.push(part);
                 continue;
             }
         }
         if is_last {
-            kept.push("");
+            names.push("");
         }
     }
-    format!("/{}", kept.join("/"))
+    format!("/{}", names.join("/"))
 }
 
 #[cfg(test)]

@@ -1,40 +1,36 @@
-//! What every source has given, and what follows from all of it.
+//! Merges the data of all sources into one machine database.
 //!
 //! # Invariants
 //!
-//! * What a source gave last, and was in order, stays in force until it gives something else that
-//!   is in order.
-//! * There is no result before every source has given something: a source that is missing is not a
-//!   source without machines.
+//! * The last valid data of a source stay in force until it delivers other valid data.
+//! * There is no result before every source has delivered data: a missing source is not a source
+//!   without machines.
 // tidy: core
 
-use model::mdb::{Machines, parse};
+use model::display::error_chain;
+use model::mdb::{Machine, Machines, parse};
 use model::object::{Algorithm, ObjectId};
-use model::report::report;
 use model::tree::Time;
 
-use super::data::{DataError, Format, read};
-use super::hosts::HostFilter;
-use super::merge::merge;
-use super::render::render;
+use regex_automata::meta::Regex;
 
-/// What is made of the data of one source.
+use super::formats::{DataError, Format, read, render};
+
+/// How the data of one source are read.
 #[derive(Clone, Debug)]
 pub struct Rules {
-    /// Its name.
+    /// Name of the source.
     pub name: String,
-    /// How it writes machines.
     pub format: Format,
-    /// Which of them are wanted.
     pub filter: HostFilter,
 }
 
-/// What is in force of a source.
+/// Valid data of a source.
 #[derive(Clone, Debug)]
-struct Given {
-    /// Of the data as they came.
+struct Accepted {
+    /// Digest of the data as delivered.
     digest: ObjectId,
-    /// Those that are wanted.
+    /// The machines that pass the filter of the source.
     machines: Machines,
     changed: Time,
 }
@@ -42,36 +38,34 @@ struct Given {
 #[derive(Clone, Debug)]
 struct Source {
     rules: Rules,
-    given: Option<Given>,
+    accepted: Option<Accepted>,
     succeeded: Option<Time>,
     trouble: Option<Trouble>,
 }
 
-/// Why a source does not give what is to be in force.
+/// A failure of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trouble {
-    /// When that began.
+    /// Time of the first failure in a row.
     pub since: Time,
-    /// What happened last.
+    /// The last error.
     pub why: String,
 }
 
-/// How a source is doing.
+/// The state of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceReport {
-    /// Its name.
     pub name: String,
-    /// How many machines it has in force; `None` if it has given nothing yet.
+    /// Number of its machines in force; `None` if it has delivered no data yet.
     pub machines: Option<usize>,
-    /// When it was last read and was in order, since the start.
+    /// Time of the last successful reading since the start.
     pub succeeded: Option<Time>,
-    /// When what is in force came.
+    /// Time when the data in force were delivered first.
     pub changed: Option<Time>,
-    /// What is wrong with it.
     pub trouble: Option<Trouble>,
 }
 
-/// See the module's text.
+/// All sources with their data.
 #[derive(Clone, Debug)]
 pub struct MergedSources {
     sources: Vec<Source>,
@@ -79,36 +73,35 @@ pub struct MergedSources {
 }
 
 impl MergedSources {
-    /// A merged of sources that have given nothing yet; `filter` says which machines of the result
-    /// are wanted.
+    /// Returns sources without data; `filter` applies to the result.
     #[must_use]
     pub fn new(sources: Vec<Rules>, filter: HostFilter) -> Self {
-        let source = |rules| Source { rules, given: None, succeeded: None, trouble: None };
+        let source = |rules| Source { rules, accepted: None, succeeded: None, trouble: None };
         Self { sources: sources.into_iter().map(source).collect(), filter }
     }
 
-    /// Takes what source number `index`, from 0, gave at the time `changed`, in a former run.
+    /// Restores the data that source number `index`, from 0, delivered in a former run.
     ///
     /// # Errors
     ///
-    /// [`DataError`] if it is not in order by the rules of today; nothing is changed then.
-    pub fn recall(&mut self, index: usize, bytes: &[u8], changed: Time) -> Result<(), DataError> {
+    /// [`DataError`] if the data are invalid by the current rules; they are then ignored.
+    pub fn restore(&mut self, index: usize, bytes: &[u8], changed: Time) -> Result<(), DataError> {
         let source = &mut self.sources[index];
-        source.given = Some(given(&source.rules, bytes, changed)?);
+        source.accepted = Some(read_data(&source.rules, bytes, changed)?);
         Ok(())
     }
 
-    /// Takes what source number `index`, from 0, gave; true if it is other than what it gave
-    /// before. What is not in order is not taken, and is the trouble of the source.
-    pub fn take(&mut self, index: usize, bytes: &[u8], now: Time) -> bool {
+    /// Accepts new data of source number `index`, from 0; returns true if they differ from the data
+    /// in force. Invalid data count as a failure of the source.
+    pub fn accept(&mut self, index: usize, bytes: &[u8], now: Time) -> bool {
         let source = &mut self.sources[index];
         let digest = Algorithm::Blake3.digest(bytes);
-        let is_known = source.given.as_ref().is_some_and(|given| given.digest == digest);
+        let is_known = source.accepted.as_ref().is_some_and(|accepted| accepted.digest == digest);
         if !is_known {
-            match given(&source.rules, bytes, now) {
-                Ok(given) => source.given = Some(given),
+            match read_data(&source.rules, bytes, now) {
+                Ok(accepted) => source.accepted = Some(accepted),
                 Err(error) => {
-                    self.fail(index, report(&error), now);
+                    self.fail(index, error_chain(&error), now);
                     return false;
                 }
             }
@@ -118,63 +111,64 @@ impl MergedSources {
         !is_known
     }
 
-    /// Notes that source number `index`, from 0, gave nothing.
+    /// Records a failure of source number `index`, from 0.
     pub fn fail(&mut self, index: usize, why: String, now: Time) {
         let source = &mut self.sources[index];
         let since = source.trouble.as_ref().map_or(now, |trouble| trouble.since);
         source.trouble = Some(Trouble { since, why });
     }
 
-    /// The names of the sources that have given nothing yet.
+    /// Returns the names of the sources that have delivered no data yet.
     #[must_use]
     pub fn missing(&self) -> Vec<String> {
-        let missing = self.sources.iter().filter(|source| source.given.is_none());
+        let missing = self.sources.iter().filter(|source| source.accepted.is_none());
         missing.map(|source| source.rules.name.clone()).collect()
     }
 
-    /// The machines of all sources; `None` as long as one has given nothing.
+    /// Returns the machines of all sources; `None` while a source has delivered no data.
     #[must_use]
     pub fn merged(&self) -> Option<Machines> {
-        let given: Option<Vec<&Machines>> = self
+        let machines: Option<Vec<&Machines>> = self
             .sources
             .iter()
-            .map(|source| source.given.as_ref().map(|given| &given.machines))
+            .map(|source| source.accepted.as_ref().map(|accepted| &accepted.machines))
             .collect();
-        Some(merge(given?, &self.filter))
+        Some(merge(machines?, &self.filter))
     }
 
-    /// How the sources are doing, in their order.
+    /// Returns the state of each source, in their order.
     #[must_use]
     pub fn reports(&self) -> Vec<SourceReport> {
         let report = |source: &Source| SourceReport {
             name: source.rules.name.clone(),
-            machines: source.given.as_ref().map(|given| given.machines.len()),
+            machines: source.accepted.as_ref().map(|accepted| accepted.machines.len()),
             succeeded: source.succeeded,
-            changed: source.given.as_ref().map(|given| given.changed),
+            changed: source.accepted.as_ref().map(|accepted| accepted.changed),
             trouble: source.trouble.clone(),
         };
         self.sources.iter().map(report).collect()
     }
 }
 
-fn given(rules: &Rules, bytes: &[u8], changed: Time) -> Result<Given, DataError> {
+fn read_data(rules: &Rules, bytes: &[u8], changed: Time) -> Result<Accepted, DataError> {
     let mut machines = read(rules.format, bytes)?;
-    machines.retain(|hostname, _| rules.filter.takes(hostname));
-    Ok(Given { digest: Algorithm::Blake3.digest(bytes), machines, changed })
+    machines.retain(|hostname, _| rules.filter.accepts(hostname));
+    Ok(Accepted { digest: Algorithm::Blake3.digest(bytes), machines, changed })
 }
 
-/// What to do with the file.
+/// What is done with the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// It says what it should.
+    /// It is up to date.
     Keep,
-    /// It must get this text.
+    /// It is replaced with this text.
     Write(String),
-    /// It would lose all of its machines, and stays as it is.
+    /// It would lose all machines, and stays as it is.
     Hold,
 }
 
-/// What to do with a file that holds `present`, or that is not there, when `machines` are wanted.
+/// Decides about a file with the content `present`, or an absent one, when it should have
+/// `machines`.
 #[must_use]
 pub fn decide(machines: &Machines, present: Option<&[u8]>) -> Decision {
     let text = render(machines);
@@ -185,10 +179,119 @@ pub fn decide(machines: &Machines, present: Option<&[u8]>) -> Decision {
     }
 }
 
-/// True unless it is certain that there is no machine in a file.
+/// Returns false only if a file certainly has no machine.
 fn may_hold_machines(bytes: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(bytes) else { return true };
     !text.trim().is_empty() && parse(text).map_or(true, |machines| !machines.is_empty())
+}
+
+/// Merges the machines of all sources that `filter` accepts; if sources contradict each other, the
+/// later one counts.
+fn merge<'a>(sources: impl IntoIterator<Item = &'a Machines>, filter: &HostFilter) -> Machines {
+    let mut merged = Machines::new();
+    for machine in sources.into_iter().flat_map(Machines::values) {
+        if !filter.accepts(&machine.hostname) {
+            continue;
+        }
+        match merged.get_mut(&machine.hostname) {
+            Some(known) => overlay(known, machine),
+            None => {
+                merged.insert(machine.hostname.clone(), machine.clone());
+            }
+        }
+    }
+    merged
+}
+
+/// Overlays `known` with the fields of `later` that are set. `disable_updates` of any source
+/// counts: an update that waits is the smaller mistake.
+fn overlay(known: &mut Machine, later: &Machine) {
+    // Destructured so that no field is forgotten.
+    let Machine {
+        hostname: _,
+        ip_address,
+        subd_port,
+        required_image,
+        planned_image,
+        disable_updates,
+        owner_groups,
+        owner_users,
+        location,
+        tags,
+    } = later;
+    known.ip_address = ip_address.or(known.ip_address);
+    known.subd_port = subd_port.or(known.subd_port);
+    known.disable_updates |= disable_updates;
+    for (text, later) in [
+        (&mut known.required_image, required_image),
+        (&mut known.planned_image, planned_image),
+        (&mut known.location, location),
+    ] {
+        if !later.is_empty() {
+            text.clone_from(later);
+        }
+    }
+    for (list, later) in
+        [(&mut known.owner_groups, owner_groups), (&mut known.owner_users, owner_users)]
+    {
+        if !later.is_empty() {
+            list.clone_from(later);
+        }
+    }
+    known.tags.extend(tags.iter().map(|(key, value)| (key.clone(), value.clone())));
+}
+
+/// Largest automaton of one pattern, in bytes.
+const AUTOMATON_BYTES_MAX: usize = 4 << 20;
+
+/// An invalid pattern of host names.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{pattern}` is not a pattern of host names: {why}")]
+pub struct PatternError {
+    pub pattern: String,
+    pub why: String,
+}
+
+/// Selects hosts by patterns that match the whole name.
+#[derive(Clone, Debug, Default)]
+pub struct HostFilter {
+    wanted: Option<Regex>,
+    excluded: Option<Regex>,
+}
+
+impl HostFilter {
+    /// Compiles a filter; without patterns it accepts every host.
+    ///
+    /// # Errors
+    ///
+    /// [`PatternError`] for an invalid pattern.
+    pub fn new(wanted: Option<&str>, excluded: Option<&str>) -> Result<Self, PatternError> {
+        let wanted = wanted.map(compile).transpose()?;
+        Ok(Self { wanted, excluded: excluded.map(compile).transpose()? })
+    }
+
+    /// Returns true if the filter accepts a machine of that name.
+    #[must_use]
+    pub fn accepts(&self, hostname: &str) -> bool {
+        self.wanted.as_ref().is_none_or(|wanted| wanted.is_match(hostname))
+            && !self.excluded.as_ref().is_some_and(|excluded| excluded.is_match(hostname))
+    }
+}
+
+fn compile(pattern: &str) -> Result<Regex, PatternError> {
+    let build = |text: &str| {
+        let config = Regex::config().nfa_size_limit(Some(AUTOMATON_BYTES_MAX));
+        Regex::builder().configure(config).build(text).map_err(|error| PatternError {
+            pattern: pattern.to_owned(),
+            why: match error.syntax_error() {
+                Some(syntax) => syntax.to_string(),
+                None => error.to_string(),
+            },
+        })
+    };
+    // Alone first: `a)|(b` is a pattern only inside the parentheses.
+    build(pattern)?;
+    build(&format!(r"\A(?:{pattern})\z"))
 }
 
 #[cfg(test)]
@@ -222,28 +325,28 @@ mod tests {
     fn there_is_no_result_before_every_source_has_given_something() {
         let mut merged = merged();
         assert_eq!(merged.missing(), ["file", "list"]);
-        assert!(merged.take(0, br#"[{"Hostname": "a", "RequiredImage": "x"}]"#, at(1)));
+        assert!(merged.accept(0, br#"[{"Hostname": "a", "RequiredImage": "x"}]"#, at(1)));
         assert_eq!((merged.missing(), hosts(&merged)), (vec!["list".to_owned()], None));
         merged.fail(1, "no".to_owned(), at(2));
         assert_eq!(hosts(&merged), None);
-        assert!(!merged.take(1, b"a b c d", at(3)));
+        assert!(!merged.accept(1, b"a b c d", at(3)));
         assert_eq!(hosts(&merged), None);
-        assert!(merged.take(1, b"a y\nold1\nb\nb-test", at(4)));
+        assert!(merged.accept(1, b"a y\nold1\nb\nb-test", at(4)));
         assert_eq!((merged.missing(), hosts(&merged)), (vec![], Some("a y, b".to_owned())));
     }
 
     #[test]
     fn what_was_in_order_stays_in_force() {
         let mut merged = merged();
-        merged.recall(0, b"[]", at(1)).unwrap();
-        assert!(merged.recall(1, b"a b c d", at(2)).is_err());
+        merged.restore(0, b"[]", at(1)).unwrap();
+        assert!(merged.restore(1, b"a b c d", at(2)).is_err());
         assert_eq!(merged.missing(), ["list"]);
-        merged.recall(1, b"a x", at(2)).unwrap();
-        let force = Some("a x".to_owned());
-        assert_eq!(hosts(&merged), force);
+        merged.restore(1, b"a x", at(2)).unwrap();
+        let in_force = Some("a x".to_owned());
+        assert_eq!(hosts(&merged), in_force);
         merged.fail(1, "first".to_owned(), at(3));
-        assert!(!merged.take(1, b"a y\na z", at(4)));
-        assert_eq!(hosts(&merged), force);
+        assert!(!merged.accept(1, b"a y\na z", at(4)));
+        assert_eq!(hosts(&merged), in_force);
         let report = merged.reports().remove(1);
         let trouble = report.trouble.unwrap();
         assert_eq!(trouble.since, at(3));
@@ -251,11 +354,11 @@ mod tests {
         assert_eq!((report.machines, report.succeeded), (Some(1), None));
         assert_eq!(report.changed, Some(at(2)));
 
-        assert!(!merged.take(1, b"a x", at(5)), "the same as before");
+        assert!(!merged.accept(1, b"a x", at(5)), "the same as before");
         let report = merged.reports().remove(1);
         assert_eq!((report.trouble, report.succeeded), (None, Some(at(5))));
         assert_eq!(report.changed, Some(at(2)));
-        assert!(merged.take(1, b"a z", at(6)));
+        assert!(merged.accept(1, b"a z", at(6)));
         assert_eq!(merged.reports()[1].changed, Some(at(6)));
         assert_eq!(hosts(&merged), Some("a z".to_owned()));
     }
@@ -281,6 +384,76 @@ mod tests {
         ];
         for (machines, present, decision) in table {
             assert_eq!(decide(machines, present), decision, "{machines:?} {present:?}");
+        }
+    }
+
+    #[track_caller]
+    fn check_merge(sources: &[&str], filter: &HostFilter, expected: &str) {
+        let sources: Vec<Machines> = sources.iter().map(|text| parse(text).unwrap()).collect();
+        assert_eq!(merge(&sources, filter), parse(expected).unwrap());
+    }
+
+    #[test]
+    fn later_fields_win_and_empty_ones_say_nothing() {
+        let all = HostFilter::default();
+        let first = r#"[{"Hostname": "a", "RequiredImage": "x/1", "IpAddress": "10.0.0.1",
+            "SubdPort": 7, "OwnerGroups": ["g", "h"], "Location": "nyc",
+            "Tags": {"r": "1", "s": "2"}}]"#;
+        check_merge(&[], &all, "[]");
+        check_merge(&[first, "[]", r#"[{"Hostname": "a"}]"#], &all, first);
+        check_merge(&[r#"[{"Hostname": "a"}]"#, first], &all, first);
+        let second = r#"[{"Hostname": "a", "RequiredImage": "x/2", "PlannedImage": "x/3",
+            "IpAddress": "::1", "SubdPort": 8, "OwnerGroups": ["i"], "OwnerUsers": ["u"],
+            "Location": "ams", "Tags": {"s": "3", "t": ""}}, {"Hostname": "b"}]"#;
+        let both = r#"[{"Hostname": "a", "RequiredImage": "x/2", "PlannedImage": "x/3",
+            "IpAddress": "::1", "SubdPort": 8, "OwnerGroups": ["i"], "OwnerUsers": ["u"],
+            "Location": "ams", "Tags": {"r": "1", "s": "3", "t": ""}}, {"Hostname": "b"}]"#;
+        check_merge(&[first, second], &all, both);
+    }
+
+    #[test]
+    fn any_source_can_hold_a_machine_back() {
+        let yes = r#"[{"Hostname": "a", "DisableUpdates": true}]"#;
+        let no = r#"[{"Hostname": "a"}]"#;
+        for sources in [[yes, no], [no, yes], [yes, yes]] {
+            check_merge(&sources, &HostFilter::default(), yes);
+        }
+    }
+
+    #[test]
+    fn the_result_is_filtered() {
+        let filter = HostFilter::new(Some("web.*"), Some("web9")).unwrap();
+        let machines = r#"[{"Hostname": "web1"}, {"Hostname": "db1"}, {"Hostname": "web9"}]"#;
+        check_merge(&[machines], &filter, r#"[{"Hostname": "web1"}]"#);
+    }
+
+    #[test]
+    fn names_match_as_a_whole() {
+        #[rustfmt::skip]
+        let table = [
+            (None,              None,           "web1",  true),
+            (Some("web1"),      None,           "web1",  true),
+            (Some("web1"),      None,           "web10", false),
+            (Some("web"),       None,           "web1",  false),
+            (Some("web.*"),     None,           "web1",  true),
+            (Some("web|db"),    None,           "db",    true),
+            (Some("web|db"),    None,           "dba",   false),
+            (Some("web.*"),     Some(".*-old"), "web-old", false),
+            (None,              Some("db.*"),   "db1",   false),
+            (None,              Some("db.*"),   "web1",  true),
+            (Some(""),          None,           "web1",  false),
+        ];
+        for (wanted, excluded, name, accepts) in table {
+            let filter = HostFilter::new(wanted, excluded).unwrap();
+            assert_eq!(filter.accepts(name), accepts, "{wanted:?} {excluded:?} {name}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_pattern_is_refused() {
+        for pattern in ["(", "a)|(b", "[", "x{1000}{1000}"] {
+            let error = HostFilter::new(None, Some(pattern)).unwrap_err();
+            assert_eq!(error.pattern, pattern);
         }
     }
 }

@@ -10,99 +10,63 @@ use model::object::{Algorithm, ObjectId};
 use serde::Deserialize;
 
 use super::address::{AddressError, WebAddress};
-use super::data::Format;
-use super::hosts::{HostFilter, PatternError};
-use crate::core::merged_sources::Rules;
+use super::formats::Format;
+use super::merged_sources::{HostFilter, PatternError, Rules};
 
 /// The key of the tables.
 pub const KEY: &str = "source";
 
-/// The most sources.
 const SOURCES_MAX: usize = 64;
 
-/// The longest name of a source, in bytes: it becomes the name of a file.
+/// Longest name of a source, in bytes: it becomes a file name.
 const NAME_BYTES_MAX: usize = 64;
 
-/// How long a source may take if its table does not say, in seconds.
+/// Default time limit of a source, in seconds.
 const TIMEOUT_SECONDS: u64 = 30;
 
-/// The longest that a source may be allowed to take, in seconds.
+/// Highest time limit of a source, in seconds.
 const TIMEOUT_SECONDS_MAX: u64 = 3_600;
 
-/// Tables that are not understood.
+/// An invalid configuration of sources. Tables are numbered from 1.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SettingsError {
-    #[error("there is no [[source]]: say where machines come from")]
+    #[error("there is no [[source]]: add one that says where machines come from")]
     None,
-    #[error("{count} sources, of at most {SOURCES_MAX}")]
-    TooMany {
-        /// How many there are.
-        count: usize,
-    },
+    #[error("too many sources: {count} of at most {SOURCES_MAX}")]
+    TooMany { count: usize },
     #[error("source must be a list of tables, each under a line [[source]]")]
     Kind,
-    #[error("[[source]] number {number} is wrong")]
-    Table {
-        /// Which, from 1.
-        number: usize,
-        /// What is wrong.
-        source: Box<toml::de::Error>,
-    },
+    #[error("[[source]] number {number} is invalid")]
+    Table { number: usize, source: Box<toml::de::Error> },
     #[error(
-        "[[source]] number {number}: `{name}` is no name for it: expected up to {NAME_BYTES_MAX} \
-         letters, digits, `-` and `_`, and another name for each source"
+        "[[source]] number {number}: invalid name `{name}`: expected up to {NAME_BYTES_MAX} \
+         letters, digits, `-` and `_`, and a unique name for each source"
     )]
-    Name {
-        /// Which, from 1.
-        number: usize,
-        /// The name.
-        name: String,
-    },
+    Name { number: usize, name: String },
     #[error("source {name}: expected one of file, url and command")]
-    Origin {
-        /// The source.
-        name: String,
-    },
+    Origin { name: String },
     #[error("source {name}: command must be a list: the program and its arguments")]
-    Command {
-        /// The source.
-        name: String,
-    },
+    Command { name: String },
     #[error("source {name}: bad url")]
-    Address {
-        /// The source.
-        name: String,
-        /// What is wrong.
-        source: AddressError,
-    },
+    Address { name: String, source: AddressError },
     #[error("source {name}: timeout must be 1 to {TIMEOUT_SECONDS_MAX} seconds")]
-    Timeout {
-        /// The source.
-        name: String,
-    },
+    Timeout { name: String },
     #[error("source {name}")]
-    Pattern {
-        /// The source.
-        name: String,
-        /// What is wrong.
-        source: PatternError,
-    },
+    Pattern { name: String, source: PatternError },
 }
 
-/// Where machines come from.
+/// Place from which a source reads machines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// A file.
     File(PathBuf),
-    /// A document on a web server.
     Web(WebAddress),
-    /// What a program prints: the program, and its arguments.
+    /// The output of a program, with its arguments.
     Command(Vec<String>),
 }
 
 impl Origin {
-    /// What tells this origin from every other, and nothing of its secrets.
+    /// Returns a digest that identifies the origin without revealing its secrets.
     #[must_use]
     pub fn identity(&self) -> ObjectId {
         let text = match self {
@@ -115,7 +79,7 @@ impl Origin {
 }
 
 impl fmt::Display for Origin {
-    /// Without what may be secret: queries and arguments.
+    /// Omits queries and arguments, which may be secret.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File(path) => write!(formatter, "file {}", path.display()),
@@ -127,14 +91,12 @@ impl fmt::Display for Origin {
     }
 }
 
-/// One source.
+/// Configuration of one source.
 #[derive(Clone, Debug)]
 pub struct Source {
-    /// Where its data come from.
     pub origin: Origin,
-    /// How long that may take.
+    /// Time limit of a reading.
     pub timeout: Duration,
-    /// What is made of them.
     pub rules: Rules,
 }
 
@@ -152,8 +114,7 @@ struct Table {
     timeout: Option<u64>,
 }
 
-/// Reads what a configuration file has under [`KEY`]; gives the sources in their order, at least
-/// one.
+/// Parses the value of [`KEY`] in a configuration file; returns at least one source.
 ///
 /// # Errors
 ///
@@ -218,7 +179,7 @@ fn source_of(table: Table) -> Result<Source, SettingsError> {
 
 #[cfg(test)]
 mod tests {
-    use model::report::report;
+    use model::display::error_chain;
 
     use super::*;
 
@@ -257,8 +218,8 @@ mod tests {
             "by-hand Json 30 s: file /etc/fleet.json",
         ];
         assert_eq!(shown, expected);
-        let takes = |index: usize| sources[index].rules.filter.takes("test-1");
-        assert_eq!((takes(0), takes(1)), (false, true));
+        let accepts = |index: usize| sources[index].rules.filter.accepts("test-1");
+        assert_eq!((accepts(0), accepts(1)), (false, true));
     }
 
     #[test]
@@ -268,8 +229,8 @@ mod tests {
             (String::new(), "there is no [[source]]"),
             ("source = []".to_owned(), "there is no [[source]]"),
             ("source = 1".to_owned(), "source must be a list of tables"),
-            ("source = [1]".to_owned(), "[[source]] number 1 is wrong: "),
-            ("[[source]]\nfile = \"/a\"".to_owned(), "number 1 is wrong: missing field `name`"),
+            ("source = [1]".to_owned(), "[[source]] number 1 is invalid: "),
+            ("[[source]]\nfile = \"/a\"".to_owned(), "number 1 is invalid: missing field `name`"),
             (one("fil = \"/a\""), "unknown field `fil`, expected one of `name`, `file`, "),
             (one("file = \"/a\"\nformat = \"yaml\""), "unknown variant `yaml`"),
             (one(""), "source a: expected one of file, url and command"),
@@ -277,17 +238,17 @@ mod tests {
             (one("command = []"), "source a: command must be a list: the program"),
             (one("url = \"ftp://a\""), "source a: bad url: `ftp://a` does not begin with"),
             (one("file = \"/a\"\ntimeout = 0"), "source a: timeout must be 1 to 3600 seconds"),
-            (one("file = \"/a\"\nhosts = \"(\""), "source a: `(` is no pattern of host names: "),
-            (format!("{0}\n{0}", one("file = \"/a\"")), "number 2: `a` is no name for it"),
-            ("[[source]]\nname = \"a/b\"\nfile = \"/a\"".to_owned(), "`a/b` is no name for it"),
-            ("[[source]]\nname = \"\"\nfile = \"/a\"".to_owned(), "number 1: `` is no name"),
+            (one("file = \"/a\"\nhosts = \"(\""), "source a: `(` is not a pattern of host names: "),
+            (format!("{0}\n{0}", one("file = \"/a\"")), "number 2: invalid name `a`"),
+            ("[[source]]\nname = \"a/b\"\nfile = \"/a\"".to_owned(), "invalid name `a/b`"),
+            ("[[source]]\nname = \"\"\nfile = \"/a\"".to_owned(), "number 1: invalid name ``"),
         ];
         for (text, part) in table {
-            let error = report(&read(&text).unwrap_err());
+            let error = error_chain(&read(&text).unwrap_err());
             assert!(error.contains(part), "{part}: {error}");
         }
         let one = |number| format!("[[source]]\nname = \"s{number}\"\nfile = \"/a\"\n");
         let many: String = (0..65).map(one).collect();
-        assert_eq!(read(&many).unwrap_err().to_string(), "65 sources, of at most 64");
+        assert_eq!(read(&many).unwrap_err().to_string(), "too many sources: 65 of at most 64");
     }
 }

@@ -1,64 +1,57 @@
-//! Reads a file while nobody writes it, and sees that it has changed.
+//! Reads a file that nobody is writing, and watches it for changes.
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use system::file_stamp::FileStamp;
 use tokio::sync::Semaphore;
 
-use crate::disk;
-use system::file_stamp::Stamp;
+use crate::storage;
 
-/// How often it is asked whether the file has changed.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval of checks for changes.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A file that changed so shortly ago may be in the middle of a change: it is read a little later.
-/// A list of hosts that is cut short is a list of hosts too.
+/// A file that changed within this time may be incomplete and is read later: a truncated list of
+/// hosts would be valid.
 const SETTLING: Duration = Duration::from_millis(100);
 
-/// A file that is not read.
+/// A file that cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {
     #[error("there is no file {}", path.display())]
-    Absent {
-        /// Where it should be.
-        path: PathBuf,
-    },
+    Absent { path: PathBuf },
     #[error("cannot read it")]
-    Read {
-        /// What the kernel said, with the path.
-        source: io::Error,
-    },
+    Read { source: io::Error },
 }
 
-/// A file that is read again and again.
+/// A file that is read repeatedly.
 #[derive(Debug)]
 pub struct File {
     path: PathBuf,
-    /// Of what was read; `None` if nothing was.
-    stamp: Option<Stamp>,
-    /// One thread at a time: a file-system that hangs must not take all there are.
-    place: Arc<Semaphore>,
+    /// Stamp of the file that was read.
+    stamp: Option<FileStamp>,
+    /// Limits the source to one thread: a file-system that hangs must not block all threads.
+    permit: Arc<Semaphore>,
 }
 
 impl File {
-    /// The file at `path`.
     #[must_use]
     pub fn new(path: PathBuf) -> Self {
-        Self { path, stamp: None, place: Arc::new(Semaphore::new(1)) }
+        Self { path, stamp: None, permit: Arc::new(Semaphore::new(1)) }
     }
 
-    /// Reads the file. Waits as long as it changes all the time.
+    /// Reads the file once it is no longer changing.
     ///
     /// # Errors
     ///
-    /// [`FileError`].
+    /// [`FileError`] if it cannot be read.
     pub async fn read(&mut self) -> Result<Vec<u8>, FileError> {
         self.stamp = None;
         loop {
-            let found = self.with(read_settled).await?;
+            let found = self.run_blocking(read_settled).await?;
             if let Some((stamp, bytes)) = found {
                 self.stamp = Some(stamp);
                 return Ok(bytes);
@@ -67,35 +60,35 @@ impl File {
         }
     }
 
-    /// Returns when the file is another one than was read.
+    /// Waits until the file differs from the one that was read.
     pub async fn changed(&self) {
         loop {
-            tokio::time::sleep(LOOK_INTERVAL).await;
-            let look = |path: &Path| stamp_of(path).map_err(|source| FileError::Read { source });
-            if self.with(look).await.ok() != self.stamp {
+            tokio::time::sleep(CHECK_INTERVAL).await;
+            let stamp = |path: &Path| stamp_of(path).map_err(|source| FileError::Read { source });
+            if self.run_blocking(stamp).await.ok() != self.stamp {
                 return;
             }
         }
     }
 
-    /// Does `work`, which waits for the disk, on a thread.
-    async fn with<T: Send + 'static>(
+    /// Runs `work` on a thread that may block.
+    async fn run_blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Path) -> Result<T, FileError> + Send + 'static,
     ) -> Result<T, FileError> {
         let lost = || FileError::Read { source: io::Error::other("mdbd is stopping") };
-        let place = Arc::clone(&self.place).acquire_owned().await.map_err(|_| lost())?;
+        let permit = Arc::clone(&self.permit).acquire_owned().await.map_err(|_| lost())?;
         let path = self.path.clone();
         let working = tokio::task::spawn_blocking(move || {
-            let _place = place;
+            let _permit = permit;
             work(&path)
         });
         working.await.map_err(|_| lost())?
     }
 }
 
-/// Reads the file; `None` if it has just been changed, or is changed meanwhile.
-fn read_settled(path: &Path) -> Result<Option<(Stamp, Vec<u8>)>, FileError> {
+/// Reads the file; `None` if it was changed just before or meanwhile.
+fn read_settled(path: &Path) -> Result<Option<(FileStamp, Vec<u8>)>, FileError> {
     let absent = || FileError::Absent { path: path.to_owned() };
     let failed = |source: io::Error| match source.kind() {
         io::ErrorKind::NotFound => absent(),
@@ -105,11 +98,11 @@ fn read_settled(path: &Path) -> Result<Option<(Stamp, Vec<u8>)>, FileError> {
     if !before.is_settled(SETTLING, SystemTime::now()) {
         return Ok(None);
     }
-    let bytes = disk::read(path).map_err(failed)?.ok_or_else(absent)?;
+    let bytes = storage::read(path).map_err(failed)?.ok_or_else(absent)?;
     let after = stamp_of(path).map_err(failed)?;
     Ok((after == before).then_some((before, bytes)))
 }
 
-fn stamp_of(path: &Path) -> io::Result<Stamp> {
-    Ok(Stamp::of(&fs_err::metadata(path)?))
+fn stamp_of(path: &Path) -> io::Result<FileStamp> {
+    Ok(FileStamp::of(&fs_err::metadata(path)?))
 }

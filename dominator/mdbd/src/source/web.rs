@@ -1,7 +1,7 @@
-//! Gets a document from a foreign web server: HTTP/1.1, with TLS where the address says so.
+//! Downloads a document from a foreign web server: HTTP/1.1, with TLS for https.
 //!
-//! Servers are verified by the authorities that the system trusts. Calls between daemons do not go
-//! this way: they are `rpc`.
+//! Servers are verified with the authorities that the system trusts. Calls between daemons use
+//! `rpc` instead.
 
 use std::io;
 use std::sync::Arc;
@@ -20,24 +20,19 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use crate::core::address::{AddressError, WebAddress};
-use crate::disk::DATA_BYTES_MAX;
+use crate::storage::DATA_BYTES_MAX;
 
-/// How many redirections are followed.
 const REDIRECTIONS_MAX: usize = 5;
 
-/// The most bytes of the head of a response.
+/// Largest head of a response, in bytes.
 const HEAD_BYTES_MAX: usize = 64 << 10;
 
-/// A document that was not got.
+/// A failed download.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WebError {
     #[error("cannot connect to {address}")]
-    Connect {
-        address: String,
-        /// What the kernel or the resolver said.
-        source: io::Error,
-    },
+    Connect { address: String, source: io::Error },
     #[error("cannot read the certificates of the authorities that this system trusts: {why}")]
     Authorities { why: String },
     #[error("no TLS with {address}")]
@@ -47,45 +42,33 @@ pub enum WebError {
     #[error("{address} cannot be asked for")]
     Request { address: String, source: hyper::http::Error },
     #[error("{address} answers {status}")]
-    Status {
-        address: String,
-        /// What it answered.
-        status: StatusCode,
-    },
+    Status { address: String, status: StatusCode },
     #[error("{address} leads where we do not follow")]
-    Redirection {
-        address: String,
-        /// Why not.
-        source: AddressError,
-    },
+    Redirection { address: String, source: AddressError },
     #[error("{address} leads to more than {REDIRECTIONS_MAX} other addresses")]
-    Redirections {
-        /// What was asked for first.
-        address: String,
-    },
+    Redirections { address: String },
     #[error("{address} gives a document without saying how long it is")]
     Endless { address: String },
     #[error("{address} has more than {DATA_BYTES_MAX} bytes")]
     TooLarge { address: String },
 }
 
-/// What a server answers.
 enum Answer {
     Document(Vec<u8>),
-    Elsewhere(WebAddress),
+    Redirection(WebAddress),
 }
 
-/// The document at `address`.
+/// Downloads the document at `address`.
 ///
 /// # Errors
 ///
-/// [`WebError`].
+/// [`WebError`] names the address.
 pub async fn get(address: &WebAddress) -> Result<Vec<u8>, WebError> {
     let mut at = address.clone();
     for _ in 0..=REDIRECTIONS_MAX {
         match ask(&at).await? {
             Answer::Document(bytes) => return Ok(bytes),
-            Answer::Elsewhere(there) => at = there,
+            Answer::Redirection(target) => at = target,
         }
     }
     Err(WebError::Redirections { address: address.to_string() })
@@ -110,7 +93,8 @@ async fn connect(at: &WebAddress) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// What the system trusts now. It is read each time, so that a new authority needs no restart.
+/// Reads the authorities that the system trusts, each time anew, so that a new one needs no
+/// restart.
 async fn trust() -> Result<ClientConfig, WebError> {
     let authorities = |why: String| WebError::Authorities { why };
     let found = tokio::task::spawn_blocking(rustls_native_certs::load_native_certs).await;
@@ -149,7 +133,7 @@ async fn exchange(
         let response = sender.send_request(request).await.map_err(lost)?;
         accept(at, response).await
     };
-    // The connection makes the answer come; it may end first, when all has come.
+    // The connection must be polled for the answer to arrive; it may end first.
     match select(std::pin::pin!(answer), std::pin::pin!(connection)).await {
         Either::Left((answer, _)) => answer,
         Either::Right((_, answer)) => answer.await,
@@ -163,9 +147,9 @@ async fn accept(at: &WebAddress, response: Response<Incoming>) -> Result<Answer,
     if matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308)
         && let Some(location) = location
     {
-        let there = at.follow(location);
+        let target = at.follow(location);
         let refused = |source| WebError::Redirection { address: address(), source };
-        return there.map(Answer::Elsewhere).map_err(refused);
+        return target.map(Answer::Redirection).map_err(refused);
     }
     if status != StatusCode::OK {
         return Err(WebError::Status { address: address(), status });

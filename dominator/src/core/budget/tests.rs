@@ -1,6 +1,6 @@
-//! Whose turn it is, by table and by chance.
+//! The order of grants, by table and by random claims.
 
-use super::limits::LimitAt;
+use super::limits::LocationLimit;
 use super::*;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -9,24 +9,24 @@ fn at(seconds: u64) -> Duration {
     SECOND * u32::try_from(seconds).unwrap()
 }
 
-fn limits(given: &[&str], each: Option<&str>) -> Limits {
-    let given: Vec<LimitAt> = given.iter().map(|text| text.parse().unwrap()).collect();
-    Limits::new(None, &given, each.and_then(|each| Limit::parse(each).unwrap()))
+fn limits(given: &[&str], each: Option<&str>) -> MachineLimits {
+    let given: Vec<LocationLimit> = given.iter().map(|text| text.parse().unwrap()).collect();
+    MachineLimits::new(None, &given, each.and_then(|each| MachineLimit::parse(each).unwrap()))
 }
 
-fn budget(updating: Limits, high_impact: Limits) -> Budget {
+fn budget(updating: MachineLimits, high_impact: MachineLimits) -> Budget {
     let mut budget = Budget::new(updating, high_impact);
     let population = [("nyc/a", 10), ("nyc/b", 10), ("sfo", 20), ("", 5)];
     budget.set_machines(&population.iter().map(|(at, count)| ((*at).to_owned(), *count)).collect());
     budget
 }
 
-fn demand(class: Class, impact: Impact, location: &str, since: u64) -> Demand {
+fn demand(class: UpdateClass, impact: Impact, location: &str, since: u64) -> Demand {
     Demand { class, impact, location: location.to_owned(), since: at(since) }
 }
 
-use Class::{Repair, Rollout};
 use Impact::{High, Plain};
+use UpdateClass::{Repair, Rollout};
 
 #[test]
 fn each_limit_that_covers_a_machine_must_have_a_place() {
@@ -43,8 +43,8 @@ fn each_limit_that_covers_a_machine_must_have_a_place() {
         ]
         .concat()
     };
-    // Limits of updates; of high impact; who asks; how many of nyc/a, nyc/b, sfo and of the repairs
-    // get a place.
+    // Limits of updates; of high impact; claims; how many of nyc/a, nyc/b, sfo and of the repairs
+    // are granted.
     let table = [
         ("none", none(), none(), [6, 6, 6, 6]),
         ("the fleet", limits(&["8"], None), none(), [6, 0, 0, 2]),
@@ -85,11 +85,11 @@ fn the_oldest_comes_first_and_what_it_waits_for_is_told() {
         "6 machines under way of the 6 that --max-updating 8 allows at once beside repairs; ";
     assert_eq!(budget.why(ClaimantId(1)), format!("{text}it is the next"));
     assert_eq!(budget.why(ClaimantId(0)), format!("{text}1 waits before it"));
-    // Who asks for the same again keeps the place in the queue; who has what it needs keeps that.
+    // A repeated claim keeps its place in the queue, and a granted one stays granted.
     budget.ask(ClaimantId(1), demand(Rollout, Plain, "sfo", 9));
     budget.ask(ClaimantId(7), demand(Rollout, Plain, "sfo", 3));
     assert_eq!((budget.grant(at(20), true), budget.totals()), (vec![], (6, 2)));
-    // A repair does not wait for the rollout, and the machines of one location take turns.
+    // A repair does not wait for the rollout, and both classes are granted in turn.
     budget.ask(ClaimantId(20), demand(Repair, High, "nyc/a", 11));
     budget.ask(ClaimantId(21), demand(Rollout, High, "nyc/a", 1));
     assert_eq!(budget.grant(at(20), true), claimants(&[20]));
@@ -164,10 +164,10 @@ impl Random {
     }
 }
 
-/// Counts anew what is granted and compares it with each limit.
+/// Counts the granted claims again, and compares them with each limit.
 fn must_be_within(budget: &Budget) {
     for scope in &budget.scopes {
-        let of = |class: Option<Class>| {
+        let of = |class: Option<UpdateClass>| {
             let counted = budget.claims.values().filter(|claim| {
                 let demand = &claim.demand;
                 let covers = match &scope.place {
@@ -202,14 +202,14 @@ fn whatever_happens_no_limit_is_passed_nobody_starves_and_all_is_given_back() {
             limits(&[fleet, "nyc=3"], (seed % 2 == 0).then_some(each)),
             limits(&["2", "sfo=1"], (seed % 3 == 0).then_some("1")),
         );
-        // Seats that have a place, with the time until they give it back.
+        // Granted claims, with the time of their release.
         let mut held: BTreeMap<ClaimantId, u64> = BTreeMap::new();
         let mut waiting: BTreeMap<ClaimantId, u64> = BTreeMap::new();
         let mut longest = 0;
         let (mut last, end) = (0, 30_000);
         let mut now = 0;
         while now < end || !(held.is_empty() && waiting.is_empty()) {
-            // For as long as the first machine waits others keep coming, which need less.
+            // While the first machine waits, others make claims that need fewer places.
             if now < end && waiting.len() < 30 {
                 last += 1;
                 let class = if random.below(3) == 0 { Repair } else { Rollout };
@@ -243,7 +243,7 @@ fn whatever_happens_no_limit_is_passed_nobody_starves_and_all_is_given_back() {
         }
         assert_eq!(budget.totals(), (0, 0));
         assert!(budget.uses().iter().all(|of| (of.repairs, of.rollouts, of.waiting) == (0, 0, 0)));
-        // Thirty wait, each of those before it for at most forty seconds, after ten minutes.
+        // After ten minutes, thirty claims wait before it, each for at most forty seconds.
         assert!(longest < 600 + 31 * 45, "seed {seed}: a claim waited for {longest} s");
     }
 }

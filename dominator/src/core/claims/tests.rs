@@ -1,8 +1,8 @@
-//! Scripts of what machines ask for.
+//! Scripts of claims.
 
 use super::*;
-use crate::core::budget::limits::{Limit, LimitAt};
-use crate::core::budget::{Class, Impact};
+use crate::core::budget::limits::{LocationLimit, MachineLimit};
+use crate::core::budget::{Impact, UpdateClass};
 use crate::core::network_budget::Urgency;
 use model::tree::Time;
 
@@ -11,10 +11,10 @@ fn at(seconds: u64) -> Now {
 }
 
 fn settings(places: u32) -> ClaimSettings {
-    let at = LimitAt { location: None, limit: Some(Limit::Count(places)) };
+    let at = LocationLimit { location: None, limit: Some(MachineLimit::Count(places)) };
     ClaimSettings {
-        updating: Limits::new(None, &[at], None),
-        high_impact: Limits::default(),
+        updating: MachineLimits::new(None, &[at], None),
+        high_impact: MachineLimits::default(),
         network: None,
         failures: FailureLimits { percent: 10, failures_min: 2 },
     }
@@ -24,10 +24,10 @@ fn image(name: &str) -> ImageName {
     ImageName::new(name).unwrap()
 }
 
-/// A machine that is to get another image.
+/// An update to another image.
 fn new(name: &str) -> UpdateClaim {
     let demand = Demand {
-        class: Class::Rollout,
+        class: UpdateClass::Rollout,
         impact: Impact::Plain,
         location: String::new(),
         since: Duration::ZERO,
@@ -35,14 +35,14 @@ fn new(name: &str) -> UpdateClaim {
     UpdateClaim { demand, image: Some(image(name)), is_new: true }
 }
 
-/// A machine that drifted from the image that it has.
+/// A repair of drift.
 fn drifted(name: &str) -> UpdateClaim {
     let update = new(name);
-    let demand = Demand { class: Class::Repair, ..update.demand };
+    let demand = Demand { class: UpdateClass::Repair, ..update.demand };
     UpdateClaim { demand, is_new: false, ..update }
 }
 
-/// A claim table that has learnt what is under way.
+/// A claim table that knows the activity of all machines.
 fn claim_table(places: u32) -> ClaimTable {
     let mut claims = ClaimTable::new(settings(places), Vec::new(), at(0));
     claims.set_machines(&BTreeMap::from([(String::new(), 10)]), &BTreeSet::new(), at(0));
@@ -83,8 +83,8 @@ fn when_updates_to_an_image_stop_nobody_begins_and_others_go_on() {
         assert_eq!(claims.answer(ClaimantId(claimant), ClaimKind::Update, at(100)), stopped);
     }
     assert!(claims.begin(ClaimantId(5)), "another image goes on");
-    assert_eq!(claims.take_news(), BTreeSet::from([3, 4, 5].map(ClaimantId)));
-    // Whoever has the image already is repaired, and whoever asks again is told the same.
+    assert_eq!(claims.take_changed(), BTreeSet::from([3, 4, 5].map(ClaimantId)));
+    // Repairs go on, and a repeated claim gets the same answer.
     assert_eq!(ask(&mut claims, 6, drifted("bad")), granted);
     assert_eq!(ask(&mut claims, 3, new("bad")), stopped);
     assert_eq!(ask(&mut claims, 7, new("bad")), stopped);
@@ -95,11 +95,11 @@ fn when_updates_to_an_image_stop_nobody_begins_and_others_go_on() {
     assert!(claims.resume(&image("bad"), at(101)));
     let begun: Vec<u64> = (1..=7).filter(|&claimant| claims.begin(ClaimantId(claimant))).collect();
     assert_eq!(begun, [3, 4, 5, 6]);
-    assert_eq!(claims.take_news(), BTreeSet::from([3, 4, 7].map(ClaimantId)));
-    // It counts anew: one more failure is not enough.
+    assert_eq!(claims.take_changed(), BTreeSet::from([3, 4, 7].map(ClaimantId)));
+    // Counting starts from zero: one more failure is not enough.
     fail(&mut claims, 3);
     assert!(claims.begin(ClaimantId(7)));
-    assert_eq!(claims.stops(), 2);
+    assert_eq!(claims.stopped_version(), 2);
 }
 
 #[test]
@@ -112,12 +112,12 @@ fn a_commit_that_was_lost_is_not_sent_again_when_updates_to_the_image_have_stopp
     assert!(claims.begin(ClaimantId(3)), "lost, and sent again");
     fail(&mut claims, 1);
     fail(&mut claims, 2);
-    claims.take_news();
+    claims.take_changed();
     assert!(!claims.begin(ClaimantId(3)));
-    assert_eq!(claims.take_news(), BTreeSet::from([ClaimantId(3)]));
+    assert_eq!(claims.take_changed(), BTreeSet::from([ClaimantId(3)]));
     let answer = claims.answer(ClaimantId(3), ClaimKind::Update, at(100));
     assert!(matches!(answer, Some(ClaimAnswer::Stopped(_))), "{answer:?}");
-    // Its place is free, and one that turns out to be under way takes it again.
+    // Its place is free; an update that is under way takes it again.
     assert_eq!(claims.report().under_way, 0);
     claims.claim(ClaimantId(3), Claim::UnderWay(new("bad")), at(101));
     assert_eq!(claims.report().under_way, 1);
@@ -144,26 +144,26 @@ fn a_dominator_that_starts_learns_first_what_is_under_way() {
         claims.enroll(ClaimantId(claimant), at(10));
     }
     claims.claim(ClaimantId(1), Claim::Update(new("x")), at(11));
-    claims.met(ClaimantId(1), at(11));
+    claims.activity_known(ClaimantId(1), at(11));
     claims.set_machines(&BTreeMap::from([(String::new(), 3)]), &BTreeSet::new(), at(11));
-    let text = "the dominator has just started, and learns first what is under way; 2 machines \
-                still to answer";
+    let text = "the dominator has just started, and waits for the first answers of all machines; \
+                no answer yet from 2 machines";
     let answer = |claims: &ClaimTable, seconds| {
         claims.answer(ClaimantId(1), ClaimKind::Update, at(seconds)).expect("it has asked")
     };
     assert_eq!(answer(&claims, 11), ClaimAnswer::Waits(text.into()));
     claims.claim(ClaimantId(2), Claim::UnderWay(new("y")), at(12));
-    claims.met(ClaimantId(2), at(12));
+    claims.activity_known(ClaimantId(2), at(12));
     assert_eq!(claims.wake_at(at(12)), Some(Duration::from_secs(70)));
-    // One never answers.
+    // One machine never answers.
     let mut late = claims.clone();
     late.advance(at(70));
     assert_eq!(answer(&late, 70), ClaimAnswer::Granted);
-    // Or it does.
-    claims.met(ClaimantId(3), at(13));
+    // It answers.
+    claims.activity_known(ClaimantId(3), at(13));
     assert_eq!(answer(&claims, 13), ClaimAnswer::Granted);
     assert_eq!(claims.report().under_way, 2);
-    // What is under way already is not granted to others.
+    // Places of updates that are under way are not granted to others.
     claims.claim(ClaimantId(3), Claim::Update(new("x")), at(14));
     assert!(!claims.begin(ClaimantId(3)));
     claims.leave(ClaimantId(2), at(15));
@@ -187,9 +187,9 @@ fn a_fetch_waits_for_the_network_and_is_ordered_once() {
     ));
     assert_eq!(claims.wake_at(at(1)), Some(Duration::from_secs(2)));
     claims.advance(at(2));
-    assert_eq!(claims.take_news(), BTreeSet::from([ClaimantId(2)]));
+    assert_eq!(claims.take_changed(), BTreeSet::from([ClaimantId(2)]));
     assert_eq!(claims.answer(ClaimantId(2), ClaimKind::Fetch, at(2)), Some(ClaimAnswer::Granted));
-    // Asking once more takes no second turn.
+    // A repeated claim uses no second place.
     claims.claim(ClaimantId(2), fetch(1), at(2));
     assert_eq!(claims.answer(ClaimantId(2), ClaimKind::Fetch, at(2)), Some(ClaimAnswer::Granted));
 }

@@ -1,33 +1,33 @@
-//! Fleets of a few machines, who says what, and who is doubted.
+//! Fleets of a few machines, their reported identities, and the mismatches.
 
 use super::*;
 
-/// A sub on a machine of its own: the instance and the boot are those of `machine`.
-fn sighting(machine: u64, hostname: &str, machine_id: &str) -> Sighting {
-    let own = Origin::Machine;
-    Sighting {
+/// A sub on a separate machine: `machine` is its instance and its boot.
+fn reported(machine: u64, hostname: &str, machine_id: &str) -> ReportedIdentity {
+    let own = FileOrigin::Machine;
+    ReportedIdentity {
         instance: machine,
         hostname: hostname.to_owned(),
         machine_id: machine_id.to_owned(),
         boot_id: format!("boot {machine}"),
-        origins: Origins { machine_id: own, hostname: own },
+        origins: FileOrigins { machine_id: own, hostname: own },
     }
 }
 
-/// A machine of an image that brings these as host name and machine id.
-fn of_image(sighting: Sighting, hostname: &str, machine_id: &str) -> Sighting {
+/// A machine of an image that contains this host name and machine id.
+fn of_image(reported: ReportedIdentity, hostname: &str, machine_id: &str) -> ReportedIdentity {
     let content = |word: &str| {
         let digest = model::object::Algorithm::Blake3.digest(format!("{word}\n").as_bytes());
-        Origin::Image(digest)
+        FileOrigin::Image(digest)
     };
-    let origins = Origins { machine_id: content(machine_id), hostname: content(hostname) };
-    Sighting { origins, ..sighting }
+    let origins = FileOrigins { machine_id: content(machine_id), hostname: content(hostname) };
+    ReportedIdentity { origins, ..reported }
 }
 
-/// A roster with those who look after its records.
+/// A table with the state machines of its records.
 #[derive(Default)]
 struct Fleet {
-    roster: IdentityTable,
+    table: IdentityTable,
     runs: BTreeMap<String, u64>,
     number: u64,
     verdicts: BTreeMap<String, Option<String>>,
@@ -42,35 +42,35 @@ impl Fleet {
 
     fn take(&mut self, changed: Vec<(Arc<str>, IdentityVerdict)>) {
         for (name, verdict) in changed {
-            self.verdicts.insert(name.to_string(), verdict.wrong.map(|why| why.to_string()));
+            self.verdicts.insert(name.to_string(), verdict.mismatch.map(|why| why.to_string()));
         }
     }
 
     fn enter(&mut self, name: &str) {
-        let (run, changed) = self.roster.enter(name);
+        let (run, changed) = self.table.enter(name);
         self.runs.insert(name.to_owned(), run);
         self.take(changed);
     }
 
     fn leave(&mut self, name: &str) {
-        let changed = self.roster.leave(name);
+        let changed = self.table.leave(name);
         self.verdicts.remove(name);
         self.take(changed);
     }
 
     fn hear(&mut self, name: &str, report: IdentityReport) {
-        let changed = self.roster.take_report(name, self.runs[name], report);
+        let changed = self.table.take_report(name, self.runs[name], report);
         self.take(changed);
     }
 
-    /// Who answers for the record; says whether it is the machine that is meant.
-    fn sees(&mut self, name: &str, sighting: Sighting) -> bool {
+    /// Reports an identity. Returns true if it is the right machine.
+    fn sees(&mut self, name: &str, reported: ReportedIdentity) -> bool {
         self.number += 1;
         let number = self.number;
-        let changed = self.roster.take_report(
+        let changed = self.table.take_report(
             name,
             self.runs[name],
-            IdentityReport::Seen(number, sighting.into()),
+            IdentityReport::Seen(number, reported.into()),
         );
         let own = changed.iter().find(|(other, _)| **other == *name).expect("it is answered");
         assert_eq!(own.1.number, number);
@@ -78,20 +78,20 @@ impl Fleet {
         self.verdicts[name].is_none()
     }
 
-    /// It is seen and synced.
-    fn syncs(&mut self, name: &str, sighting: Sighting) {
-        assert!(self.sees(name, sighting), "{name}: {:?}", self.verdicts[name]);
+    /// Reports an identity and `Synced`.
+    fn syncs(&mut self, name: &str, reported: ReportedIdentity) {
+        assert!(self.sees(name, reported), "{name}: {:?}", self.verdicts[name]);
         self.hear(name, IdentityReport::Synced);
     }
 
     fn trust(&mut self, name: &str) -> Result<(), TrustError> {
-        let known = self.roster.trusted(name, "ann", "installed anew", Time::default())?;
-        let changed = self.roster.take_trust(name, known);
+        let known = self.table.trusted(name, "ann", "installed anew", Time::default())?;
+        let changed = self.table.take_trust(name, known);
         self.take(changed);
         Ok(())
     }
 
-    /// Those that are doubted.
+    /// The records with a mismatch.
     fn doubted(&self) -> Vec<&str> {
         let doubted = self.verdicts.iter().filter(|(_, why)| why.is_some());
         doubted.map(|(name, _)| name.as_str()).collect()
@@ -101,11 +101,11 @@ impl Fleet {
         self.verdicts[name].as_deref().unwrap_or_default()
     }
 
-    /// A roster that knows what this one has kept.
+    /// A table with the saved identities of this one.
     fn restarted(&mut self) -> Self {
-        let kept = self.roster.take_dirty().into_iter();
+        let kept = self.table.take_dirty().into_iter();
         let kept = kept.filter_map(|(name, known)| Some((name, known?))).collect();
-        let mut fleet = Self { roster: IdentityTable::new(kept), ..Self::default() };
+        let mut fleet = Self { table: IdentityTable::new(kept), ..Self::default() };
         self.runs.keys().for_each(|name| fleet.enter(name));
         fleet
     }
@@ -114,36 +114,36 @@ impl Fleet {
 #[test]
 fn machines_that_are_who_they_should_be_are_not_doubted() {
     let mut fleet = Fleet::new(&["web1.nyc", "web2.nyc", "db", "10.0.0.7"]);
-    assert!(fleet.sees("web1.nyc", sighting(1, "web1", "a")));
-    assert!(fleet.sees("web2.nyc", sighting(2, "WEB2.nyc", "b")));
-    assert!(fleet.sees("db", sighting(3, "db.lon", "c")));
-    assert!(fleet.sees("10.0.0.7", sighting(4, "whatever", "")));
+    assert!(fleet.sees("web1.nyc", reported(1, "web1", "a")));
+    assert!(fleet.sees("web2.nyc", reported(2, "WEB2.nyc", "b")));
+    assert!(fleet.sees("db", reported(3, "db.lon", "c")));
+    assert!(fleet.sees("10.0.0.7", reported(4, "whatever", "")));
 }
 
 #[test]
 fn one_subd_answers_for_one_record() {
     for order in [["a", "b"], ["b", "a"]] {
-        // One of the names fits.
+        // One of the names matches.
         let mut fleet = Fleet::new(&["a", "b"]);
         order.iter().for_each(|name| {
-            fleet.sees(name, sighting(1, "b", ""));
+            fleet.sees(name, reported(1, "b", ""));
         });
         assert_eq!(fleet.doubted(), ["a"]);
         assert!(fleet.why("a").contains("the same subd answers for b, "), "{}", fleet.why("a"));
         assert!(matches!(fleet.trust("a"), Err(TrustError::SameSubd { .. })));
-        // None does.
+        // No name matches.
         let mut fleet = Fleet::new(&["a", "b"]);
         order.iter().for_each(|name| {
-            fleet.sees(name, sighting(1, "elsewhere", ""));
+            fleet.sees(name, reported(1, "elsewhere", ""));
         });
         assert_eq!(fleet.doubted(), ["a", "b"]);
-        // The database is corrected, in one way or another.
+        // The database is corrected.
         fleet.leave("a");
         assert_eq!(fleet.doubted(), Vec::<&str>::new());
         fleet.enter("a");
-        assert!(!fleet.sees("a", sighting(1, "elsewhere", "")));
+        assert!(!fleet.sees("a", reported(1, "elsewhere", "")));
         fleet.enter("a");
-        assert!(fleet.sees("a", sighting(2, "elsewhere", "")));
+        assert!(fleet.sees("a", reported(2, "elsewhere", "")));
         assert_eq!(fleet.doubted(), Vec::<&str>::new());
     }
 }
@@ -151,111 +151,112 @@ fn one_subd_answers_for_one_record() {
 #[test]
 fn a_reused_address_is_seen_by_the_name() {
     let mut fleet = Fleet::new(&["web", "db.lon", "old"]);
-    assert!(!fleet.sees("web", sighting(1, "db", "")));
+    assert!(!fleet.sees("web", reported(1, "db", "")));
     assert!(fleet.why("web").contains("by its name this is db.lon"), "{}", fleet.why("web"));
-    // Whether or not the other one is reached too.
-    assert!(fleet.sees("db.lon", sighting(2, "DB", "")));
+    // The same if the other machine is reached too.
+    assert!(fleet.sees("db.lon", reported(2, "DB", "")));
     assert_eq!(fleet.doubted(), ["web"]);
-    // A record that goes, and one that comes.
+    // A record is removed, and one is added.
     fleet.leave("db.lon");
     assert_eq!(fleet.doubted(), Vec::<&str>::new());
     fleet.enter("db");
     assert_eq!(fleet.doubted(), ["web"]);
     fleet.trust("web").unwrap();
     assert_eq!(fleet.doubted(), Vec::<&str>::new());
-    // The word is given for what was there.
-    assert!(!fleet.sees("web", sighting(3, "old", "")));
+    // The confirmation is for the machine that answered then.
+    assert!(!fleet.sees("web", reported(3, "old", "")));
 }
 
 #[test]
 fn a_name_that_many_have_proves_nothing() {
     let names = ["host", "sub1", "sub2", "sub3"];
     let mut fleet = Fleet::new(&names);
-    let shared = |instance, boot: &str| Sighting {
+    let shared = |instance, boot: &str| ReportedIdentity {
         boot_id: boot.to_owned(),
-        ..sighting(instance, "host", "")
+        ..reported(instance, "host", "")
     };
-    // Subds of one host: the first waits until the second shows what the name is worth.
+    // Subds of one host: the first has a mismatch until the second reports the same name.
     assert!(!fleet.sees("sub1", shared(1, "b")));
     assert!(fleet.sees("sub2", shared(2, "b")));
     assert_eq!(fleet.doubted(), Vec::<&str>::new());
     assert!(fleet.sees("host", shared(3, "b")));
-    // That stays so.
+    // The name stays common.
     fleet.hear("sub1", IdentityReport::Lost);
     fleet.hear("sub2", IdentityReport::Lost);
     assert!(fleet.sees("sub3", shared(4, "b")));
 
-    // One that has gone is no witness: the machine may have moved.
+    // A subd that does not answer proves nothing: the machine may have moved.
     let mut fleet = Fleet::new(&names);
     assert!(!fleet.sees("sub1", shared(1, "b")));
     fleet.hear("sub1", IdentityReport::Lost);
     assert!(!fleet.sees("sub2", shared(2, "c")));
 
-    // An image that brings the name.
+    // The name comes from the image.
     let mut fleet = Fleet::new(&names);
-    assert!(fleet.sees("sub1", of_image(sighting(1, "host", ""), "host", "")));
-    assert!(fleet.sees("sub2", sighting(2, "host", "")));
-    // An image that brings another one is no excuse.
+    assert!(fleet.sees("sub1", of_image(reported(1, "host", ""), "host", "")));
+    assert!(fleet.sees("sub2", reported(2, "host", "")));
+    // The image contains another name.
     let mut fleet = Fleet::new(&names);
-    assert!(!fleet.sees("sub1", of_image(sighting(1, "host", ""), "golden", "")));
-    // What machines are called that have no name yet.
+    assert!(!fleet.sees("sub1", of_image(reported(1, "host", ""), "golden", "")));
+    // Default names of machines without a name.
     let mut fleet = Fleet::new(&["localhost", "sub1"]);
-    assert!(fleet.sees("sub1", sighting(1, "localhost.localdomain", "")));
+    assert!(fleet.sees("sub1", reported(1, "localhost.localdomain", "")));
 }
 
 #[test]
 fn a_machine_is_known_by_the_id_that_it_was_synced_with() {
     let mut fleet = Fleet::new(&["a", "b"]);
-    fleet.syncs("a", sighting(1, "x", "id a"));
-    // No id proves nothing, and is not taken for the machine's.
-    fleet.syncs("a", sighting(2, "x", ""));
-    assert!(!fleet.sees("a", sighting(3, "a", "other")));
+    fleet.syncs("a", reported(1, "x", "id a"));
+    // A missing id is not saved.
+    fleet.syncs("a", reported(2, "x", ""));
+    assert!(!fleet.sees("a", reported(3, "a", "other")));
     assert!(fleet.why("a").contains("with machine id other: when a was last synced it had id a"));
     fleet.hear("a", IdentityReport::Synced);
     let mut fleet = fleet.restarted();
-    assert!(!fleet.sees("a", sighting(3, "a", "other")));
-    // The id outweighs the name, once it is known.
-    assert!(fleet.sees("a", sighting(1, "b", "id a")));
-    assert!(!fleet.sees("a", sighting(3, "a", "other")));
+    assert!(!fleet.sees("a", reported(3, "a", "other")));
+    // A known id overrides the name.
+    assert!(fleet.sees("a", reported(1, "b", "id a")));
+    assert!(!fleet.sees("a", reported(3, "a", "other")));
     assert!(matches!(fleet.trust("b"), Err(TrustError::NotSeen { .. })));
     fleet.trust("a").unwrap();
-    assert!(matches!(fleet.trust("a"), Err(TrustError::NoDoubt { .. })));
+    assert!(matches!(fleet.trust("a"), Err(TrustError::NoMismatch { .. })));
     assert_eq!(fleet.doubted(), Vec::<&str>::new());
-    assert!(!fleet.sees("a", sighting(1, "b", "id a")));
-    // A record that goes takes it along.
+    assert!(!fleet.sees("a", reported(1, "b", "id a")));
+    // The known identity is removed with the record.
     fleet.leave("a");
     fleet.enter("a");
-    assert!(fleet.sees("a", sighting(1, "x", "id a")));
-    assert_eq!(fleet.roster.take_dirty(), [("a".into(), None)]);
+    assert!(fleet.sees("a", reported(1, "x", "id a")));
+    assert_eq!(fleet.table.take_dirty(), [("a".into(), None)]);
 }
 
 #[test]
 fn an_id_that_the_image_brings_proves_nothing() {
-    let of = |machine, id: &str, image: &str| of_image(sighting(machine, "x", id), "x", image);
+    let of = |machine, id: &str, image: &str| of_image(reported(machine, "x", id), "x", image);
     let mut fleet = Fleet::new(&["a", "b", "c"]);
-    fleet.syncs("a", sighting(1, "x", "own"));
-    // An update brings the id of the image; a crash may have cost the note of it.
+    fleet.syncs("a", reported(1, "x", "own"));
+    // An update sets the id of the image; the report of it may have been lost in a crash.
     assert!(fleet.sees("a", of(1, "own", "golden")));
     assert!(fleet.sees("a", of(1, "golden", "golden")));
     fleet.hear("a", IdentityReport::Synced);
     fleet.syncs("b", of(2, "golden", "golden"));
-    // The next image leaves the id alone: all have the old one.
-    assert!(fleet.sees("a", sighting(1, "x", "golden")));
-    assert!(fleet.sees("b", sighting(2, "x", "golden")));
-    assert!(fleet.sees("c", sighting(3, "x", "golden")));
+    // The next image does not manage the id: all machines keep the old one.
+    assert!(fleet.sees("a", reported(1, "x", "golden")));
+    assert!(fleet.sees("b", reported(2, "x", "golden")));
+    assert!(fleet.sees("c", reported(3, "x", "golden")));
     assert_eq!(fleet.doubted(), Vec::<&str>::new());
     let mut fleet = fleet.restarted();
-    assert!(fleet.sees("c", sighting(3, "x", "golden")));
-    // One that is given an id of its own then.
-    assert!(fleet.sees("a", sighting(1, "x", "new")));
+    assert!(fleet.sees("c", reported(3, "x", "golden")));
+    // A machine that gets its own id then.
+    assert!(fleet.sees("a", reported(1, "x", "new")));
 
-    // An image without an id: the next boot makes one.
+    // An image without an id: the next boot creates one.
     let nobody = |machine, id: &str| {
-        let origins = Origins { machine_id: Origin::Nobody, hostname: Origin::Nobody };
-        Sighting { origins, ..sighting(machine, "x", id) }
+        let origins =
+            FileOrigins { machine_id: FileOrigin::NoContent, hostname: FileOrigin::NoContent };
+        ReportedIdentity { origins, ..reported(machine, "x", id) }
     };
     let mut fleet = Fleet::new(&["a"]);
-    fleet.syncs("a", sighting(1, "x", "own"));
+    fleet.syncs("a", reported(1, "x", "own"));
     assert!(!fleet.sees("a", nobody(1, "another")));
     assert!(fleet.sees("a", nobody(1, "own")));
     fleet.hear("a", IdentityReport::Changing);
@@ -268,50 +269,51 @@ fn a_copy_with_the_host_name_of_its_original_is_left_alone() {
     for order in [["a", "b"], ["b", "a"]] {
         let mut fleet = Fleet::new(&["a", "b"]);
         order.iter().for_each(|name| {
-            fleet.sees(name, sighting(u64::from(*name == "a"), "a.example", "id"));
+            fleet.sees(name, reported(u64::from(*name == "a"), "a.example", "id"));
         });
         assert_eq!(fleet.doubted(), ["b"]);
         fleet.trust("b").unwrap();
         assert_eq!(fleet.doubted(), Vec::<&str>::new());
     }
-    // Other subds on the host of the original show that the name is that of the host.
+    // Other subds on the host of the original report the same name.
     let mut fleet = Fleet::new(&["a", "b", "c"]);
-    let here = |instance| Sighting { boot_id: "boot 1".into(), ..sighting(instance, "a", "id") };
+    let here =
+        |instance| ReportedIdentity { boot_id: "boot 1".into(), ..reported(instance, "a", "id") };
     assert!(fleet.sees("a", here(1)));
     assert!(!fleet.sees("b", here(2)));
     assert!(fleet.sees("c", here(3)));
     assert_eq!(fleet.doubted(), Vec::<&str>::new());
-    // Copies that were booted apart from each other do not show that.
+    // Copies with different boots do not make the name common.
     let mut fleet = Fleet::new(&["a", "b", "c"]);
-    assert!(!fleet.sees("b", sighting(2, "a", "id")));
-    assert!(!fleet.sees("c", sighting(3, "a", "id")));
+    assert!(!fleet.sees("b", reported(2, "a", "id")));
+    assert!(!fleet.sees("c", reported(3, "a", "id")));
     assert_eq!(fleet.doubted(), ["b", "c"]);
 }
 
-/// The price of a simple rule; see docs/decisions/0007-machine-identity.md.
+/// A known limitation; see docs/decisions/0007-machine-identity.md.
 #[test]
 fn a_copy_whose_host_name_was_changed_is_not_noticed() {
     let mut fleet = Fleet::new(&["a", "b"]);
-    fleet.syncs("a", sighting(1, "x", "id"));
-    assert!(fleet.sees("b", sighting(2, "x", "id")));
-    assert!(fleet.sees("b", sighting(2, "b", "id")));
+    fleet.syncs("a", reported(1, "x", "id"));
+    assert!(fleet.sees("b", reported(2, "x", "id")));
+    assert!(fleet.sees("b", reported(2, "b", "id")));
     assert_eq!(fleet.doubted(), Vec::<&str>::new());
     let mut fleet = fleet.restarted();
-    assert!(fleet.sees("b", sighting(2, "x", "id")));
-    assert!(fleet.sees("a", sighting(1, "x", "id")));
-    // At the address of the original it is taken for the original.
-    assert!(fleet.sees("a", sighting(7, "x", "id")));
+    assert!(fleet.sees("b", reported(2, "x", "id")));
+    assert!(fleet.sees("a", reported(1, "x", "id")));
+    // At the address of the original it counts as the original.
+    assert!(fleet.sees("a", reported(7, "x", "id")));
 }
 
 #[test]
 fn the_order_in_which_machines_are_reached_makes_no_difference() {
     let story = |machine: usize| match machine {
-        0 => ("a", sighting(1, "a", "1")),
-        1 => ("b", sighting(2, "f", "2")),
-        2 => ("c", sighting(1, "a", "1")),
-        3 => ("d", sighting(4, "x", "4")),
-        4 => ("e", sighting(5, "x", "4")),
-        _ => ("f", sighting(6, "f", "1")),
+        0 => ("a", reported(1, "a", "1")),
+        1 => ("b", reported(2, "f", "2")),
+        2 => ("c", reported(1, "a", "1")),
+        3 => ("d", reported(4, "x", "4")),
+        4 => ("e", reported(5, "x", "4")),
+        _ => ("f", reported(6, "f", "1")),
     };
     let mut orders: Vec<Vec<usize>> = vec![Vec::new()];
     for machine in 0..6 {
@@ -329,10 +331,10 @@ fn the_order_in_which_machines_are_reached_makes_no_difference() {
     for order in orders {
         let mut fleet = Fleet::new(&["a", "b", "c", "d", "e", "f"]);
         for &machine in &order {
-            let (name, sighting) = story(machine);
-            fleet.sees(name, sighting);
+            let (name, reported) = story(machine);
+            fleet.sees(name, reported);
         }
-        // `d` and `e` have one machine id, and neither has the name of another record.
+        // `d` and `e` have the same machine id, and neither has the name of another record.
         assert_eq!(fleet.doubted(), ["b", "c"], "{order:?}");
     }
 }
@@ -342,25 +344,25 @@ fn news_of_an_earlier_run_are_not_heard() {
     let mut fleet = Fleet::new(&["a"]);
     let before = fleet.runs["a"];
     fleet.enter("a");
-    let report = IdentityReport::Seen(9, sighting(1, "a", "1").into());
-    assert_eq!(fleet.roster.take_report("a", before, report.clone()), []);
-    assert_eq!(fleet.roster.take_report("nobody", before, report), []);
+    let report = IdentityReport::Seen(9, reported(1, "a", "1").into());
+    assert_eq!(fleet.table.take_report("a", before, report.clone()), []);
+    assert_eq!(fleet.table.take_report("nobody", before, report), []);
 }
 
 #[test]
 fn ten_thousand_machines_of_one_kind_are_judged_in_no_time() {
     let names: Vec<String> = (0..10_000).map(|number| format!("m{number}")).collect();
-    let kinds: [fn(u64) -> Sighting; 4] = [
-        |machine| sighting(machine, "m7", "template"),
-        |_| sighting(1, "x", "one"),
-        |machine| of_image(sighting(machine, "x", "id"), "x", "id"),
-        |machine| Sighting { boot_id: "one".into(), ..sighting(machine, "x", "id") },
+    let kinds: [fn(u64) -> ReportedIdentity; 4] = [
+        |machine| reported(machine, "m7", "template"),
+        |_| reported(1, "x", "one"),
+        |machine| of_image(reported(machine, "x", "id"), "x", "id"),
+        |machine| ReportedIdentity { boot_id: "one".into(), ..reported(machine, "x", "id") },
     ];
-    for (kind, sighting) in kinds.into_iter().enumerate() {
+    for (kind, reported) in kinds.into_iter().enumerate() {
         let started = std::time::Instant::now();
         let mut fleet = Fleet::new(&names.iter().map(String::as_str).collect::<Vec<_>>());
         for (machine, name) in names.iter().enumerate() {
-            fleet.sees(name, sighting(machine as u64));
+            fleet.sees(name, reported(machine as u64));
         }
         let doubted = fleet.doubted().len();
         assert_eq!(doubted, [9_999, 10_000, 0, 0][kind], "{kind}");

@@ -1,16 +1,24 @@
-//! Calls to the sub: at most one is under way, and no other is sent before a poll shows that the
-//! last one was carried out or lost.
+//! Calls to the sub: at most one is under way, and the next one is not sent before a poll shows
+//! that the last one was carried out or lost.
+//!
+//! The calls that set the limits of the sub and send it the signatures of an image are here as a
+//! whole; the others are decided in `next_effects` and `prefetch`.
 // tidy: core
 
+use core::ops::ControlFlow::Continue;
+use core::time::Duration;
+use std::sync::Arc;
+
 use api::dominator::Status;
-use api::subd::Activity;
+use api::subd::{Activity, Limits, OfferImageRequest, SOURCES_MAX, SetConfigurationRequest};
+use model::image::required::RequiredImage;
 use model::scope::Scope;
 
-use super::next_effects::{Check, stop};
-use super::{Call, Context, Effect, Failure, FailureKind, Now, Sub, Ticket, View};
-use crate::core::timing::{Attempt, RETRY_FIRST, RETRY_LONGEST};
+use super::{Call, Effect, Failure, FailureKind, Now, RequestId, Step, Sub, View};
+use super::{Check, stop};
+use crate::core::timing::{Attempt, HOLD_FIRST, HOLD_LONGEST, RETRY_FIRST, RETRY_LONGEST};
 
-/// What a call was for; tells whether a poll shows that it was carried out.
+/// The purpose of a call: decides how a poll shows that it was carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CallPurpose {
     Scan(Scope),
@@ -25,48 +33,100 @@ pub(super) enum CallPurpose {
 
 /// A call that was accepted, and that no poll has shown yet.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct AcceptedCall {
-    pub(super) purpose: CallPurpose,
-    /// A poll with this ticket or a later one was sent after the call was accepted: if it does
-    /// not show the call, then the call was lost.
-    pub(super) shown_from: Ticket,
+struct AcceptedCall {
+    purpose: CallPurpose,
+    /// Polls with this request id or a later one were sent after the call was accepted: if such a
+    /// poll does not show the call, the call was lost.
+    shown_from: RequestId,
 }
 
 /// The calls to one sub.
 #[derive(Debug, Default)]
 pub(super) struct Calls {
-    pub(super) under_way: Option<(Ticket, CallPurpose)>,
+    under_way: Option<(RequestId, CallPurpose)>,
     /// The last call, until a poll shows that it was carried out or lost.
-    pub(super) accepted: Option<AcceptedCall>,
+    accepted: Option<AcceptedCall>,
     pub(super) attempt: Attempt,
 }
 
-impl Sub {
-    /// Sends a call, if that may be now. Says whether it did.
-    pub(super) fn call(
-        &mut self,
-        now: Now,
-        purpose: CallPurpose,
-        call: Call,
-        effects: &mut Vec<Effect>,
-    ) -> bool {
-        let ticket = self.ask(now, purpose);
-        effects.extend(ticket.map(|ticket| Effect::Call(ticket, call)));
-        ticket.is_some()
+impl Calls {
+    /// Ends the call that is under way if this is its id, and returns its purpose.
+    pub(super) fn answered(&mut self, request_id: RequestId) -> Option<CallPurpose> {
+        self.under_way.take_if(|(asked, _)| *asked == request_id).map(|(_, purpose)| purpose)
     }
 
-    /// The ticket for a call that is sent now, if that may be.
-    pub(super) fn ask(&mut self, now: Now, purpose: CallPurpose) -> Option<Ticket> {
+    /// Takes the view after the poll `request_id`: the accepted call was carried out or lost.
+    pub(super) fn polled(&mut self, request_id: RequestId, view: &View) {
+        self.accepted.take_if(|call| request_id >= call.shown_from || is_shown(call.purpose, view));
+    }
+
+    /// True if a Commit was sent and no poll has shown its effect.
+    pub(super) fn has_commit(&self) -> bool {
+        let under_way = self.under_way.map(|(_, purpose)| purpose);
+        let accepted = self.accepted.map(|call| call.purpose);
+        [under_way, accepted]
+            .into_iter()
+            .flatten()
+            .any(|purpose| matches!(purpose, CallPurpose::Commit(_)))
+    }
+}
+
+/// The limits that the sub is to have, and the attempts to set them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct LimitsSync {
+    wanted: Limits,
+    /// The instance of the sub to which they were sent last.
+    sent_to: Option<u64>,
+    /// Counts how often they were sent without effect.
+    attempt: Attempt,
+}
+
+/// An image whose signatures were offered, and the instance of the sub to which.
+#[derive(Clone, Debug)]
+struct OfferedImage {
+    instance: u64,
+    image: Arc<RequiredImage>,
+}
+
+impl OfferedImage {
+    fn is_of(&self, instance: u64, image: &RequiredImage) -> bool {
+        self.instance == instance
+            && self.image.digest == image.digest
+            && self.image.signatures == image.signatures
+    }
+}
+
+/// The signatures that were sent to the machine, and those that it has accepted.
+///
+/// Each machine decides by its own configuration whether it accepts only signed images. That is not
+/// known here, so all signatures are offered: once to each instance of the sub, and again when the
+/// image has other signatures.
+#[derive(Debug, Default)]
+pub(super) struct SignatureOffer {
+    sent: Option<OfferedImage>,
+    accepted: Option<OfferedImage>,
+}
+
+impl Sub {
+    /// Sends a call if it may be sent now. Returns true if it was sent.
+    pub(super) fn call(&mut self, purpose: CallPurpose, call: Call, step: &mut Step<'_>) -> bool {
+        let request_id = self.begin_call(step.now, purpose);
+        step.effects.extend(request_id.map(|request_id| Effect::Call(request_id, call)));
+        request_id.is_some()
+    }
+
+    /// Returns the id for a call that the caller sends now, if it may be sent.
+    pub(super) fn begin_call(&mut self, now: Now, purpose: CallPurpose) -> Option<RequestId> {
         if !self.may_call(now) {
             return None;
         }
         self.calls.attempt.release();
-        let ticket = self.next_ticket();
-        self.calls.under_way = Some((ticket, purpose));
-        Some(ticket)
+        let request_id = self.next_request_id();
+        self.calls.under_way = Some((request_id, purpose));
+        Some(request_id)
     }
 
-    /// No call is under way or waits to be seen, and none failed just now.
+    /// True if no call is under way or waits for a poll to show it, and no retry is pending.
     pub(super) fn may_call(&mut self, now: Now) -> bool {
         if self.calls.under_way.is_some() || self.calls.accepted.is_some() {
             return false;
@@ -78,123 +138,188 @@ impl Sub {
         true
     }
 
-    /// The verdict, with why the last call failed if one did.
-    pub(super) fn waiting<T>(&self, status: Status, detail: String) -> Check<T> {
+    /// Stops with this status. If the last call failed, the detail says why.
+    pub(super) fn stop_waiting<T>(&self, status: Status, detail: String) -> Check<T> {
         match self.calls.attempt.why() {
             None => stop(status, detail),
             Some(why) => stop(status, format!("{detail}; trying again, because: {why}")),
         }
     }
 
-    /// Takes the answer that a call was accepted.
+    /// Handles that the sub accepted a call.
     pub(super) fn call_accepted(&mut self, purpose: CallPurpose) {
         match purpose {
             CallPurpose::Commit(id) => self.await_end(id),
-            CallPurpose::OfferSignatures => self.offer_taken(),
+            CallPurpose::OfferSignatures => self.offer_accepted(),
             _ => {}
         }
         // A poll may have overtaken the answer to the call.
         let is_seen = self.view.as_ref().is_some_and(|view| is_shown(purpose, view));
         if !is_seen {
-            let shown_from = Ticket(self.numbers.ticket + 1);
+            let shown_from = RequestId(self.last_request_id + 1);
             self.calls.accepted = Some(AcceptedCall { purpose, shown_from });
         }
         self.calls.attempt = Attempt::default();
     }
 
-    pub(super) fn call_failed(
-        &mut self,
-        now: Now,
-        context: &Context<'_>,
-        purpose: CallPurpose,
-        failure: Failure,
-    ) {
-        if let CallPurpose::Prefetch(_) = purpose {
-            return self.hold_prefetch(failure.text, now, context);
-        }
-        if let CallPurpose::Limits = purpose {
-            return self.limits_refused(failure.text);
-        }
-        if purpose == CallPurpose::OfferSignatures && failure.kind == FailureKind::NoMethod {
-            return self.offer_taken();
+    /// Handles that a call failed.
+    pub(super) fn call_failed(&mut self, purpose: CallPurpose, failure: Failure, step: &Step<'_>) {
+        match purpose {
+            CallPurpose::Prefetch(_) => return self.hold_prefetch(failure.text, step),
+            CallPurpose::Limits => return self.limits.attempt.explain(failure.text),
+            CallPurpose::OfferSignatures if failure.kind == FailureKind::NoMethod => {
+                return self.offer_accepted();
+            }
+            // The objects may still be in the cache.
+            CallPurpose::Cleanup => self.cleaned_generation = None,
+            CallPurpose::Commit(id) => self.commit_failed(id, failure.kind),
+            _ => {}
         }
         if failure.kind == FailureKind::Untrusted {
-            // Whatever it was shown before, it does not have it any more.
-            self.offer.taken = None;
+            // The machine has lost the signatures that it had accepted.
+            self.offer.accepted = None;
         }
-        if let CallPurpose::Cleanup = purpose {
-            // What was to go may still be there.
-            self.cleaned_generation = None;
-        }
-        let pause = self.calls.attempt.count(RETRY_FIRST, RETRY_LONGEST, context.jitter);
-        let again = now.elapsed + pause;
-        if let CallPurpose::Commit(id) = purpose {
-            if matches!(failure.kind, FailureKind::Braked | FailureKind::Unsent) {
-                self.claims.refused();
-                self.updates.unsent = Some(id);
-            }
-            // It may have been carried out, unless it is not even on record.
-            if failure.kind != FailureKind::Unsent {
-                self.await_end(id);
-            }
-        }
+        let pause = self.calls.attempt.count(RETRY_FIRST, RETRY_LONGEST, step.context.jitter);
+        let retry_at = step.now.elapsed + pause;
         match failure.kind {
-            FailureKind::Braked => self.calls.attempt.failures = 0,
-            FailureKind::Unsent => {
-                self.calls.attempt.hold(again, failure.text);
-            }
+            FailureKind::Cancelled => self.calls.attempt.failures = 0,
             // The call may have been carried out; the same call with the same id does no harm.
-            FailureKind::Unreachable | FailureKind::Busy | FailureKind::Stale => {
-                self.calls.attempt.hold(again, failure.text);
-            }
+            FailureKind::NotRecorded
+            | FailureKind::Unreachable
+            | FailureKind::Busy
+            | FailureKind::Stale => self.calls.attempt.hold(retry_at, failure.text),
             FailureKind::NotFound => {
                 self.updates.wanted = None;
-                self.calls.attempt.hold(again, failure.text);
+                self.calls.attempt.hold(retry_at, failure.text);
             }
             FailureKind::NoSpace
             | FailureKind::Refused
             | FailureKind::NoMethod
             | FailureKind::Untrusted
             | FailureKind::Held
-            | FailureKind::Garbage => {
-                let what = match purpose {
-                    CallPurpose::Scan(_) | CallPurpose::Limits | CallPurpose::Cleanup => {
-                        self.calls.attempt.hold(again, failure.text);
-                        return;
-                    }
-                    CallPurpose::Fetch(_) | CallPurpose::Prefetch(_) => {
-                        (Status::FetchFailed, "would not fetch")
-                    }
-                    CallPurpose::Prepare(_) => {
-                        (Status::UpdateFailed, "would not prepare the update")
-                    }
-                    CallPurpose::OfferSignatures => {
-                        (Status::UpdateFailed, "would not look at the signatures")
-                    }
-                    CallPurpose::Commit(_) => {
-                        (Status::UpdateFailed, "would not carry out the update")
-                    }
-                };
-                let status = match failure.kind {
-                    FailureKind::NoSpace => Status::InsufficientSpace,
-                    FailureKind::Held => Status::Held,
-                    FailureKind::Untrusted => Status::SignatureRefused,
-                    _ => what.0,
-                };
-                if status == Status::Held {
-                    // What is staged stays staged for a while.
-                    self.calls.attempt.failures = 0;
-                } else {
-                    (self.updates.wanted, self.fetch) = (None, None);
-                }
-                self.hold_back(now, context, status, format!("it {}: {}", what.1, failure.text));
+            | FailureKind::InvalidReply => {
+                self.call_refused(retry_at, purpose, failure, step);
             }
         }
+    }
+
+    fn commit_failed(&mut self, update_id: u64, kind: FailureKind) {
+        if matches!(kind, FailureKind::Cancelled | FailureKind::NotRecorded) {
+            self.claims.commit_not_sent();
+            self.updates.unsent = Some(update_id);
+        }
+        // The Commit may have been carried out, unless it was not even recorded.
+        if kind != FailureKind::NotRecorded {
+            self.await_end(update_id);
+        }
+    }
+
+    /// Handles that the same call would fail again: holds updates for a while.
+    fn call_refused(
+        &mut self,
+        retry_at: Duration,
+        purpose: CallPurpose,
+        failure: Failure,
+        step: &Step<'_>,
+    ) {
+        let (status, refused) = match purpose {
+            CallPurpose::Scan(_) | CallPurpose::Limits | CallPurpose::Cleanup => {
+                self.calls.attempt.hold(retry_at, failure.text);
+                return;
+            }
+            CallPurpose::Fetch(_) | CallPurpose::Prefetch(_) => (Status::FetchFailed, "to fetch"),
+            CallPurpose::Prepare(_) => (Status::UpdateFailed, "to prepare the update"),
+            CallPurpose::OfferSignatures => (Status::UpdateFailed, "to check the signatures"),
+            CallPurpose::Commit(_) => (Status::UpdateFailed, "to carry out the update"),
+        };
+        let status = match failure.kind {
+            FailureKind::NoSpace => Status::InsufficientSpace,
+            FailureKind::Held => Status::Held,
+            FailureKind::Untrusted => Status::SignatureRefused,
+            _ => status,
+        };
+        if status == Status::Held {
+            // A staged update stays staged for a while.
+            self.calls.attempt.failures = 0;
+        } else {
+            (self.updates.wanted, self.fetch) = (None, None);
+        }
+        let detail = format!("the machine refused {refused}: {}", failure.text);
+        self.hold_updates(status, detail, step);
+    }
+
+    /// Sets the limits that the sub is to have. Returns true if they differ from the last ones.
+    pub(super) fn set_limits(&mut self, limits: Limits) -> bool {
+        let is_new = self.limits.wanted != limits;
+        if is_new {
+            self.limits = LimitsSync { wanted: limits, ..LimitsSync::default() };
+        }
+        is_new
+    }
+
+    /// Why the limits could not be sent to the sub, if the last attempt failed.
+    #[must_use]
+    pub fn limits_error(&self) -> Option<&str> {
+        self.limits.attempt.why().filter(|why| !why.is_empty())
+    }
+
+    /// Sends the limits to the sub if it reports that others were sent to it last. Which of them
+    /// are in force depends on its own configuration.
+    pub(super) fn sync_limits(&mut self, view: &View, step: &mut Step<'_>) {
+        let wanted = self.limits.wanted;
+        if view.report.limits.told == wanted {
+            self.limits = LimitsSync { wanted, ..LimitsSync::default() };
+            return;
+        }
+        let instance = view.report.version.instance;
+        if self.limits.sent_to != Some(instance) {
+            self.limits.attempt = Attempt::default();
+        } else if let Some(until) = self.limits.attempt.held_until(step.now.elapsed) {
+            self.wake_by(until);
+            return;
+        }
+        let request = SetConfigurationRequest { scan: None, limits: Some(wanted) };
+        if self.call(CallPurpose::Limits, Call::SetConfiguration(request), step) {
+            let attempt = &mut self.limits.attempt;
+            let pause = attempt.count(HOLD_FIRST, HOLD_LONGEST, step.context.jitter);
+            attempt.hold(step.now.elapsed + pause, String::new());
+            self.limits.sent_to = Some(instance);
+        }
+    }
+
+    /// Continues if the machine has the signatures of the image, or the image has none.
+    pub(super) fn check_signatures(
+        &mut self,
+        view: &View,
+        image: &Arc<RequiredImage>,
+        step: &mut Step<'_>,
+    ) -> Check<()> {
+        let instance = view.report.version.instance;
+        let is_known = |offer: &OfferedImage| offer.is_of(instance, image);
+        if image.signatures.is_empty() || self.offer.accepted.as_ref().is_some_and(is_known) {
+            return Continue(());
+        }
+        let request = OfferImageRequest {
+            content: image.content.clone(),
+            signatures: image.signatures.clone(),
+            sources: step.context.sources.iter().take(SOURCES_MAX).cloned().collect(),
+        };
+        let call = Call::Offer(Box::new(request));
+        if self.call(CallPurpose::OfferSignatures, call, step) {
+            self.offer.sent = Some(OfferedImage { instance, image: Arc::clone(image) });
+        }
+        let detail = format!("sending the signatures of {}", image.name());
+        self.stop_unless_disabled(Status::Preparing, detail)
+    }
+
+    /// Handles that the machine has accepted the signatures, or does not know the method.
+    fn offer_accepted(&mut self) {
+        self.offer.accepted = self.offer.sent.take();
     }
 }
 
 /// True if `view` shows that the call was carried out.
-pub(super) fn is_shown(purpose: CallPurpose, view: &View) -> bool {
+fn is_shown(purpose: CallPurpose, view: &View) -> bool {
     match purpose {
         CallPurpose::Scan(scope) => view.report.scope == scope,
         CallPurpose::Fetch(id) | CallPurpose::Prefetch(id) => {
@@ -213,7 +338,7 @@ pub(super) fn is_shown(purpose: CallPurpose, view: &View) -> bool {
             matches!(view.report.activity, Activity::Updating { update_id } if update_id == id)
                 || view.outcome_of(id).is_some()
         }
-        // Nothing waits for it.
+        // Nothing waits for the effect of these calls.
         CallPurpose::Limits | CallPurpose::Cleanup | CallPurpose::OfferSignatures => true,
     }
 }

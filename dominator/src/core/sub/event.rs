@@ -1,4 +1,4 @@
-//! What can happen to a sub, and what can be done about it.
+//! The events that the state machine of one machine takes, and the effects that it returns.
 // tidy: core
 
 use std::sync::Arc;
@@ -6,112 +6,124 @@ use std::sync::Arc;
 use api::dominator::Status;
 use api::dominator::orders::{DefaultImage, UpdatePause};
 use api::subd::{
-    CleanupRequest, FetchRequest, Limits, OfferImageRequest, Outcome, PollReply, PollRequest,
-    PrepareRequest, SetConfigurationRequest, Version,
+    CleanupRequest, FetchRequest, Limits, OfferImageRequest, PollReply, PollRequest,
+    PrepareRequest, SetConfigurationRequest, SubVersion, UpdateOutcome,
 };
 use model::mdb::Machine;
 use model::object::ObjectId;
+use model::signing::Signature;
 use model::tree::Tree;
 
-use crate::core::changes::Ordered;
+use crate::core::changes::OrderedUpdate;
 use crate::core::claims::{Claim, ClaimAnswer, ClaimKind, Release};
 use crate::core::identity::{IdentityReport, IdentityVerdict};
 use api::planning::{PlanJob, Planned};
 use model::image::required::RequiredImage;
 
-/// What a decision needs beside the state of the sub.
+/// The inputs of a decision that are not part of the state.
 #[derive(Clone, Copy, Debug)]
 pub struct Context<'a> {
-    /// A number from 0 to 999, drawn for each event.
+    /// A random number from 0 to 999, new for each event.
     pub jitter: u16,
-    /// `host:port` of the object servers that this sub fetches from.
+    /// The object servers from which this sub fetches, as `host:port`.
     pub sources: &'a [String],
 }
 
-/// Ties an answer to its question: an answer to another question than the last is late, and is
-/// ignored.
+/// Identifies a request of the state machine. The answer carries the same id; an answer to an
+/// earlier request than the last is ignored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Ticket(pub u64);
+pub struct RequestId(pub u64);
 
-/// The image that a machine must have, as far as it is known.
+/// What is known of the image that a machine must have.
 #[derive(Clone, Debug, Default)]
 pub enum ImageState {
-    /// None is required.
+    /// No image is required.
     #[default]
     Undefined,
-    /// It is not at hand, and why.
+    /// The image is not available, for this reason.
     Missing(Arc<str>),
-    /// It is at hand.
+    /// The image is available.
     Ready(Arc<RequiredImage>),
 }
 
 impl ImageState {
-    /// The digest of the image, if it is at hand.
+    /// The image, if it is available.
     #[must_use]
-    pub fn digest(&self) -> Option<ObjectId> {
+    pub fn ready(&self) -> Option<&Arc<RequiredImage>> {
         match self {
-            Self::Ready(image) => Some(image.digest),
+            Self::Ready(image) => Some(image),
             Self::Undefined | Self::Missing(_) => None,
         }
     }
+
+    /// The signatures of the image; none if it is not available.
+    pub(super) fn signatures(&self) -> &[Signature] {
+        self.ready().map_or(&[], |image| &image.signatures)
+    }
+
+    /// The digest of the image, if it is available.
+    #[must_use]
+    pub fn digest(&self) -> Option<ObjectId> {
+        self.ready().map(|image| image.digest)
+    }
 }
 
-/// Why a question was not answered.
+/// Why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// What to do about it.
     pub kind: FailureKind,
     pub text: String,
 }
 
-/// The kinds of failure that differ in what is done about them.
+/// The kinds of failure to which the state machine reacts differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureKind {
-    /// There was no connection, or no answer in time. The call may have been carried out.
+    /// There was no connection, or no answer in time. The sub may have carried out the call.
     Unreachable,
-    /// The answer made no sense.
-    Garbage,
-    /// The sub is busy, or cannot do it now.
+    /// The answer is invalid.
+    InvalidReply,
+    /// The sub is busy, or cannot carry out the call now.
     Busy,
-    /// The sub has changed since it was looked at.
+    /// The tree or the cache of the sub has changed since it was polled.
     Stale,
-    /// What the call was about does not exist.
+    /// The object of the call does not exist.
     NotFound,
-    /// There is no space left.
+    /// The disk of the sub is full.
     NoSpace,
-    /// The sub refused.
+    /// The sub refused the call.
     Refused,
-    /// The sub is of a release that does not know the call.
+    /// The release of the sub does not have this method.
     NoMethod,
-    /// The machine takes only signed images, and this is not one, or the plan does something else.
+    /// The machine accepts only signed images, and the image is not signed or the plan differs from
+    /// it.
     Untrusted,
-    /// The machine does not allow it for now: it is paused, or guarded from disruption.
+    /// The machine does not allow the update now: it is paused, or protected from disruption.
     Held,
-    /// The brake was pulled, the machine paused, leave taken back, or something else wanted, before
-    /// the Commit was sent or while it was on its way.
-    Braked,
-    /// The Commit was not sent, because what it orders cannot be put on record.
-    Unsent,
+    /// The Commit was cancelled before or while it was sent: updates were disabled or paused, the
+    /// claim was withdrawn, or another update is wanted.
+    Cancelled,
+    /// The Commit was not sent, because the update cannot be recorded in the history.
+    NotRecorded,
 }
 
-/// A call that changes something on the sub, beside the Commit ([`Effect::Commit`]). At most one is
-/// under way, the Commit included.
+/// A call that changes something on the sub, except the Commit ([`Effect::Commit`]). At most one
+/// call is under way, including the Commit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Call {
-    /// Tells the sub how to scan.
+    /// Sets the scan filter, or the limits, of the sub.
     SetConfiguration(SetConfigurationRequest),
-    /// Starts to get objects.
+    /// Starts to fetch objects.
     Fetch(FetchRequest),
     /// Stages an update.
     Prepare(Box<PrepareRequest>),
-    /// Takes objects out of the cache.
+    /// Removes objects from the cache.
     Cleanup(CleanupRequest),
-    /// Shows the sub who has signed an image.
+    /// Sends the signatures of an image.
     Offer(Box<OfferImageRequest>),
 }
 
 impl Call {
-    /// The word for logs.
+    /// The name of the call in logs.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -124,102 +136,102 @@ impl Call {
     }
 }
 
-/// An order of an operator about one machine.
+/// An order of an operator about one machine. [`Effect::OrderAnswered`] says whether it had an
+/// effect.
 #[derive(Clone, Debug)]
 pub enum SubOrder {
-    /// Lets the pending unsafe update pass, and no other. Of use if there is one.
+    /// Approves the pending unsafe update and no other.
     ClearSafety,
-    /// Tries again what failed, and an image whose health check failed. Of use if anything is held
-    /// back for such a reason.
+    /// Tries again at once what failed, including an image whose health check failed.
     Retry,
-    /// Carries out the pending plan once, even if the machine does not want to be disturbed. Of use
-    /// if a plan is pending.
+    /// Carries out the pending plan once, even if the machine does not allow disruptive updates.
     ForceDisruptive,
-    /// Brings the machine up to date now: polls it, has it scan, and tries again what failed.
+    /// Updates the machine now: polls it, has it scan, and tries again what failed.
     FastUpdate,
-    /// Pauses the updates of the machine, or ends the pause. A pause ends by itself, by
-    /// `Now::wall`.
+    /// Pauses the updates of the machine, or ends the pause. A pause ends by itself, by the time of
+    /// [`Now::wall`](crate::core::timing::Now::wall).
     Pause(Option<Arc<UpdatePause>>),
-    /// Has the sub keep to these limits. Of use if they differ from the previous ones.
+    /// Sets the limits of the sub.
     SetLimits(Limits),
 }
 
 /// What happened.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// The record of the machine, or the state of its image, is this now.
+    /// The record of the machine, or the state of its image, has changed to this.
     Assigned {
         machine: Arc<Machine>,
-        /// The image that it must have.
         image: ImageState,
-        /// The image that it will get next.
+        /// The image that the machine will get next.
         planned: ImageState,
     },
-    /// The brake is on, for this reason, or off.
+    /// The brake is on for this reason, or off.
     Brake(Option<Arc<str>>),
-    /// Nothing can be put on record, for this reason, or it can again: what cannot is not ordered.
-    HistoryTrouble(Option<Arc<str>>),
-    /// An operator's order; the first effect is [`Effect::OrderAnswered`].
+    /// The history cannot be written for this reason, or can be written again. What cannot be
+    /// recorded is not ordered.
+    HistoryFailing(Option<Arc<str>>),
+    /// An operator gave an order. The first effect is [`Effect::OrderAnswered`].
     Ordered(SubOrder),
-    /// The identity table has judged whether the machine is the one that is meant.
+    /// The identity table has decided whether the right machine answers.
     IdentityJudged(IdentityVerdict),
-    /// This is the image of machines whose record names none; [`Event::Assigned`] follows.
+    /// The default image has changed to this. [`Event::Assigned`] follows.
     DefaultImage(Option<Arc<DefaultImage>>),
-    /// The machine has scanned, and its report of this version or a later one has what it found; or
+    /// The machine has scanned: its report of this version, or a later one, contains the result. Or
     /// it cannot scan at once.
-    Scanned(Ticket, Result<Version, Failure>),
+    Scanned(RequestId, Result<SubVersion, Failure>),
     /// The sub answered a poll.
-    Polled(Ticket, Box<PollReply>),
+    Polled(RequestId, Box<PollReply>),
     /// The sub did not answer a poll.
-    PollFailed(Ticket, Failure),
+    PollFailed(RequestId, Failure),
     /// The tree was read.
-    TreeRead(Ticket, Tree),
+    TreeRead(RequestId, Tree),
     /// The tree was not read.
-    TreeFailed(Ticket, Failure),
-    /// The plan was made, or could not be made and why.
-    Planned(Ticket, Result<Arc<Planned>, String>),
+    TreeFailed(RequestId, Failure),
+    /// The plan was made, or could not be made for this reason.
+    Planned(RequestId, Result<Arc<Planned>, String>),
     /// The sub accepted the call.
-    Accepted(Ticket),
-    /// The call failed, or nobody knows.
-    CallFailed(Ticket, Failure),
-    /// The answer to the last claim for this, or another answer than before.
+    Accepted(RequestId),
+    /// The call failed, or it is not known whether it did.
+    CallFailed(RequestId, Failure),
+    /// The answer to the last claim of this kind, or a change of that answer.
     Claimed(ClaimKind, ClaimAnswer),
-    /// The time that [`super::Sub::wake_at`] asked for has come, or nothing happened at all.
+    /// The time of [`super::Sub::wake_at`] has come.
     Wake,
 }
 
-/// What to do. Each that has a ticket is answered by exactly one event with it.
+/// What the shell must do. An effect with a request id is answered by exactly one event with the
+/// same id.
 #[derive(Clone, Debug)]
 pub enum Effect {
-    /// Answers [`Event::Ordered`]: true if the order was of use.
+    /// Answers [`Event::Ordered`]: true if the order had an effect.
     OrderAnswered(bool),
-    /// Poll the sub.
-    Poll(Ticket, PollRequest),
-    /// Read the tree with this digest.
-    ReadTree(Ticket, ObjectId),
-    /// Make a plan.
-    Plan(Ticket, Box<PlanJob>),
-    /// Call the sub.
-    Call(Ticket, Call),
-    /// Have the sub carry out the update that it has staged; never while the brake is on. What is
-    /// ordered must be on record before the Commit is sent, and [`super::Sub::still_orders`] is
-    /// asked between the two.
-    Commit(Ticket, Box<Ordered>),
-    /// Tell the identity table. [`IdentityReport::Seen`] is answered by [`Event::IdentityJudged`],
-    /// which also comes by itself.
+    /// Polls the sub.
+    Poll(RequestId, PollRequest),
+    /// Reads the tree with this digest.
+    ReadTree(RequestId, ObjectId),
+    /// Makes a plan.
+    Plan(RequestId, Box<PlanJob>),
+    /// Calls the sub.
+    Call(RequestId, Call),
+    /// Records the update in the history, checks [`super::Sub::is_commit_wanted`], and then has the
+    /// sub carry out the update that it has staged. Never sent while the brake is on.
+    Commit(RequestId, Box<OrderedUpdate>),
+    /// Reports to the identity table. It answers [`IdentityReport::Seen`] with
+    /// [`Event::IdentityJudged`], and sends that event also when its verdict changes.
     ReportIdentity(IdentityReport),
-    /// Have the sub look at its whole tree at once, and wait until it has; this was its version.
-    Scan(Ticket, Version),
-    /// Ask for leave; [`Event::Claimed`] comes with the answer, unless it is for what is under way,
-    /// and again when the answer changes.
+    /// Has the sub, whose last report had this version, scan its whole tree at once, and waits for
+    /// the end of the scan.
+    Scan(RequestId, SubVersion),
+    /// Makes a claim. [`Event::Claimed`] brings the answer and each change of it, except for
+    /// [`Claim::UnderWay`].
     Claim(Claim),
-    /// This is not needed any more.
+    /// Releases a claim.
     Release(Release),
-    /// It is known now what the machine is doing, or that it does not answer.
+    /// The activity of the machine is known now, or that it does not answer.
     ActivityKnown,
-    /// The status has changed to this.
+    /// The status has changed to this, with this detail.
     StatusChanged(Status, String),
-    /// The update with this id, of which a Commit was sent, ended so. May be told again, and
-    /// otherwise: an update that was done may be undone.
-    UpdateEnded(u64, Outcome),
+    /// The update with this id, for which a Commit was sent, has ended. May be sent again with
+    /// another outcome: an update that was done may be undone.
+    UpdateEnded(u64, UpdateOutcome),
 }

@@ -1,66 +1,64 @@
-//! Whether what answers is the machine that is meant: the identity table is
-//! told what the sub says of itself, and nothing is done to the machine before the answer.
+//! Checks that the right machine answers: reports to the identity table what the sub says of its
+//! machine. The machine gets no calls before the verdict.
 // tidy: core
 
 use std::sync::Arc;
 
 use api::dominator::Status;
-use model::path::TreePath;
-use model::scope::Coverage;
 
-use super::next_effects::{Check, stop};
-use super::{Effect, ImageState, Sub, View};
-use crate::core::identity::{IdentityReport, IdentityVerdict, Origin, Origins, Sighting};
-use model::image::required::RequiredImage;
+use super::{Check, Effect, ImageState, Sub, View, stop};
+use crate::core::identity::{
+    FileOrigin, FileOrigins, IdentityReport, IdentityVerdict, ReportedIdentity,
+};
 
-/// What was told, and what was answered.
+/// The last report to the identity table, and its verdict.
 #[derive(Debug, Default)]
 pub(super) struct IdentityCheck {
-    /// Counts sightings.
+    /// The number of the last reported identity.
     last: u64,
-    sighting: Option<Arc<Sighting>>,
-    /// The verdict on that sighting, once there is one.
+    reported: Option<Arc<ReportedIdentity>>,
+    /// The verdict on it, once there is one.
     verdict: Option<IdentityVerdict>,
-    /// The identity table was told that the machine is synced, since it was last seen or changed.
-    is_settled: bool,
+    /// True if `Synced` was reported since the machine was last seen or changed.
+    is_synced_reported: bool,
 }
 
 impl IdentityCheck {
-    /// Takes a verdict; one on another sighting than the last is late.
+    /// Takes a verdict. A late one, on another identity than the last, is ignored.
     pub(super) fn take(&mut self, verdict: IdentityVerdict) {
-        if self.sighting.is_some() && verdict.number == self.last {
+        if self.reported.is_some() && verdict.number == self.last {
             self.verdict = Some(verdict);
         }
     }
 
-    /// True if what answered last is the machine that is meant.
-    pub(super) fn is_good(&self) -> bool {
-        self.verdict.as_ref().is_some_and(|verdict| verdict.wrong.is_none())
+    /// True if the right machine answered last.
+    pub(super) fn is_verified(&self) -> bool {
+        self.verdict.as_ref().is_some_and(|verdict| verdict.mismatch.is_none())
     }
 }
 
 impl Sub {
-    /// What answers is the machine that is meant.
-    pub(super) fn identity_checked(&mut self, view: &View, effects: &mut Vec<Effect>) -> Check<()> {
+    /// Continues if the right machine answers.
+    pub(super) fn check_identity(&mut self, view: &View, effects: &mut Vec<Effect>) -> Check<()> {
         let origins = match &self.image {
             ImageState::Ready(image) => {
                 let image = Arc::clone(image);
-                self.scope_known(&image, view).origins
+                self.known_scope(&image, view).origins
             }
-            ImageState::Undefined | ImageState::Missing(_) => Origins::UNKNOWN,
+            ImageState::Undefined | ImageState::Missing(_) => FileOrigins::UNKNOWN,
         };
         let (instance, identity) = (view.report.version.instance, &view.report.identity);
         let check = &mut self.identity;
         let is_known = check
-            .sighting
+            .reported
             .as_ref()
-            .is_some_and(|sighting| sighting.is_of(instance, identity, origins));
+            .is_some_and(|reported| reported.is_of(instance, identity, origins));
         if !is_known {
-            let sighting = Arc::new(Sighting::of(instance, identity, origins));
+            let reported = Arc::new(ReportedIdentity::new(instance, identity, origins));
             check.last += 1;
-            check.sighting = Some(Arc::clone(&sighting));
-            (check.verdict, check.is_settled) = (None, false);
-            effects.push(Effect::ReportIdentity(IdentityReport::Seen(check.last, sighting)));
+            check.reported = Some(Arc::clone(&reported));
+            (check.verdict, check.is_synced_reported) = (None, false);
+            effects.push(Effect::ReportIdentity(IdentityReport::Seen(check.last, reported)));
         }
         match &check.verdict {
             None => match self.shown.status {
@@ -68,53 +66,34 @@ impl Sub {
                     Status::Rescanning,
                     "connected again; checking the identity of the machine",
                 ),
-                status => stop(status, self.shown.detail.clone()),
+                _ => self.stop_unchanged(),
             },
-            Some(IdentityVerdict { wrong: Some(why), .. }) => stop(Status::WrongMachine, &**why),
-            Some(IdentityVerdict { wrong: None, .. }) => Check::Continue(()),
+            Some(IdentityVerdict { mismatch: Some(why), .. }) => stop(Status::WrongMachine, &**why),
+            Some(IdentityVerdict { mismatch: None, .. }) => Check::Continue(()),
         }
     }
 
-    /// The sub does not answer: who answers next may be another one.
-    pub(super) fn lost(&mut self, effects: &mut Vec<Effect>) {
-        if self.identity.sighting.take().is_some() {
+    /// Reports that the sub does not answer: another machine may answer next.
+    pub(super) fn report_lost(&mut self, effects: &mut Vec<Effect>) {
+        if self.identity.reported.take().is_some() {
             self.identity.verdict = None;
             effects.push(Effect::ReportIdentity(IdentityReport::Lost));
         }
     }
 
-    /// An update is carried out that may change the machine id.
-    pub(super) fn changing(&mut self, effects: &mut Vec<Effect>) {
-        let origins = self.identity.sighting.as_ref().map(|sighting| sighting.origins);
-        if origins.is_some_and(|origins| origins.machine_id != Origin::Machine) {
-            self.identity.is_settled = false;
+    /// Reports that an update is carried out, if it may change the machine id.
+    pub(super) fn report_changing(&mut self, effects: &mut Vec<Effect>) {
+        let origins = self.identity.reported.as_ref().map(|reported| reported.origins);
+        if origins.is_some_and(|origins| origins.machine_id != FileOrigin::Machine) {
+            self.identity.is_synced_reported = false;
             effects.push(Effect::ReportIdentity(IdentityReport::Changing));
         }
     }
 
-    /// The machine equals its image: this is who it is.
-    pub(super) fn settled(&mut self, effects: &mut Vec<Effect>) {
-        if !std::mem::replace(&mut self.identity.is_settled, true) {
+    /// Reports that the machine equals its image.
+    pub(super) fn report_synced(&mut self, effects: &mut Vec<Effect>) {
+        if !std::mem::replace(&mut self.identity.is_synced_reported, true) {
             effects.push(Effect::ReportIdentity(IdentityReport::Synced));
         }
     }
-}
-
-/// Where the files come from that tell machines apart, on machines that leave `excluded` alone.
-pub(super) fn origins(image: &RequiredImage, excluded: impl Fn(&TreePath) -> bool) -> Origins {
-    let of = |text: &str| {
-        let path: TreePath = text.parse().expect("the constant is a path");
-        let is_covered = match &image.scan.coverage {
-            Coverage::Full(filter) => !filter.keeps(&path),
-            Coverage::Paths(paths) => paths.contains(&path),
-        };
-        if !is_covered || excluded(&path) {
-            return Origin::Machine;
-        }
-        match image.tree.file(&path) {
-            Some(file) if file.size_bytes > 0 => Origin::Image(file.object),
-            _ => Origin::Nobody,
-        }
-    };
-    Origins { machine_id: of("/etc/machine-id"), hostname: of("/etc/hostname") }
 }

@@ -1,12 +1,11 @@
-//! Decides what is next from all that is known of a sub.
+//! Decides the next status and effects from all that is known of a sub.
 //!
-//! The stages come in the order of the loop: reach it, know its image, have it scan the right
-//! paths, know its tree, know the plan; then fetch, prepare, commit, clean up. The first stage
-//! that is not there yet gives the status and, if nothing is under way, the effect that brings it
-//! nearer.
+//! The checks follow the life of an update: reach the sub, know its image, have it scan the right
+//! paths, know its tree, have a plan; then fetch, prepare, commit, clean up. The first check that
+//! does not continue gives the status and, if nothing is under way, the effect of the next step.
 // tidy: core
 
-use core::ops::ControlFlow::{self, Break, Continue};
+use core::ops::ControlFlow::{Break, Continue};
 use core::time::Duration;
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -15,96 +14,74 @@ use api::dominator::Status;
 use api::object_server::IDS_MAX;
 use api::planning::Planned;
 use api::subd::{
-    Activity, CleanupRequest, Expects, FetchRequest, PrepareRequest, ScanReport,
+    Activity, CleanupRequest, ExpectedState, FetchRequest, PrepareRequest, ScanReport,
     SetConfigurationRequest,
 };
+use model::display::utc;
 use model::image::required::RequiredImage;
-use model::plan::{Operation, Plan};
-use model::when::moment;
-use model::words::counted;
+use model::plan::Plan;
 
-use super::missing_objects::Missing;
-use super::{
-    Call, CallPurpose, Context, Effect, FailureKind, Fetching, ImageState, Now, Reach, Sub, View,
-    WantedUpdate,
-};
+use super::calls::CallPurpose;
+use super::plans::{Missing, describe};
+use super::polls::Reachability;
+use super::updates::{Fetching, WantedUpdate};
+use super::{Call, Effect, Failure, FailureKind, ImageState, Now, Step, Sub, View};
+use super::{Check, StatusAndDetail, stop};
 
 /// How long a staged update waits for its Commit.
 const EXPIRES_SECONDS: u32 = 300;
 
-/// How long a machine that reboots may give no answer, before it counts as unreachable.
+/// How long a rebooting machine may give no answer before its status is `unreachable`.
 const REBOOT_LONGEST: Duration = Duration::from_secs(900);
 
-/// How many paths a status names.
-const PATHS_NAMED: usize = 3;
-
-/// A status and what it waits for, in words.
-pub(super) type StatusAndDetail = (Status, String);
-
-/// Goes on with `T`, or ends with a verdict.
-pub(super) type Check<T> = ControlFlow<StatusAndDetail, T>;
-
-pub(super) fn stop<T>(status: Status, detail: impl Into<String>) -> Check<T> {
-    Break((status, detail.into()))
-}
+/// How many failed triggers a status lists.
+const FAILURES_LISTED: usize = 3;
 
 impl Sub {
-    pub(super) fn next_effects(
-        &mut self,
-        now: Now,
-        context: &Context<'_>,
-        effects: &mut Vec<Effect>,
-    ) {
+    pub(super) fn next_effects(&mut self, step: &mut Step<'_>) {
         self.wake = None;
-        self.tell_end(effects);
-        self.look_at_pause(now);
-        self.keep_polling(now, context, effects);
-        let verdict = match (&self.polls.reach, self.view.take()) {
-            (Reach::Bad(failure), view) => {
+        self.report_update_end(&mut step.effects);
+        self.check_pause(step.now);
+        self.poll_if_due(step);
+        let status = match (&self.polls.reachability, self.view.take()) {
+            (Reachability::Failed(failure), view) => {
                 let failure = failure.clone();
-                self.lost(effects);
-                let is_away = failure.kind == FailureKind::Unreachable;
-                let since = now.elapsed.saturating_sub(self.polls.answered);
-                let comes_up = view.as_ref().is_some_and(View::is_rebooting);
                 self.view = view;
-                match is_away {
-                    true if comes_up && since < REBOOT_LONGEST => {
-                        let detail = format!("rebooting; no answer yet: {}", failure.text);
-                        (Status::Rebooting, detail)
-                    }
-                    true => (Status::Unreachable, failure.text),
-                    false => (Status::PollFailed, failure.text),
-                }
+                self.report_lost(&mut step.effects);
+                self.status_of_failed_poll(failure, step.now)
             }
-            // Nothing was said yet, or everything has to be said again: the status stays.
-            (Reach::Unknown | Reach::Good, None) => (self.shown.status, self.shown.detail.clone()),
-            (Reach::Unknown | Reach::Good, Some(view)) => {
-                let (Break(verdict) | Continue(verdict)) =
-                    self.check_all(&view, now, context, effects);
+            // There was no reply yet, or a full report is requested again.
+            (Reachability::Unknown | Reachability::Answered, None) => {
+                (self.shown.status, self.shown.detail.clone())
+            }
+            (Reachability::Unknown | Reachability::Answered, Some(view)) => {
+                let (Break(status) | Continue(status)) = self.check_all(&view, step);
                 self.view = Some(view);
-                verdict
+                status
             }
         };
-        self.set_status(now, verdict, effects);
-        self.settle_claims(now, self.shown.status, effects);
+        self.set_status(status, step);
+        self.settle_claims(self.shown.status, step);
     }
 
-    pub(super) fn wake_by(&mut self, at: Duration) {
-        self.wake = Some(self.wake.map_or(at, |wake| wake.min(at)));
+    fn status_of_failed_poll(&self, failure: Failure, now: Now) -> StatusAndDetail {
+        if failure.kind != FailureKind::Unreachable {
+            return (Status::PollFailed, failure.text);
+        }
+        let unanswered = now.elapsed.saturating_sub(self.polls.answered);
+        let is_rebooting = self.view.as_ref().is_some_and(View::is_rebooting);
+        if is_rebooting && unanswered < REBOOT_LONGEST {
+            return (Status::Rebooting, format!("rebooting; no answer yet: {}", failure.text));
+        }
+        (Status::Unreachable, failure.text)
     }
 
-    fn check_all(
-        &mut self,
-        view: &View,
-        now: Now,
-        context: &Context<'_>,
-        effects: &mut Vec<Effect>,
-    ) -> Check<StatusAndDetail> {
-        self.identity_checked(view, effects)?;
-        self.not_busy_by_itself(view)?;
-        self.not_updating(view)?;
-        self.hurried(view, effects)?;
-        self.sync_limits(view, now, context, effects);
+    fn check_all(&mut self, view: &View, step: &mut Step<'_>) -> Check<StatusAndDetail> {
+        self.check_identity(view, &mut step.effects)?;
+        self.check_not_finishing_update(view)?;
+        self.check_not_updating(view)?;
+        self.check_ordered_scan(view, &mut step.effects)?;
+        self.sync_limits(view, step);
         let image = match &self.image {
             ImageState::Undefined => {
                 return stop(Status::ImageUndefined, "the machine database names no image for it");
@@ -112,41 +89,41 @@ impl Sub {
             ImageState::Missing(why) => return stop(Status::ImageNotReady, &**why),
             ImageState::Ready(image) => Arc::clone(image),
         };
-        let scan = self.scanned(view, &image, now, effects)?;
-        let planned = self.plan_at_hand(view, &image, &scan, now, effects)?;
-        if planned.plan.is_empty() && (self.is_recorded(view, &image) || self.is_held(view)) {
-            return self.in_place(view, &image, now, context, effects);
+        let scan = self.check_scan(view, &image, step)?;
+        let planned = self.check_plan(view, &image, &scan, step)?;
+        let needs_no_update = self.is_recorded(view, &image) || self.are_updates_prevented(view);
+        if planned.plan.is_empty() && needs_no_update {
+            return self.finish_synced(view, &image, step);
         }
-        self.healthy(view, &image)?;
-        self.allowed(&planned)?;
-        self.not_held(&image, &planned, now, context)?;
-        self.fetched(view, &image, &planned, now, context, effects)?;
-        self.signatures_offered(view, &image, now, context, effects)?;
-        self.carried_out(view, &image, &scan, &planned, now, effects)
+        self.check_health(view, &image)?;
+        self.check_allowed(&planned)?;
+        self.check_hold(&image, &planned, step)?;
+        self.check_objects(view, &image, &planned, step)?;
+        self.check_signatures(view, &image, step)?;
+        self.carry_out(view, &image, &scan, &planned, step)
     }
 
-    /// True if the sub knows that it has this image. One that has the tree already, from another
-    /// image or by chance, is told by an update without changes, so that it learns the triggers.
+    /// True if the sub has recorded that it has this image. A sub that has the same tree from
+    /// another image gets an update without changes, which brings it the triggers of this one.
     pub(super) fn is_recorded(&self, view: &View, image: &RequiredImage) -> bool {
         view.report.last_image.as_ref() == Some(image.name())
     }
 
-    /// True if nothing must be carried out on the machine.
-    fn is_held(&self, view: &View) -> bool {
+    fn are_updates_prevented(&self, view: &View) -> bool {
         self.brake.is_some()
-            || self.history_trouble.is_some()
+            || self.history_error.is_some()
             || self.machine.disable_updates
-            || self.pause_in_words().is_some()
+            || self.pause_text().is_some()
             || view.report.paused.is_some()
     }
 
-    /// The machine does not have to finish what it began: it does so by itself, and refuses
-    /// everything else meanwhile.
-    pub(super) fn not_busy_by_itself(&self, view: &View) -> Check<()> {
+    /// Stops while the sub must finish or roll back its last update. It does so by itself and
+    /// refuses other calls meanwhile.
+    pub(super) fn check_not_finishing_update(&self, view: &View) -> Check<()> {
         if let Some(why) = view.stuck() {
             let detail = format!(
-                "the update can neither be finished nor put back: {why}; the machine itself tries \
-                 again, and goes on when that is repaired"
+                "the update can neither be finished nor rolled back: {why}; subd tries again, and \
+                 the update continues when the cause is repaired"
             );
             return stop(Status::UpdateStuck, detail);
         }
@@ -156,34 +133,30 @@ impl Sub {
         Continue(())
     }
 
-    pub(super) fn not_updating(&self, view: &View) -> Check<()> {
-        let told = |purpose: CallPurpose| matches!(purpose, CallPurpose::Commit(_));
+    pub(super) fn check_not_updating(&self, view: &View) -> Check<()> {
         if matches!(view.report.activity, Activity::Updating { .. }) {
             return stop(Status::Updating, "carrying out the update and its triggers");
         }
-        if self.calls.under_way.is_some_and(|(_, purpose)| told(purpose))
-            || self.calls.accepted.is_some_and(|pending| told(pending.purpose))
-        {
+        if self.calls.has_commit() {
             return stop(Status::Updating, "the update was ordered");
         }
         Continue(())
     }
 
-    /// A complete scan in the scope of the image, that has seen what the last update touched.
-    fn scanned(
+    /// Continues with a complete scan in the scope of the image, made after the last update.
+    fn check_scan(
         &mut self,
         view: &View,
         image: &RequiredImage,
-        now: Now,
-        effects: &mut Vec<Effect>,
+        step: &mut Step<'_>,
     ) -> Check<Arc<ScanReport>> {
-        let scope = self.scope_known(image, view).scope;
+        let scope = self.known_scope(image, view).scope;
         if view.report.scope != scope {
             let scan = Some(image.scan.clone());
             let call = Call::SetConfiguration(SetConfigurationRequest { scan, limits: None });
-            self.call(now, CallPurpose::Scan(scope), call, effects);
-            let name = image.name();
-            return self.waiting(Status::Rescanning, format!("setting the scan filter of {name}"));
+            self.call(CallPurpose::Scan(scope), call, step);
+            let detail = format!("setting the scan filter of {}", image.name());
+            return self.stop_waiting(Status::Rescanning, detail);
         }
         let Some(scan) = &view.scan else {
             return stop(Status::Rescanning, "waiting for the first complete scan");
@@ -194,45 +167,29 @@ impl Sub {
         Continue(Arc::clone(scan))
     }
 
-    /// Nothing is left to change.
-    fn in_place(
+    /// Handles that the machine equals its image: prefetches the next image, and cleans up the
+    /// cache.
+    fn finish_synced(
         &mut self,
         view: &View,
         image: &RequiredImage,
-        now: Now,
-        context: &Context<'_>,
-        effects: &mut Vec<Effect>,
+        step: &mut Step<'_>,
     ) -> Check<StatusAndDetail> {
-        (self.updates.hold, self.updates.failures) = (None, 0);
-        (self.updates.wanted, self.fetch, self.updates.done, self.updates.cleared) =
-            (None, None, None, None);
-        self.settled(effects);
-        self.forget_force();
-        let generation = view.report.version.generation;
-        let is_idle = matches!(view.report.activity, Activity::Idle);
-        let next = self.prefetch_next(view, image, now, context, effects);
-        if is_idle
-            && self.cleaned_generation != Some(generation)
-            && let Some(kept) = self.prefetch.kept(image, view.scan_number)
-        {
-            let idle = view.cache.iter().filter(|object| !kept.contains(object));
-            let objects: Vec<_> = idle.take(IDS_MAX).collect();
-            if !objects.is_empty() {
-                let call = Call::Cleanup(CleanupRequest { objects });
-                if self.call(now, CallPurpose::Cleanup, call, effects) {
-                    self.cleaned_generation = Some(generation);
-                }
-            }
-        }
+        self.updates.reset();
+        self.fetch = None;
+        self.report_synced(&mut step.effects);
+        self.orders.forced_plan = None;
+        let prefetch = self.prefetch_next(view, image, step);
+        self.clean_up_cache(view, image, step);
         let mut detail = format!("equals {}", image.name());
         if view.report.trigger_failures.is_empty() {
-            for more in next.into_iter().chain(self.pause_in_words()) {
+            for more in prefetch.into_iter().chain(self.pause_text()) {
                 write!(detail, "; {more}").expect("writing to a String cannot fail");
             }
             return Continue((Status::Synced, detail));
         }
         detail.push_str(", but");
-        for failure in view.report.trigger_failures.iter().take(PATHS_NAMED) {
+        for failure in view.report.trigger_failures.iter().take(FAILURES_LISTED) {
             let end = failure.output.trim_end().lines().last().unwrap_or_default();
             write!(detail, " {} {} failed: {end};", failure.verb, failure.service)
                 .expect("writing to a String cannot fail");
@@ -241,13 +198,33 @@ impl Sub {
         Continue((Status::TriggerFailed, detail))
     }
 
-    /// The image has not failed its health check on the machine, or an operator wants it again.
-    fn healthy(&self, view: &View, image: &RequiredImage) -> Check<()> {
+    /// Removes from the cache what the next image does not need.
+    fn clean_up_cache(&mut self, view: &View, image: &RequiredImage, step: &mut Step<'_>) {
+        let generation = view.report.version.generation;
+        if self.cleaned_generation == Some(generation)
+            || !matches!(view.report.activity, Activity::Idle)
+        {
+            return;
+        }
+        let Some(needed) = self.prefetch.needed_objects(image, view.scan_number) else { return };
+        let unneeded = view.cache.iter().filter(|object| !needed.contains(object));
+        let objects: Vec<_> = unneeded.take(IDS_MAX).collect();
+        if !objects.is_empty() {
+            let call = Call::Cleanup(CleanupRequest { objects });
+            if self.call(CallPurpose::Cleanup, call, step) {
+                self.cleaned_generation = Some(generation);
+            }
+        }
+    }
+
+    /// Stops if the image has failed its health check on the machine, unless an operator has
+    /// ordered a retry.
+    fn check_health(&self, view: &View, image: &RequiredImage) -> Check<()> {
         match view.undone(image.name()) {
             Some((update, why)) if self.updates.retried != Some(update.update_id) => {
                 let detail = format!(
-                    "the update to {} was put back, as its health check failed: {}; another image \
-                     goes on, or: domtool retry {}",
+                    "the update to {} was undone, because its health check failed: {}; \
+                     require another image, or: domtool retry {}",
                     image.name(),
                     why.trim_end(),
                     self.machine.hostname
@@ -258,8 +235,8 @@ impl Sub {
         }
     }
 
-    /// Nobody has said that this plan, or any, must not be carried out.
-    fn allowed(&self, planned: &Planned) -> Check<()> {
+    /// Stops if the plan is blocked or unsafe, or if updates of the machine are disabled.
+    fn check_allowed(&self, planned: &Planned) -> Check<()> {
         if let Some(first) = planned.plan.blocked.first() {
             let mut detail = format!("{}: {}", first.path, first.why);
             if planned.plan.blocked.len() > 1 {
@@ -273,9 +250,9 @@ impl Sub {
                 format!("{}; the machine database says DisableUpdates", describe(&planned.plan));
             return stop(Status::UpdatesDisabled, detail);
         }
-        if !planned.dangers.is_empty() && self.updates.cleared != Some(planned.digest) {
+        if !planned.dangers.is_empty() && self.updates.approved_plan != Some(planned.digest) {
             let detail = format!(
-                "{}; if that is meant: domtool clear-safety-shutoff {}",
+                "{}; if that is intended: domtool clear-safety-shutoff {}",
                 planned.dangers.join(", "),
                 self.machine.hostname
             );
@@ -284,15 +261,13 @@ impl Sub {
         Continue(())
     }
 
-    /// All objects that the plan needs are in the sub's cache.
-    fn fetched(
+    /// Continues if all objects that the plan needs are in the cache; else fetches them.
+    fn check_objects(
         &mut self,
         view: &View,
         image: &RequiredImage,
         planned: &Planned,
-        now: Now,
-        context: &Context<'_>,
-        effects: &mut Vec<Effect>,
+        step: &mut Step<'_>,
     ) -> Check<()> {
         let missing = Missing::of(planned, view);
         if missing.count == 0 {
@@ -300,11 +275,11 @@ impl Sub {
         }
         let wanted = missing.describe();
         match view.report.activity {
-            // One that is ahead of need gives way.
+            // The sub ends a prefetch when it gets another fetch.
             Activity::Fetching { .. } if self.prefetch.is_fetching(&view.report.activity) => {}
             Activity::Fetching { .. } => {
                 let detail = format!("fetching; {wanted} left");
-                return self.unless_braked(Status::Fetching, detail);
+                return self.stop_unless_disabled(Status::Fetching, detail);
             }
             Activity::Preparing { .. } | Activity::Updating { .. } => {
                 return stop(Status::Preparing, "still staging another update");
@@ -317,29 +292,27 @@ impl Sub {
         let fetch = match self.fetch {
             Some(fetch) if fetch.plan == planned.digest => fetch,
             _ => {
-                let needed = (missing.bytes, &*wanted);
-                self.update_fetch_claimed(view, image, planned, needed, now, effects)?;
+                self.check_fetch_claim(view, image, planned, &missing, step)?;
                 Fetching { id: self.next_id(), plan: planned.digest, missing: missing.count }
             }
         };
         self.fetch = Some(fetch);
-        let sources = context.sources.to_vec();
+        let sources = step.context.sources.to_vec();
         let (fetch_id, objects) = (fetch.id, missing.objects);
         let call = Call::Fetch(FetchRequest { fetch_id, sources, objects, ahead: false });
-        self.call(now, CallPurpose::Fetch(fetch_id), call, effects);
+        self.call(CallPurpose::Fetch(fetch_id), call, step);
         let detail = format!("fetching {wanted}");
-        self.unless_braked(Status::Fetching, detail)
+        self.stop_unless_disabled(Status::Fetching, detail)
     }
 
-    /// Stages the update, and has it carried out once it is staged.
-    fn carried_out(
+    /// Stages the update, and sends its Commit when it is staged.
+    fn carry_out(
         &mut self,
         view: &View,
         image: &Arc<RequiredImage>,
         scan: &ScanReport,
         planned: &Arc<Planned>,
-        now: Now,
-        effects: &mut Vec<Effect>,
+        step: &mut Step<'_>,
     ) -> Check<StatusAndDetail> {
         let (key, instance) = (planned.key, view.report.version.instance);
         let update = match self.updates.wanted {
@@ -348,36 +321,19 @@ impl Sub {
         };
         self.updates.wanted = Some(update);
         let todo = describe(&planned.plan);
-        if self.brake.is_some() {
-            // Fetching does no harm, but a staged update would expire again and again.
-            let detail = format!("{todo}, all objects are there");
-            return self.unless_braked(Status::UpdatesDisabled, detail);
-        }
-        if let Some(why) = self.pause_in_words() {
-            return stop(Status::Paused, format!("{todo}, all objects are there; {why}"));
-        }
-        if let Some(paused) = &view.report.paused {
-            let (until, reason) = (moment(paused.until), &paused.reason);
-            let detail = format!("{todo}; paused on the machine itself until {until}: {reason}");
-            return stop(Status::Held, detail);
-        }
-        if let Some(why) = &self.history_trouble {
-            let unordered = "the update cannot be recorded, and is not ordered before it is";
-            let detail = format!("{todo}, all objects are there; {unordered}: {why}");
-            return stop(Status::UpdatesDisabled, detail);
-        }
-        let is_ahead = self.prefetch.is_fetching(&view.report.activity);
-        let is_free = match view.report.activity {
-            Activity::Fetching { .. } => is_ahead,
+        self.check_not_prevented(view, &todo)?;
+        let is_prefetching = self.prefetch.is_fetching(&view.report.activity);
+        let can_prepare = match view.report.activity {
+            Activity::Fetching { .. } => is_prefetching,
             Activity::Preparing { update_id } => update_id == update.id,
             Activity::Updating { .. } => false,
             Activity::Idle | Activity::Prepared { .. } => true,
         };
-        if is_free {
-            self.claimed(view, image, planned, now, effects)?;
+        if can_prepare {
+            self.check_claim(view, image, planned, step)?;
         }
         match view.report.activity {
-            Activity::Fetching { .. } if !is_ahead => {
+            Activity::Fetching { .. } if !is_prefetching => {
                 stop(Status::Fetching, "waiting for the end of a fetch")
             }
             Activity::Preparing { update_id } if update_id == update.id => {
@@ -387,20 +343,21 @@ impl Sub {
                 stop(Status::Preparing, "still staging another update")
             }
             Activity::Prepared { update_id } if update_id == update.id => {
-                if let Some(ticket) = self.ask(now, CallPurpose::Commit(update_id)) {
+                if let Some(request_id) = self.begin_call(step.now, CallPurpose::Commit(update_id))
+                {
                     self.updates.unsent = None;
-                    let ordered = self.ordered(update_id, view, image, planned);
-                    effects.push(Effect::Commit(ticket, Box::new(ordered)));
-                    self.changing(effects);
-                    self.begun(update_id, now);
+                    let ordered = self.ordered_update(update_id, view, image, planned);
+                    step.effects.push(Effect::Commit(request_id, Box::new(ordered)));
+                    self.report_changing(&mut step.effects);
+                    self.claims.commit_sent(update_id, step.now);
                     return stop(Status::Updating, format!("carrying out {todo}"));
                 }
-                self.waiting(Status::Preparing, format!("staged {todo}"))
+                self.stop_waiting(Status::Preparing, format!("staged {todo}"))
             }
             Activity::Idle | Activity::Prepared { .. } | Activity::Fetching { .. } => {
                 let request = PrepareRequest {
                     update_id: update.id,
-                    expects: Expects { instance, root: scan.root, scope: scan.scope },
+                    expects: ExpectedState { instance, root: scan.root, scope: scan.scope },
                     image: image.name().clone(),
                     image_digest: image.digest,
                     plan: Plan::clone(&planned.plan),
@@ -410,18 +367,39 @@ impl Sub {
                     expires_seconds: EXPIRES_SECONDS,
                 };
                 let call = Call::Prepare(Box::new(request));
-                self.call(now, CallPurpose::Prepare(update.id), call, effects);
-                self.waiting(Status::Preparing, format!("staging {todo}"))
+                self.call(CallPurpose::Prepare(update.id), call, step);
+                self.stop_waiting(Status::Preparing, format!("staging {todo}"))
             }
         }
     }
-}
 
-impl Sub {
-    /// The verdict; while the brake is on, that it is on.
-    pub(super) fn unless_braked<T>(&self, status: Status, detail: String) -> Check<T> {
-        match (&self.brake, self.pause_in_words()) {
-            (None, None) => self.waiting(status, detail),
+    /// Stops before an update is staged if the brake, a pause or the history prevents it: a staged
+    /// update would only expire. Fetching does no harm meanwhile.
+    fn check_not_prevented(&self, view: &View, todo: &str) -> Check<()> {
+        if self.brake.is_some() {
+            let detail = format!("{todo}, all objects are there");
+            return self.stop_unless_disabled(Status::UpdatesDisabled, detail);
+        }
+        if let Some(why) = self.pause_text() {
+            return stop(Status::Paused, format!("{todo}, all objects are there; {why}"));
+        }
+        if let Some(paused) = &view.report.paused {
+            let (until, reason) = (utc(paused.until), &paused.reason);
+            let detail = format!("{todo}; paused on the machine itself until {until}: {reason}");
+            return stop(Status::Held, detail);
+        }
+        if let Some(why) = &self.history_error {
+            let unordered = "the update cannot be recorded, and is not ordered before it is";
+            let detail = format!("{todo}, all objects are there; {unordered}: {why}");
+            return stop(Status::UpdatesDisabled, detail);
+        }
+        Continue(())
+    }
+
+    /// Stops with this status, or with `updates-disabled` or `paused` if updates are.
+    pub(super) fn stop_unless_disabled<T>(&self, status: Status, detail: String) -> Check<T> {
+        match (&self.brake, self.pause_text()) {
+            (None, None) => self.stop_waiting(status, detail),
             (Some(reason), _) => stop(
                 Status::UpdatesDisabled,
                 format!("{detail}; updates of all machines are disabled: {reason}"),
@@ -429,43 +407,4 @@ impl Sub {
             (None, Some(why)) => stop(Status::Paused, format!("{detail}; {why}")),
         }
     }
-}
-
-/// A plan in a few words: how many changes, and which if it is one. `show-sub` has them all.
-pub(super) fn describe(plan: &Plan) -> String {
-    match plan.operations.len() {
-        0 => "no change but the name of the image and its triggers".to_owned(),
-        1 => format!("1 change: {}", paths(plan)),
-        count => counted(count as u64, "change"),
-    }
-}
-
-/// The first paths of a plan, with what is wrong with each.
-fn paths(plan: &Plan) -> String {
-    let named: Vec<String> = plan.operations.iter().take(PATHS_NAMED).map(path_of).collect();
-    let more = if plan.operations.len() > PATHS_NAMED { " ..." } else { "" };
-    named.join(", ") + more
-}
-
-/// As many paths of a plan as fit into so many bytes, but at least one, with what is wrong with
-/// each.
-pub(super) fn paths_within(plan: &Plan, bytes: usize) -> String {
-    let mut text = String::new();
-    for (index, operation) in plan.operations.iter().enumerate() {
-        let path = path_of(operation);
-        if index > 0 && text.len() + path.len() > bytes {
-            write!(text, ", and {} more", plan.operations.len() - index)
-                .expect("writing to a String cannot fail");
-            break;
-        }
-        let separator = if text.is_empty() { "" } else { ", " };
-        write!(text, "{separator}{path}").expect("writing to a String cannot fail");
-    }
-    text
-}
-
-/// The path of an operation, with what is wrong with it.
-pub(super) fn path_of(operation: &Operation) -> String {
-    let reason: Vec<&str> = operation.reason.iter().map(|reason| reason.name()).collect();
-    format!("{} ({})", operation.path, reason.join(" "))
 }

@@ -1,5 +1,5 @@
-//! What operators order of one machine: to leave it alone for a while, to disturb it all the same,
-//! to bring it up to date now; and the image that it gets if its record names none.
+//! The orders of operators about one machine: pauses, forced and fast updates, retries, approval of
+//! unsafe updates; and the default image.
 // tidy: core
 
 use core::time::Duration;
@@ -7,61 +7,60 @@ use std::sync::Arc;
 
 use api::dominator::Status;
 use api::dominator::orders::{DefaultImage, UpdatePause, WatchSubReply};
-use api::subd::{Outcome, Version};
-use model::image::ImageName;
-use model::tree::Time;
-use model::when::moment;
-
-use super::next_effects::{Check, stop};
-use super::{
-    Effect, Failure, ImageState, Now, Polling, Reach, Sub, SubOrder, Ticket, View, WantedUpdate,
-};
-use crate::core::default_image;
 use api::planning::Planned;
+use api::subd::SubVersion;
+use model::display::utc;
+use model::image::ImageName;
+use model::object::ObjectId;
+use model::tree::Time;
 
-/// How often the time of day is looked at during a pause, if nothing else happens: it may have been
-/// set.
-const CLOCK_LOOK: Duration = Duration::from_secs(60);
+use super::polls::{Polling, Reachability};
+use super::{Check, Effect, Failure, ImageState, Now, RequestId, Sub, SubOrder, View, stop};
+use crate::core::required_image;
 
-/// How far an order to bring the machine up to date now has come.
+/// The interval in which the time of day is read during a pause, because the clock may be set.
+const CLOCK_INTERVAL: Duration = Duration::from_secs(60);
+
+/// The progress of an ordered fast update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Rush {
-    /// The machine is to scan.
+enum FastUpdate {
+    /// The machine must scan.
     Wanted,
-    /// It scans since this was ordered, and the answer to the question will tell the end of that.
+    /// The scan was requested and has not ended.
     Scanning,
-    /// It has scanned: a report of this version, or a later one, has what it found.
-    Scanned(Version),
-    /// What it has is known. Others wait for it, until it is in place.
+    /// The scan has ended: a report of this version, or a later one, contains its result.
+    Scanned(SubVersion),
+    /// The result of the scan is known. The update comes before those of other machines.
     Known,
 }
 
-/// What operators have ordered.
+/// The orders about one machine that are in force.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Orders {
     pause: Option<Arc<UpdatePause>>,
-    /// True if the pause was in force when the last decision was made.
+    /// True if the pause was in force in this step.
     is_paused: bool,
-    default: Option<Arc<DefaultImage>>,
-    /// The plan that is to be carried out even if the machine does not want to be disturbed.
-    forced: Option<model::object::ObjectId>,
-    rush: Option<Rush>,
-    /// The question for a scan that has no answer yet; there is at most one.
-    scan: Option<Ticket>,
-    /// Counts what [`Sub::watched`] tells.
-    version: u64,
-    /// What it told when it was last counted.
+    /// The image of machines whose record names none.
+    pub(super) default: Option<Arc<DefaultImage>>,
+    /// The plan to carry out even if the machine does not allow disruptive updates.
+    pub(super) forced_plan: Option<ObjectId>,
+    fast_update: Option<FastUpdate>,
+    /// The request for a scan that has no answer yet; there is at most one.
+    scan: Option<RequestId>,
+    /// Counts the changes of [`Sub::watch_reply`].
+    watch_version: u64,
+    /// Its `is_current` when it was last counted.
     was_current: bool,
 }
 
 impl Orders {
-    pub(super) fn new(version: u64) -> Self {
-        Self { version, ..Self::default() }
+    pub(super) fn new(watch_version: u64) -> Self {
+        Self { watch_version, ..Self::default() }
     }
 }
 
 impl Sub {
-    /// Takes an operator's order; true if it was of use.
+    /// Takes an order. Returns true if it has an effect.
     pub(super) fn take_order(&mut self, order: SubOrder) -> bool {
         match order {
             SubOrder::ClearSafety => self.clear_safety(),
@@ -80,10 +79,10 @@ impl Sub {
     }
 
     fn clear_safety(&mut self) -> bool {
-        let Some(digest) = self.pending_danger().map(|planned| planned.digest) else {
+        let Some(digest) = self.unsafe_plan().map(|planned| planned.digest) else {
             return false;
         };
-        self.updates.cleared = Some(digest);
+        self.updates.approved_plan = Some(digest);
         self.clear_failures();
         true
     }
@@ -95,7 +94,7 @@ impl Sub {
         is_held
     }
 
-    /// True if something is held back because it failed, so that [`SubOrder::Retry`] is of use.
+    /// True if something failed and waits for a retry, so that [`SubOrder::Retry`] has an effect.
     #[must_use]
     pub fn can_retry(&self) -> bool {
         self.undone_update().is_some()
@@ -103,57 +102,51 @@ impl Sub {
             || self.calls.attempt.why().is_some()
     }
 
-    /// The pause that an operator ordered, if it is in force at this time of day.
+    /// Returns the pause that an operator ordered, if it is in force at this time.
     #[must_use]
     pub fn paused(&self, now: Time) -> Option<&Arc<UpdatePause>> {
         self.orders.pause.as_ref().filter(|pause| pause.holds(now))
     }
 
-    /// Looks whether the pause is in force now, and sees to it that its end is noticed.
-    pub(super) fn look_at_pause(&mut self, now: Now) {
+    /// Records whether the pause is in force now, and plans the step at its end.
+    pub(super) fn check_pause(&mut self, now: Now) {
         let until = self.paused(now.wall).map(|pause| pause.until);
         self.orders.is_paused = until.is_some();
         if let Some(until) = until {
-            self.wake_by(now.elapsed + between(now.wall, until).min(CLOCK_LOOK));
+            self.wake_by(now.elapsed + between(now.wall, until).min(CLOCK_INTERVAL));
         }
     }
 
-    /// Why updates are paused, if they are.
-    pub(super) fn pause_in_words(&self) -> Option<String> {
+    /// Returns why updates are paused, if they are.
+    pub(super) fn pause_text(&self) -> Option<String> {
         let pause = self.orders.pause.as_ref().filter(|_| self.orders.is_paused)?;
-        let (until, who, reason) = (moment(pause.until), &pause.who, &pause.reason);
+        let (until, who, reason) = (utc(pause.until), &pause.who, &pause.reason);
         Some(format!("updates are paused until {until} by {who}: {reason}"))
     }
 
-    /// Sets the image of machines whose record names none.
-    pub(super) fn set_default(&mut self, default: Option<Arc<DefaultImage>>) {
-        self.orders.default = default;
-    }
-
-    /// The image of machines whose record names none.
+    /// Returns the image of machines whose record names none.
     #[must_use]
     pub fn default_image(&self) -> Option<&DefaultImage> {
         self.orders.default.as_deref()
     }
 
-    /// The image that it must have.
-    #[must_use]
-    pub fn required(&self) -> Option<ImageName> {
-        default_image::required(&self.machine, self.default_image())
+    /// Returns the image that the machine must have.
+    pub(super) fn required(&self) -> Option<ImageName> {
+        required_image::required(&self.machine, self.default_image())
     }
 
-    /// The plan that is pending: it is known, up to date, not empty, and was not begun.
-    pub(super) fn pending_plan(&self) -> Option<&Arc<Planned>> {
+    /// Returns the pending plan: made from the latest scan and image, not empty, and not begun.
+    fn pending_plan(&self) -> Option<&Arc<Planned>> {
         let (view, planned) = (self.view.as_ref()?, self.plan.made.as_ref()?);
         let ImageState::Ready(image) = &self.image else { return None };
         let is_latest = planned.key.image == image.digest && planned.key.scan == view.scan_number;
         let is_needed = !planned.plan.is_empty() || !self.is_recorded(view, image);
-        let is_begun =
-            self.not_busy_by_itself(view).is_break() || self.not_updating(view).is_break();
+        let is_begun = self.check_not_finishing_update(view).is_break()
+            || self.check_not_updating(view).is_break();
         Some(planned).filter(|_| is_latest && is_needed && !is_begun)
     }
 
-    /// True if a plan is pending, so that [`SubOrder::ForceDisruptive`] is of use.
+    /// True if a plan is pending, so that [`SubOrder::ForceDisruptive`] has an effect.
     #[must_use]
     pub fn has_pending_plan(&self) -> bool {
         self.pending_plan().is_some()
@@ -161,29 +154,16 @@ impl Sub {
 
     pub(super) fn force_disruptive(&mut self) -> bool {
         let Some(digest) = self.pending_plan().map(|planned| planned.digest) else { return false };
-        self.orders.forced = Some(digest);
-        // What is staged was staged without.
+        self.orders.forced_plan = Some(digest);
+        // It may be staged already, without force.
         self.updates.wanted = None;
         self.clear_failures();
         true
     }
 
-    /// True if this plan is to be carried out even if the machine does not want to be disturbed.
+    /// True if this plan is to be carried out even if the machine does not allow it.
     pub(super) fn is_forced(&self, planned: &Planned) -> bool {
-        self.orders.forced == Some(planned.digest)
-    }
-
-    /// Records that an update ended: one that was forced is not forced again.
-    pub(super) fn end_force(&mut self, update: WantedUpdate, outcome: &Outcome) {
-        // One that was not even staged, because it waited too long, may still be.
-        if !matches!(outcome, Outcome::NotPrepared(_)) {
-            self.orders.forced.take_if(|forced| *forced == update.plan);
-        }
-    }
-
-    /// Forgets what was ordered about a plan: another image is required, or all is in place.
-    pub(super) fn forget_force(&mut self) {
-        self.orders.forced = None;
+        self.orders.forced_plan == Some(planned.digest)
     }
 
     fn fast_update(&mut self) {
@@ -192,38 +172,39 @@ impl Sub {
         if let Polling::Due(at) = &mut self.polls.next {
             *at = Duration::ZERO;
         }
-        self.orders.rush = Some(Rush::Wanted);
+        self.orders.fast_update = Some(FastUpdate::Wanted);
     }
 
-    /// True while an operator waits for the machine to be brought up to date: whoever lets machines
-    /// wait for their turn lets this one go first.
-    #[must_use]
-    pub fn is_urgent(&self) -> bool {
-        self.orders.rush.is_some()
+    /// True while an operator waits for a fast update, which comes before all others.
+    pub(super) fn is_urgent(&self) -> bool {
+        self.orders.fast_update.is_some()
     }
 
-    /// True if the status is what is known of the machine now, and not before a scan that an
-    /// operator waits for.
+    /// True if the status includes the result of an ordered scan.
     fn is_current(&self) -> bool {
-        matches!(self.orders.rush, None | Some(Rush::Known))
+        matches!(self.orders.fast_update, None | Some(FastUpdate::Known))
     }
 
-    /// A scan that an operator waits for has come to its end.
-    pub(super) fn hurried(&mut self, view: &View, effects: &mut Vec<Effect>) -> Check<()> {
-        match self.orders.rush {
-            None | Some(Rush::Known) => return Check::Continue(()),
-            Some(Rush::Wanted) if self.orders.scan.is_none() => {
-                let ticket = self.next_ticket();
-                self.orders.scan = Some(ticket);
-                self.orders.rush = Some(Rush::Scanning);
-                effects.push(Effect::Scan(ticket, view.report.version));
+    /// Stops until an ordered scan has ended.
+    pub(super) fn check_ordered_scan(
+        &mut self,
+        view: &View,
+        effects: &mut Vec<Effect>,
+    ) -> Check<()> {
+        match self.orders.fast_update {
+            None | Some(FastUpdate::Known) => return Check::Continue(()),
+            Some(FastUpdate::Wanted) if self.orders.scan.is_none() => {
+                let request_id = self.next_request_id();
+                self.orders.scan = Some(request_id);
+                self.orders.fast_update = Some(FastUpdate::Scanning);
+                effects.push(Effect::Scan(request_id, view.report.version));
             }
-            Some(Rush::Wanted | Rush::Scanning) => {}
-            Some(Rush::Scanned(version)) => {
+            Some(FastUpdate::Wanted | FastUpdate::Scanning) => {}
+            Some(FastUpdate::Scanned(version)) => {
                 let seen = view.report.version;
-                // Another instance scans anew by itself, before it reports anything.
+                // Another instance scans by itself before it reports anything.
                 if seen.instance != version.instance || seen.generation >= version.generation {
-                    self.orders.rush = Some(Rush::Known);
+                    self.orders.fast_update = Some(FastUpdate::Known);
                     return Check::Continue(());
                 }
             }
@@ -231,35 +212,38 @@ impl Sub {
         stop(Status::Rescanning, "scanning at once, as an operator ordered")
     }
 
-    /// Takes the answer to the question for a scan.
-    pub(super) fn scanned_at_once(&mut self, ticket: Ticket, result: Result<Version, Failure>) {
-        let is_awaited = self.orders.scan.take_if(|asked| *asked == ticket).is_some();
-        if is_awaited && self.orders.rush == Some(Rush::Scanning) {
-            // One that cannot scan at once scans in its own time: better that than nothing.
-            self.orders.rush = Some(result.map_or(Rush::Known, Rush::Scanned));
+    /// Takes the answer to the request for a scan.
+    pub(super) fn take_scan_answer(
+        &mut self,
+        request_id: RequestId,
+        result: Result<SubVersion, Failure>,
+    ) {
+        let is_awaited = self.orders.scan.take_if(|asked| *asked == request_id).is_some();
+        if is_awaited && self.orders.fast_update == Some(FastUpdate::Scanning) {
+            // A sub that cannot scan at once scans continuously. Its last scan must do.
+            self.orders.fast_update = Some(result.map_or(FastUpdate::Known, FastUpdate::Scanned));
         }
     }
 
-    /// Counts what is told to those who watch, `is_news` if the status or its words have changed;
-    /// an order that came to its end is over.
-    pub(super) fn count_version(&mut self, is_news: bool) {
-        let is_known = self.polls.reach == Reach::Good && self.view.is_some();
+    /// Counts a change of [`Sub::watch_reply`], and ends a fast update when it is done.
+    pub(super) fn count_watch_version(&mut self, has_status_changed: bool) {
+        let is_known = self.polls.reachability == Reachability::Answered && self.view.is_some();
         if is_known && !self.shown.status.is_under_way() {
-            self.orders.rush = None;
+            self.orders.fast_update = None;
         }
         let is_current = self.is_current();
-        if is_news || is_current != self.orders.was_current {
-            self.orders.version = self.orders.version.wrapping_add(1);
+        if has_status_changed || is_current != self.orders.was_current {
+            self.orders.watch_version = self.orders.watch_version.wrapping_add(1);
         }
         self.orders.was_current = is_current;
     }
 
-    /// What is told to those who watch how an update goes.
+    /// Returns the reply to operators who watch the progress of an update.
     #[must_use]
-    pub fn watched(&self) -> WatchSubReply {
+    pub fn watch_reply(&self) -> WatchSubReply {
         WatchSubReply {
             hostname: self.machine.hostname.clone(),
-            version: self.orders.version,
+            version: self.orders.watch_version,
             status: self.shown.status,
             detail: self.shown.detail.clone(),
             since: self.shown.since,
@@ -267,18 +251,18 @@ impl Sub {
         }
     }
 
-    /// Tells whether [`Sub::watched`] tells something else than with this version.
+    /// Returns a number that grows with each change of [`Sub::watch_reply`].
     #[must_use]
-    pub fn watched_version(&self) -> u64 {
-        self.orders.version
+    pub fn watch_version(&self) -> u64 {
+        self.orders.watch_version
     }
 }
 
-/// The time from `now` until `then`; none if that is over.
+/// Returns the time from `now` until `then`; zero if that has passed.
 fn between(now: Time, then: Time) -> Duration {
     let nanoseconds =
         |time: Time| i128::from(time.seconds) * 1_000_000_000 + i128::from(time.nanoseconds);
     let left = (nanoseconds(then) - nanoseconds(now)).max(0);
-    // A pause ends with the first nanosecond that is not before its end.
+    // A pause ends exactly at its end, so nanoseconds are not rounded.
     u64::try_from(left).map_or(Duration::MAX, Duration::from_nanos)
 }

@@ -1,45 +1,71 @@
-//! The tree that the sub has, and the plan from it to an image.
+//! The tree of the sub, the plan from it to an image, and the objects that the plan needs.
 // tidy: core
 
 use core::ops::ControlFlow::Continue;
+use std::fmt::Write as _;
 use std::sync::Arc;
 
 use api::dominator::Status;
+use api::object_server::IDS_MAX;
 use api::planning::{PlanJob, PlanKey, Planned};
-use api::subd::ScanReport;
+use api::subd::{FetchObject, FreeSpace, ScanReport};
+use model::display::{counted, size};
 use model::filter::Patterns;
 use model::image::required::RequiredImage;
 use model::object::ObjectId;
-use model::scope::Scope;
+use model::path::TreePath;
+use model::plan::{Operation, Plan};
+use model::scope::{Coverage, Scope};
 use model::tree::Tree;
 
-use super::identity_check::origins;
-use super::next_effects::{Check, stop};
-use super::{Effect, Now, Sub, Ticket, View};
-use crate::core::identity::Origins;
-use crate::core::timing::Attempt;
+use super::{Check, Effect, Failure, RequestId, Step, Sub, View, stop};
+use crate::core::identity::{FileOrigin, FileOrigins};
+use crate::core::timing::{Attempt, RETRY_FIRST, RETRY_LONGEST};
 
-/// The tree that the sub last reported, and the reading of it.
+/// The disk space of a file is its length, rounded up to a multiple of this, in bytes.
+const BLOCK_BYTES: u64 = 4_096;
+
+/// The tree that the sub last reported, and the request that reads it.
 #[derive(Debug, Default)]
 pub(super) struct Trees {
     pub(super) tree: Option<Tree>,
-    pub(super) asked: Option<(Ticket, ObjectId)>,
+    asked: Option<(RequestId, ObjectId)>,
     pub(super) attempt: Attempt,
+}
+
+impl Trees {
+    pub(super) fn take(&mut self, request_id: RequestId, tree: Tree) {
+        if self.asked.take_if(|(asked, _)| *asked == request_id).is_some() {
+            self.tree = Some(tree);
+            self.attempt = Attempt::default();
+        }
+    }
+
+    pub(super) fn failed(&mut self, request_id: RequestId, failure: Failure, step: &Step<'_>) {
+        if self.asked.take_if(|(asked, _)| *asked == request_id).is_some() {
+            let pause = self.attempt.count(RETRY_FIRST, RETRY_LONGEST, step.context.jitter);
+            self.attempt.hold(step.now.elapsed + pause, failure.text);
+        }
+    }
 }
 
 /// The plan to one image.
 #[derive(Debug, Default)]
 pub(super) struct Planning {
-    pub(super) asked: Option<(Ticket, PlanKey)>,
+    pub(super) asked: Option<(RequestId, PlanKey)>,
     pub(super) made: Option<Arc<Planned>>,
     /// Why no plan can be made.
     pub(super) failed: Option<(PlanKey, String)>,
 }
 
 impl Planning {
-    /// Takes a plan, or why it cannot be made; false if this is not the answer to its question.
-    pub(super) fn take(&mut self, ticket: Ticket, result: &Result<Arc<Planned>, String>) -> bool {
-        let Some((_, key)) = self.asked.take_if(|(asked, _)| *asked == ticket) else {
+    /// Takes a plan, or why it cannot be made. Returns false if this answers another request.
+    pub(super) fn take(
+        &mut self,
+        request_id: RequestId,
+        result: &Result<Arc<Planned>, String>,
+    ) -> bool {
+        let Some((_, key)) = self.asked.take_if(|(asked, _)| *asked == request_id) else {
             return false;
         };
         match result {
@@ -50,19 +76,69 @@ impl Planning {
     }
 }
 
-/// The scope that an image has on a machine with these exclusions, and what it brings of what tells
-/// machines apart; kept, because a sparse image has as many lines as paths.
+/// The scope of an image on a machine with these exclusions, and the origins of the files that
+/// identify the machine. Cached, because a sparse image has as many lines as paths.
 #[derive(Clone, Debug)]
 pub(super) struct KnownScope {
-    pub(super) image: ObjectId,
-    pub(super) exclusions: Patterns,
+    image: ObjectId,
+    exclusions: Patterns,
     pub(super) scope: Scope,
-    pub(super) origins: Origins,
+    pub(super) origins: FileOrigins,
+}
+
+/// The objects that a plan needs and the sub does not have.
+#[derive(Debug, Default)]
+pub(super) struct Missing {
+    pub(super) count: usize,
+    /// The sum of their lengths.
+    pub(super) bytes: u64,
+    /// The disk space of all files that are made of them, in bytes.
+    space: u64,
+    /// The first of them, as many as one Fetch takes.
+    pub(super) objects: Vec<FetchObject>,
+}
+
+impl Missing {
+    /// Returns what `planned` needs and a sub that reports `view` does not have.
+    pub(super) fn of(planned: &Planned, view: &View) -> Self {
+        let mut missing = Self::default();
+        for (&id, need) in planned.needs.iter().filter(|(id, _)| !view.cache.contains(id)) {
+            missing.count += 1;
+            missing.bytes = missing.bytes.saturating_add(need.size_bytes);
+            let on_disk = need.size_bytes.div_ceil(BLOCK_BYTES).saturating_mul(BLOCK_BYTES);
+            let files = u64::from(need.files.max(1));
+            missing.space = missing.space.saturating_add(on_disk.saturating_mul(files));
+            if missing.objects.len() < IDS_MAX {
+                missing.objects.push(FetchObject { id, size_bytes: need.size_bytes });
+            }
+        }
+        missing
+    }
+
+    /// Returns the number and the length as text.
+    pub(super) fn describe(&self) -> String {
+        format!("{} ({})", counted(self.count as u64, "object"), size(self.bytes))
+    }
+
+    /// Says why they do not fit into the `free` space; `None` if they do.
+    pub(super) fn shortage(&self, free: FreeSpace) -> Option<String> {
+        let fits = self.space <= free.free_bytes
+            && u64::try_from(self.count).is_ok_and(|count| count <= free.free_inodes);
+        (!fits).then(|| {
+            format!(
+                "{} need {} and as many inodes; {} and {} are free",
+                counted(self.count as u64, "object"),
+                size(self.space),
+                size(free.free_bytes),
+                counted(free.free_inodes, "inode")
+            )
+        })
+    }
 }
 
 impl Sub {
-    /// What is known of the image on this machine.
-    pub(super) fn scope_known(&mut self, image: &RequiredImage, view: &View) -> &KnownScope {
+    /// Returns the scope and the file origins of the image on this machine.
+    pub(super) fn known_scope(&mut self, image: &RequiredImage, view: &View) -> &KnownScope {
         let is_same =
             |known: &KnownScope| known.image == image.digest && known.exclusions == view.exclusions;
         match self.known_scope.take().filter(is_same) {
@@ -72,21 +148,20 @@ impl Sub {
                 self.known_scope.insert(KnownScope {
                     image: image.digest,
                     scope: Scope::of(&image.scan, exclusions.lines()),
-                    origins: origins(image, |path| exclusions.covers(path)),
+                    origins: file_origins(image, |path| exclusions.covers(path)),
                     exclusions,
                 })
             }
         }
     }
 
-    /// The plan from the last scan to the image.
-    pub(super) fn plan_at_hand(
+    /// Continues with the plan from the last scan to the image.
+    pub(super) fn check_plan(
         &mut self,
         view: &View,
         image: &Arc<RequiredImage>,
         scan: &Arc<ScanReport>,
-        now: Now,
-        effects: &mut Vec<Effect>,
+        step: &mut Step<'_>,
     ) -> Check<Arc<Planned>> {
         let key = PlanKey { image: image.digest, scan: view.scan_number };
         if let Some(planned) = &self.plan.made
@@ -99,15 +174,16 @@ impl Sub {
         {
             return stop(Status::Blocked, format!("no plan can be made: {text}"));
         }
-        let tree = self.tree_at_hand(scan, now, effects)?;
+        let tree = self.check_tree(scan, step)?;
         if self.plan.asked.is_none() {
-            self.plan.asked = Some((self.ask_for_plan(key, view, scan, tree, image, effects), key));
+            self.plan.asked =
+                Some((self.request_plan(key, view, scan, tree, image, &mut step.effects), key));
         }
         stop(Status::Rescanning, format!("comparing the new scan with {}", image.name()))
     }
 
-    /// Asks for the plan from a scan to an image.
-    pub(super) fn ask_for_plan(
+    /// Requests the plan from a scan to an image.
+    pub(super) fn request_plan(
         &mut self,
         key: PlanKey,
         view: &View,
@@ -115,33 +191,81 @@ impl Sub {
         tree: Tree,
         image: &Arc<RequiredImage>,
         effects: &mut Vec<Effect>,
-    ) -> Ticket {
+    ) -> RequestId {
         let (scan, image) = (Arc::clone(scan), Arc::clone(image));
         let job = PlanJob { key, tree, scan, exclusions: view.exclusions.clone(), image };
-        let ticket = self.next_ticket();
-        effects.push(Effect::Plan(ticket, Box::new(job)));
-        ticket
+        let request_id = self.next_request_id();
+        effects.push(Effect::Plan(request_id, Box::new(job)));
+        request_id
     }
 
-    fn tree_at_hand(
-        &mut self,
-        scan: &ScanReport,
-        now: Now,
-        effects: &mut Vec<Effect>,
-    ) -> Check<Tree> {
+    /// Continues with the tree that the last scan found.
+    fn check_tree(&mut self, scan: &ScanReport, step: &mut Step<'_>) -> Check<Tree> {
         if let Some(tree) = self.trees.tree.as_ref().filter(|tree| tree.digest() == scan.root) {
             return Continue(tree.clone());
         }
         if self.trees.asked.is_none() {
-            if let Some(at) = self.trees.attempt.held_until(now.elapsed) {
+            if let Some(at) = self.trees.attempt.held_until(step.now.elapsed) {
                 let why = self.trees.attempt.why().unwrap_or_default().to_owned();
                 self.wake_by(at);
                 return stop(Status::PollFailed, format!("its tree could not be read: {why}"));
             }
-            let ticket = self.next_ticket();
-            self.trees.asked = Some((ticket, scan.root));
-            effects.push(Effect::ReadTree(ticket, scan.root));
+            let request_id = self.next_request_id();
+            self.trees.asked = Some((request_id, scan.root));
+            step.effects.push(Effect::ReadTree(request_id, scan.root));
         }
         stop(Status::Rescanning, "reading the new scan")
     }
+}
+
+/// Summarizes a plan: the number of changes, or the path if there is only one.
+pub(super) fn describe(plan: &Plan) -> String {
+    match plan.operations.as_slice() {
+        [] => "no change but the name of the image and its triggers".to_owned(),
+        [operation] => format!("1 change: {}", path_of(operation)),
+        operations => counted(operations.len() as u64, "change"),
+    }
+}
+
+/// Lists as many paths of a plan as fit into so many bytes, but at least one, each with the
+/// differences.
+pub(super) fn paths_within(plan: &Plan, bytes: usize) -> String {
+    let mut text = String::new();
+    for (index, operation) in plan.operations.iter().enumerate() {
+        let path = path_of(operation);
+        if index > 0 && text.len() + path.len() > bytes {
+            write!(text, ", and {} more", plan.operations.len() - index)
+                .expect("writing to a String cannot fail");
+            break;
+        }
+        let separator = if text.is_empty() { "" } else { ", " };
+        write!(text, "{separator}{path}").expect("writing to a String cannot fail");
+    }
+    text
+}
+
+/// Returns the path of an operation with the differences there.
+pub(super) fn path_of(operation: &Operation) -> String {
+    let reason: Vec<&str> = operation.reason.iter().map(|reason| reason.name()).collect();
+    format!("{} ({})", operation.path, reason.join(" "))
+}
+
+/// Returns the origins of the files that identify a machine whose exclusions cover the `excluded`
+/// paths.
+fn file_origins(image: &RequiredImage, excluded: impl Fn(&TreePath) -> bool) -> FileOrigins {
+    let origin_of = |text: &str| {
+        let path: TreePath = text.parse().expect("the constant is a path");
+        let is_covered = match &image.scan.coverage {
+            Coverage::Full(filter) => !filter.keeps(&path),
+            Coverage::Paths(paths) => paths.contains(&path),
+        };
+        if !is_covered || excluded(&path) {
+            return FileOrigin::Machine;
+        }
+        match image.tree.file(&path) {
+            Some(file) if file.size_bytes > 0 => FileOrigin::Image(file.object),
+            _ => FileOrigin::NoContent,
+        }
+    };
+    FileOrigins { machine_id: origin_of("/etc/machine-id"), hostname: origin_of("/etc/hostname") }
 }

@@ -1,46 +1,201 @@
-//! Polls: when the next one is sent, and what an answer or its absence says of the sub.
+//! Polls: when the next one is sent, and what is known of the sub from the replies.
 // tidy: core
 
 use core::time::Duration;
+use std::sync::Arc;
 
-use api::dominator::Status;
-use api::subd::{PollReply, PollRequest};
+use api::dominator::{PollSummary, Status};
+use api::subd::{
+    Alarm, CacheReport, LastFetch, LastUpdate, PollReply, PollRequest, ScanReport, UpdateOutcome,
+};
 use model::backoff::jittered;
-use model::report::report;
+use model::display::error_chain;
+use model::filter::{PatternError, Patterns};
+use model::image::ImageName;
+use model::object::ObjectSet;
 use model::tree::Time;
 
-use super::calls::is_shown;
-use super::{Context, Effect, Failure, FailureKind, Now, Sub, Ticket, Unusable, View};
+use super::{Effect, Failure, FailureKind, RequestId, Step, Sub};
 use crate::core::timing::{Attempt, POLL_WAIT, PollPace, RETRY_FIRST, RETRY_LONGEST};
 
-/// Whether the sub answers.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Reach {
-    /// Nobody knows yet.
-    Unknown,
-    /// It answered the last poll.
-    Good,
-    /// It did not.
-    Bad(Failure),
+/// The most objects that the cache of a sub may have; images have fewer.
+const CACHE_OBJECTS_MAX: usize = 1 << 20;
+
+/// Everything that a sub has reported.
+#[derive(Clone, Debug)]
+pub struct View {
+    /// The last reply, without its scan, exclusions and cache, which are in the other fields.
+    pub report: PollReply,
+    /// The last complete scan under the current settings, if there is one.
+    pub scan: Option<Arc<ScanReport>>,
+    /// Counts scans that differ, over all instances of the sub.
+    pub scan_number: u64,
+    /// The local exclusions.
+    pub exclusions: Patterns,
+    /// The object cache.
+    pub cache: ObjectSet,
 }
 
-/// The poll that is under way, or when the next is due.
+/// Why a reply to a poll cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum PollReplyError {
+    /// It omits something that is not known: the next poll must request a full report.
+    #[error("the answer to a poll for everything lacks the scan or the cache")]
+    Incomplete,
+    #[error("its exclusions are not valid")]
+    Exclusions { source: PatternError },
+}
+
+impl View {
+    /// Returns the view after a reply to a poll. A scan that differs from the last one gets the
+    /// number `next_scan`.
+    pub(super) fn after(
+        before: Option<Self>,
+        mut reply: PollReply,
+        next_scan: u64,
+    ) -> Result<Self, PollReplyError> {
+        let (scan, cache) = (reply.scan.take(), reply.cache.take());
+        let exclusions = std::mem::take(&mut reply.exclusions);
+        let before =
+            before.filter(|before| before.report.version.instance == reply.version.instance);
+        let number = before.as_ref().map_or(next_scan, |before| before.scan_number);
+        let known = before.as_ref().filter(|old| old.exclusions.lines() == exclusions);
+        let same_exclusions = known.is_some();
+        let exclusions = match known {
+            Some(old) => old.exclusions.clone(),
+            None => Patterns::new(&exclusions)
+                .map_err(|source| PollReplyError::Exclusions { source })?,
+        };
+        let (old_scan, old_cache) = match before {
+            Some(before) => (before.scan, Some(before.cache)),
+            None => (None, None),
+        };
+        let cache = cache_after(cache, old_cache)?;
+        let (scan, scan_number) = match (scan, old_scan) {
+            _ if !reply.scanned => (None, number),
+            (Some(scan), Some(old)) if *old == scan && same_exclusions => (Some(old), number),
+            (Some(scan), _) => (Some(Arc::new(scan)), next_scan),
+            (None, Some(old)) if old.scope == reply.scope && same_exclusions => (Some(old), number),
+            (None, _) => return Err(PollReplyError::Incomplete),
+        };
+        Ok(Self { report: reply, scan, scan_number, exclusions, cache })
+    }
+
+    /// Returns how the update with this id ended, if it has.
+    pub(super) fn outcome_of(&self, id: u64) -> Option<&LastUpdate> {
+        self.report.last_update.as_ref().filter(|update| update.update_id == id)
+    }
+
+    /// Returns how the fetch with this id ended, if it has.
+    pub(super) fn fetch_of(&self, id: u64) -> Option<&LastFetch> {
+        self.report.last_fetch.as_ref().filter(|fetch| fetch.fetch_id == id)
+    }
+
+    /// True while paths that an update changed have not been scanned since. A reply is one
+    /// snapshot: once they have been scanned, its scan is of that time or later.
+    pub(super) fn is_unverified(&self) -> bool {
+        self.report.last_update.as_ref().is_some_and(|update| {
+            update.outcome == UpdateOutcome::Done && update.verified_generation.is_none()
+        })
+    }
+
+    /// True while the last update needs a reboot to be complete, and the reboot has not failed.
+    #[must_use]
+    pub fn is_rebooting(&self) -> bool {
+        let awaits = self.report.last_update.as_ref().is_some_and(|update| update.awaits_boot);
+        awaits && !self.report.trigger_failures.iter().any(|failure| failure.verb == "reboot")
+    }
+
+    /// Returns why the journal of an update cannot be closed, if that is so.
+    #[must_use]
+    pub fn stuck(&self) -> Option<&str> {
+        self.report.alarms.iter().find_map(|alarm| match alarm {
+            Alarm::JournalStuck(why) => Some(why.as_str()),
+            _ => None,
+        })
+    }
+
+    /// Returns the last update and why its health check failed, if it was an update to `image` that
+    /// was undone for that.
+    #[must_use]
+    pub fn undone(&self, image: &ImageName) -> Option<(&LastUpdate, &str)> {
+        let last = self.report.last_update.as_ref().filter(|last| last.image == *image)?;
+        match &last.outcome {
+            UpdateOutcome::Undone(why) => Some((last, why)),
+            _ => None,
+        }
+    }
+
+    /// Returns the part of the report that operators are shown.
+    pub(super) fn summary(&self) -> PollSummary {
+        let report = &self.report;
+        PollSummary {
+            version: report.version,
+            identity: report.identity.clone(),
+            activity: report.activity.clone(),
+            root: self.scan.as_ref().map(|scan| scan.root),
+            totals: self.scan.as_ref().map(|scan| scan.totals),
+            unreadable: self.scan.as_ref().map_or_else(Vec::new, |scan| scan.unreadable.clone()),
+            last_fetch: report.last_fetch.clone(),
+            last_update: report.last_update.clone(),
+            trigger_failures: report.trigger_failures.clone(),
+            space: report.space,
+            counters: report.counters.clone(),
+            load: report.load,
+            alarms: report.alarms.clone(),
+            paused: report.paused.clone(),
+        }
+    }
+}
+
+/// Returns the cache after a report, from the known one.
+fn cache_after(
+    report: Option<CacheReport>,
+    known: Option<ObjectSet>,
+) -> Result<ObjectSet, PollReplyError> {
+    match (report, known) {
+        (Some(CacheReport::Full(objects)), _) => Ok(objects.into_iter().collect()),
+        (Some(CacheReport::Changes { added, removed }), Some(objects)) => {
+            let objects = objects.changed(&added, &removed);
+            // Without this limit a sub could fill the memory by sending changes. The length of a
+            // full report is limited by the wire format.
+            if objects.len() > CACHE_OBJECTS_MAX {
+                return Err(PollReplyError::Incomplete);
+            }
+            Ok(objects)
+        }
+        (None, Some(objects)) => Ok(objects),
+        (_, None) => Err(PollReplyError::Incomplete),
+    }
+}
+
+/// Whether the sub answers polls.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Reachability {
+    Unknown,
+    /// It answered the last poll.
+    Answered,
+    /// The last poll failed.
+    Failed(Failure),
+}
+
+/// The poll that is under way, or when the next one is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Polling {
     Due(Duration),
-    UnderWay(Ticket),
+    UnderWay(RequestId),
 }
 
 /// The polls of one sub.
 #[derive(Debug)]
 pub(super) struct Polls {
-    pub(super) reach: Reach,
+    pub(super) reachability: Reachability,
     pub(super) next: Polling,
     pace: PollPace,
     attempt: Attempt,
-    /// The next poll asks for everything, because a report was missed.
-    asks_all: bool,
-    /// When the sub last answered, on the clock of [`Now::elapsed`].
+    /// The next poll requests a full report, because a report was missed.
+    needs_full_report: bool,
+    /// When the sub last answered, on the clock of `Now::elapsed`.
     pub(super) answered: Duration,
     pub(super) last_seen: Option<Time>,
 }
@@ -48,11 +203,11 @@ pub(super) struct Polls {
 impl Polls {
     pub(super) fn new(now: Duration) -> Self {
         Self {
-            reach: Reach::Unknown,
+            reachability: Reachability::Unknown,
             next: Polling::Due(now),
             pace: PollPace::default(),
             attempt: Attempt::default(),
-            asks_all: false,
+            needs_full_report: false,
             answered: now,
             last_seen: None,
         }
@@ -60,80 +215,64 @@ impl Polls {
 }
 
 impl Sub {
-    pub(super) fn keep_polling(
-        &mut self,
-        now: Now,
-        context: &Context<'_>,
-        effects: &mut Vec<Effect>,
-    ) {
+    pub(super) fn poll_if_due(&mut self, step: &mut Step<'_>) {
         let Polling::Due(at) = self.polls.next else { return };
-        if now.elapsed < at {
+        if step.now.elapsed < at {
             self.wake_by(at);
             return;
         }
         let have = match &self.view {
-            Some(view) if !self.polls.asks_all => Some(view.report.version),
+            Some(view) if !self.polls.needs_full_report => Some(view.report.version),
             _ => None,
         };
-        let wait = jittered(POLL_WAIT, context.jitter).as_millis();
+        let wait = jittered(POLL_WAIT, step.context.jitter).as_millis();
         let wait_ms = u32::try_from(wait).expect("a poll waits for about a minute");
-        let ticket = self.next_ticket();
-        self.polls.next = Polling::UnderWay(ticket);
-        effects.push(Effect::Poll(ticket, PollRequest { have, wait_ms }));
+        let request_id = self.next_request_id();
+        self.polls.next = Polling::UnderWay(request_id);
+        step.effects.push(Effect::Poll(request_id, PollRequest { have, wait_ms }));
     }
 
-    pub(super) fn polled(
-        &mut self,
-        now: Now,
-        context: &Context<'_>,
-        ticket: Ticket,
-        reply: PollReply,
-    ) {
+    pub(super) fn polled(&mut self, request_id: RequestId, reply: PollReply, step: &Step<'_>) {
         let was_paused = self.view.as_ref().is_some_and(|view| view.report.paused.is_some());
-        let before = if self.polls.asks_all { None } else { self.view.take() };
+        let before = if self.polls.needs_full_report { None } else { self.view.take() };
         let view = match View::after(before, reply, self.scans + 1) {
             Ok(view) => view,
-            Err(Unusable::Incomplete) if !self.polls.asks_all => {
-                self.polls.asks_all = true;
-                self.polls.next = Polling::Due(self.polls.pace.next(now.elapsed));
+            Err(PollReplyError::Incomplete) if !self.polls.needs_full_report => {
+                self.polls.needs_full_report = true;
+                self.polls.next = Polling::Due(self.polls.pace.next(step.now.elapsed));
                 return;
             }
-            Err(unusable) => {
-                let failure = Failure { kind: FailureKind::Garbage, text: report(&unusable) };
-                return self.poll_failed(now, context, failure);
+            Err(error) => {
+                let failure =
+                    Failure { kind: FailureKind::InvalidReply, text: error_chain(&error) };
+                return self.poll_failed(failure, step);
             }
         };
         if view.scan_number > self.scans {
             self.scans = view.scan_number;
-            // Whatever was refused was asked for upon another scan.
+            // The call that failed was made from another scan.
             self.calls.attempt.release();
         }
-        self.polls.asks_all = false;
-        self.claims.polled();
-        self.polls.reach = Reach::Good;
+        self.polls.needs_full_report = false;
+        self.claims.repeat_next();
+        self.polls.reachability = Reachability::Answered;
         self.polls.attempt.failures = 0;
-        self.polls.answered = now.elapsed;
-        self.polls.last_seen = Some(now.wall);
-        self.polls.next = Polling::Due(self.polls.pace.next(now.elapsed));
-        if self
-            .calls
-            .accepted
-            .is_some_and(|pending| ticket >= pending.shown_from || is_shown(pending.purpose, &view))
-        {
-            self.calls.accepted = None;
-        }
+        self.polls.answered = step.now.elapsed;
+        self.polls.last_seen = Some(step.now.wall);
+        self.polls.next = Polling::Due(self.polls.pace.next(step.now.elapsed));
+        self.calls.polled(request_id, &view);
         if was_paused && view.report.paused.is_none() {
             self.updates.hold.take_if(|hold| hold.status == Status::Held);
         }
         self.view = Some(view);
-        self.record_update_end(now, context);
-        self.record_fetch_end(now, context);
+        self.record_update_end(step);
+        self.record_fetch_end(step);
     }
 
-    pub(super) fn poll_failed(&mut self, now: Now, context: &Context<'_>, failure: Failure) {
-        let pause = self.polls.attempt.count(RETRY_FIRST, RETRY_LONGEST, context.jitter);
-        self.polls.next = Polling::Due(now.elapsed + pause);
-        self.polls.asks_all = failure.kind == FailureKind::Garbage;
-        self.polls.reach = Reach::Bad(failure);
+    pub(super) fn poll_failed(&mut self, failure: Failure, step: &Step<'_>) {
+        let pause = self.polls.attempt.count(RETRY_FIRST, RETRY_LONGEST, step.context.jitter);
+        self.polls.next = Polling::Due(step.now.elapsed + pause);
+        self.polls.needs_full_report = failure.kind == FailureKind::InvalidReply;
+        self.polls.reachability = Reachability::Failed(failure);
     }
 }

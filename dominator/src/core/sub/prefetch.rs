@@ -1,38 +1,40 @@
-//! The image that the machine will get next: its objects are fetched ahead, so that the switch
-//! fetches nothing.
+//! Fetches the objects of the image that the machine will get next, so that they are in the cache
+//! when it is required.
 //!
-//! It happens only while the required image is in place, and is never in the way: subd ends such a
-//! fetch when another one is needed, and nothing waits for it. What it cannot do is no failure of
-//! the machine; the detail of `synced` says so.
+//! A prefetch is ordered only while the machine is synced, and delays nothing: subd ends it when
+//! another fetch is needed, and nothing waits for it. A failed prefetch changes only the detail of
+//! `synced`.
 // tidy: core
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use api::planning::{PlanKey, Planned};
 use api::subd::{Activity, FetchFailure, FetchRequest};
+use model::display::size;
+use model::image::required::RequiredImage;
 use model::object::ObjectId;
 
-use super::missing_objects::Missing;
-use super::{Call, CallPurpose, Context, Effect, Fetching, ImageState, Now, Planning, Sub, View};
+use super::calls::CallPurpose;
+use super::plans::{Missing, Planning};
+use super::updates::Fetching;
+use super::{Call, Effect, ImageState, Step, Sub, View};
 use crate::core::network_budget::Urgency;
 use crate::core::timing::{Attempt, HOLD_FIRST, HOLD_LONGEST};
-use api::planning::PlanKey;
-use model::image::required::RequiredImage;
-use model::words::size;
 
-/// What is known of the image that comes next.
+/// The next image, the plan to it, and its prefetch.
 #[derive(Debug, Default)]
 pub(super) struct Prefetch {
-    pub(super) image: ImageState,
+    image: ImageState,
     pub(super) plan: Planning,
-    /// The fetch that was ordered last.
+    /// The last prefetch that was ordered.
     fetch: Option<Fetching>,
     attempt: Attempt,
 }
 
 impl Prefetch {
-    /// Takes the image that is planned now; true if it is another one.
-    pub(super) fn assigned(&mut self, image: ImageState) -> bool {
+    /// Sets the next image. Returns true if it is another one than before.
+    pub(super) fn set_image(&mut self, image: ImageState) -> bool {
         let is_other = self.image.digest() != image.digest();
         if is_other {
             *self = Self { fetch: self.fetch, ..Self::default() };
@@ -41,18 +43,22 @@ impl Prefetch {
         is_other
     }
 
-    /// True if the machine is at the fetch that was ordered last ahead of need.
+    /// True if the activity of the machine is the last prefetch.
     pub(super) fn is_fetching(&self, activity: &Activity) -> bool {
         let ordered = self.fetch.map(|fetch| fetch.id);
         matches!(activity, Activity::Fetching { fetch_id, .. } if Some(*fetch_id) == ordered)
     }
 
-    /// The objects to keep for a machine that has `required`, by the scan of this number; `None`
-    /// while that is not known, but soon will be.
-    pub(super) fn kept(&self, required: &RequiredImage, scan: u64) -> Option<BTreeSet<ObjectId>> {
+    /// Returns the objects that the next image needs on a machine that has `required`, by the scan
+    /// with this number. `None` while that is not known yet.
+    pub(super) fn needed_objects(
+        &self,
+        required: &RequiredImage,
+        scan: u64,
+    ) -> Option<BTreeSet<ObjectId>> {
         let image = match &self.image {
             ImageState::Undefined => return Some(BTreeSet::new()),
-            // After a restart of the dominator, what was fetched for it must not be thrown away.
+            // After a restart of the dominator, its prefetched objects must not be removed.
             ImageState::Missing(_) => return None,
             ImageState::Ready(image) => image,
         };
@@ -68,15 +74,13 @@ impl Prefetch {
 }
 
 impl Sub {
-    /// Fetches what the next image needs, and says how far that is; `None` if there is no next
-    /// image. The required image is in place.
+    /// Fetches what the next image needs, and describes the progress. `None` if there is no next
+    /// image. Called while the machine equals the required image.
     pub(super) fn prefetch_next(
         &mut self,
         view: &View,
         required: &RequiredImage,
-        now: Now,
-        context: &Context<'_>,
-        effects: &mut Vec<Effect>,
+        step: &mut Step<'_>,
     ) -> Option<String> {
         let image = match &self.prefetch.image {
             ImageState::Undefined => return None,
@@ -93,17 +97,7 @@ impl Sub {
         }
         let planned = match &self.prefetch.plan.made {
             Some(planned) if planned.key == key => Arc::clone(planned),
-            _ => {
-                if self.prefetch.plan.asked.is_none() {
-                    let scan = view.scan.as_ref()?;
-                    let tree =
-                        self.trees.tree.as_ref().filter(|tree| tree.digest() == scan.root)?;
-                    let tree = tree.clone();
-                    let ticket = self.ask_for_plan(key, view, scan, tree, &image, effects);
-                    self.prefetch.plan.asked = Some((ticket, key));
-                }
-                return Some(format!("is compared with {name}, which comes next"));
-            }
+            _ => return self.plan_prefetch(key, view, &image, &mut step.effects),
         };
         let missing = Missing::of(&planned, view);
         if missing.count == 0 {
@@ -111,8 +105,8 @@ impl Sub {
             return Some(format!("has all objects of {name}, which comes next"));
         }
         let wanted = format!("{} of {name}", missing.describe());
-        self.record_prefetch_end(view, missing.count, now, context);
-        if let Some(until) = self.prefetch.attempt.held_until(now.elapsed) {
+        self.record_prefetch_end(view, missing.count, step);
+        if let Some(until) = self.prefetch.attempt.held_until(step.now.elapsed) {
             let why = self.prefetch.attempt.why().unwrap_or_default();
             let text = format!("{wanted} are not fetched ahead yet: {why}");
             self.wake_by(until);
@@ -122,53 +116,75 @@ impl Sub {
         if let Some(shortage) = missing.shortage(view.report.space) {
             return Some(format!("nothing is fetched ahead for {name}: {shortage}"));
         }
-        if matches!(view.report.activity, Activity::Idle) && self.may_call(now) {
-            let (plan, bytes) = (planned.digest, missing.bytes);
-            if let Err(mut why) = self.fetch_claimed(plan, Urgency::Prefetch, bytes, now, effects) {
-                if why.is_empty() {
-                    why.push_str("a share of the network is asked for");
-                }
-                return Some(format!("{wanted} are not fetched ahead yet: {why}"));
-            }
-            let fetch_id = self.next_id();
-            let sources = context.sources.to_vec();
-            let objects = missing.objects;
-            let request = FetchRequest { fetch_id, sources, objects, ahead: true };
-            if self.call(now, CallPurpose::Prefetch(fetch_id), Call::Fetch(request), effects) {
-                self.prefetch.fetch = Some(Fetching { id: fetch_id, plan, missing: missing.count });
-            }
+        if matches!(view.report.activity, Activity::Idle)
+            && self.may_call(step.now)
+            && let Err(why) = self.order_prefetch(&planned, missing, step)
+        {
+            return Some(format!("{wanted} are not fetched ahead yet: {why}"));
         }
         Some(format!("fetches {wanted}, which comes next"))
     }
 
-    /// Orders no prefetch for a while, which grows with each failure.
-    pub(super) fn hold_prefetch(&mut self, why: String, now: Now, context: &Context<'_>) {
+    /// Requests the plan to the next image. `None` if the tree of the machine is not known.
+    fn plan_prefetch(
+        &mut self,
+        key: PlanKey,
+        view: &View,
+        image: &Arc<RequiredImage>,
+        effects: &mut Vec<Effect>,
+    ) -> Option<String> {
+        if self.prefetch.plan.asked.is_none() {
+            let scan = view.scan.as_ref()?;
+            let tree = self.trees.tree.clone().filter(|tree| tree.digest() == scan.root)?;
+            let request_id = self.request_plan(key, view, scan, tree, image, effects);
+            self.prefetch.plan.asked = Some((request_id, key));
+        }
+        Some(format!("is compared with {}, which comes next", image.name()))
+    }
+
+    /// Orders the prefetch, if a share of the network is granted; else returns why not.
+    fn order_prefetch(
+        &mut self,
+        planned: &Planned,
+        missing: Missing,
+        step: &mut Step<'_>,
+    ) -> Result<(), String> {
+        let plan = planned.digest;
+        self.claim_fetch(plan, Urgency::Prefetch, missing.bytes, step).map_err(|why| {
+            if why.is_empty() { "waiting for a share of the network".to_owned() } else { why }
+        })?;
+        let fetch_id = self.next_id();
+        let sources = step.context.sources.to_vec();
+        let objects = missing.objects;
+        let request = FetchRequest { fetch_id, sources, objects, ahead: true };
+        if self.call(CallPurpose::Prefetch(fetch_id), Call::Fetch(request), step) {
+            self.prefetch.fetch = Some(Fetching { id: fetch_id, plan, missing: missing.count });
+        }
+        Ok(())
+    }
+
+    /// Holds prefetches for a while, which grows with each failure.
+    pub(super) fn hold_prefetch(&mut self, why: String, step: &Step<'_>) {
         let attempt = &mut self.prefetch.attempt;
-        let pause = attempt.count(HOLD_FIRST, HOLD_LONGEST, context.jitter);
-        attempt.hold(now.elapsed + pause, why);
+        let pause = attempt.count(HOLD_FIRST, HOLD_LONGEST, step.context.jitter);
+        attempt.hold(step.now.elapsed + pause, why);
     }
 
     /// Records how the last prefetch ended; `missing` objects are still missing.
-    fn record_prefetch_end(
-        &mut self,
-        view: &View,
-        missing: usize,
-        now: Now,
-        context: &Context<'_>,
-    ) {
+    fn record_prefetch_end(&mut self, view: &View, missing: usize, step: &Step<'_>) {
         let Some(fetch) = self.prefetch.fetch else { return };
         let Some(last) = view.fetch_of(fetch.id) else { return };
         self.prefetch.fetch = None;
         let why = match &last.error {
-            // The rest is asked for next.
+            // The rest is ordered next.
             None if missing < fetch.missing => return,
-            None => "a fetch has brought no more objects".to_owned(),
+            None => "the fetch brought no missing objects".to_owned(),
             Some(FetchFailure::GaveWay) => return,
             Some(FetchFailure::InsufficientSpace { need_bytes, free_bytes }) => {
                 format!("they need {}, {} are free", size(*need_bytes), size(*free_bytes))
             }
             Some(FetchFailure::Sources(why) | FetchFailure::Local(why)) => why.clone(),
         };
-        self.hold_prefetch(why, now, context);
+        self.hold_prefetch(why, step);
     }
 }

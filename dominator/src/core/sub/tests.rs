@@ -1,4 +1,4 @@
-//! Scripts of events, with what the state machine makes of each.
+//! Scripts of events, with the status and effects after each.
 
 mod claims;
 mod explained;
@@ -11,7 +11,9 @@ mod signature_offer;
 
 use std::sync::Arc;
 
-use api::subd::{Activity, CleanupRequest, FetchFailure, Outcome, Space, TriggerFailure, Version};
+use api::subd::{
+    Activity, CleanupRequest, FetchFailure, FreeSpace, SubVersion, TriggerFailure, UpdateOutcome,
+};
 use expect_test::expect;
 use model::mdb::Machine;
 use model::scope::Scope;
@@ -37,10 +39,10 @@ fn the_whole_loop() {
     script.fetched(1, None);
     script.poll();
     script.commit();
-    script.ended(2, Outcome::Done, None);
+    script.ended(2, UpdateOutcome::Done, None);
     script.poll();
     script.scan(&[("/a", "1")]);
-    script.ended(2, Outcome::Done, Some(3));
+    script.ended(2, UpdateOutcome::Done, Some(3));
     script.poll();
     script.accept();
     script.cache(&[]);
@@ -72,14 +74,14 @@ fn the_whole_loop() {
 }
 
 #[test]
-fn a_machine_that_has_the_tree_of_an_image_by_chance_is_told_of_the_image() {
+fn a_machine_that_already_has_the_tree_of_an_image_gets_an_update_without_changes() {
     let mut script = Script::scanning(image("base", &[("/a", "1")]), &[("/a", "1")]);
     script.reply.last_image = Some("former".parse().unwrap());
     script.poll();
     script.step("brake", Event::Brake(Some("storm".into())));
     script.step("released", Event::Brake(None));
     script.commit();
-    script.ended(1, Outcome::Done, Some(2));
+    script.ended(1, UpdateOutcome::Done, Some(2));
     script.poll();
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
@@ -99,7 +101,7 @@ fn a_machine_that_has_the_tree_of_an_image_by_chance_is_told_of_the_image() {
 }
 
 #[test]
-fn the_brake_stops_prepare_and_commit_and_lets_go_at_once() {
+fn the_brake_prevents_prepare_and_commit_until_it_is_released() {
     let mut script = Script::scanning(image("base", &[("/a", "1")]), &[]);
     script.step("brake", Event::Brake(Some("storm".into())));
     script.accept();
@@ -141,12 +143,12 @@ fn an_update_that_changes_nothing_is_not_repeated_for_ever() {
     script.fetched(1, None);
     script.poll();
     script.commit();
-    script.ended(2, Outcome::Done, Some(4));
+    script.ended(2, UpdateOutcome::Done, Some(4));
     script.poll();
     script.wait(5);
     script.wait(5);
     script.commit();
-    script.ended(3, Outcome::Done, Some(4));
+    script.ended(3, UpdateOutcome::Done, Some(4));
     script.poll();
     script.wait(10);
     script.wait(10);
@@ -163,8 +165,8 @@ fn an_update_that_changes_nothing_is_not_repeated_for_ever() {
                      -> commit 2
         0   accepted updating         the update was ordered
         0   polled   updating         carrying out the update and its triggers
-        0   polled   not-converging   the update was carried out, and the same is to be 
-        5   wake     not-converging   the update was carried out, and the same is to be 
+        0   polled   not-converging   the update was carried out, and the same changes a
+        5   wake     not-converging   the update was carried out, and the same changes a
         10  wake     preparing        staging 1 change: /a (missing)
                      -> prepare 3: 1 operations
         10  accepted preparing        staging 1 change: /a (missing)
@@ -172,8 +174,8 @@ fn an_update_that_changes_nothing_is_not_repeated_for_ever() {
                      -> commit 3
         10  accepted updating         the update was ordered
         10  polled   updating         carrying out the update and its triggers
-        10  polled   not-converging   the update was carried out, and the same is to be 
-        20  wake     not-converging   the update was carried out, and the same is to be 
+        10  polled   not-converging   the update was carried out, and the same changes a
+        20  wake     not-converging   the update was carried out, and the same changes a
         30  wake     preparing        staging 1 change: /a (missing)
                      -> prepare 4: 1 operations
     "#]]);
@@ -187,11 +189,11 @@ fn an_update_that_fails_is_tried_again_after_a_pause_or_with_another_image() {
     script.fetched(1, None);
     script.poll();
     script.commit();
-    script.ended(2, Outcome::RolledBack("no space".into()), Some(4));
+    script.ended(2, UpdateOutcome::RolledBack("no space".into()), Some(4));
     script.poll();
     script.wait(10);
     script.commit();
-    script.ended(3, Outcome::Stuck("read-only".into()), Some(4));
+    script.ended(3, UpdateOutcome::Stuck("read-only".into()), Some(4));
     script.poll();
     script.image = image("other", &[("/a", "2")]);
     script.assign();
@@ -208,7 +210,7 @@ fn an_update_that_fails_is_tried_again_after_a_pause_or_with_another_image() {
                      -> commit 2
         0   accepted updating         the update was ordered
         0   polled   updating         carrying out the update and its triggers
-        0   polled   update-failed    the update failed, and was put back: no space; wil
+        0   polled   update-failed    the update failed, and was rolled back: no space; 
         10  wake     preparing        staging 1 change: /a (missing)
                      -> prepare 3: 1 operations
         10  accepted preparing        staging 1 change: /a (missing)
@@ -216,7 +218,7 @@ fn an_update_that_fails_is_tried_again_after_a_pause_or_with_another_image() {
                      -> commit 3
         10  accepted updating         the update was ordered
         10  polled   updating         carrying out the update and its triggers
-        10  polled   update-stuck     the update failed, and could not be put back: read
+        10  polled   update-stuck     the update failed, and could not be rolled back: r
         10  assigned preparing        staging 1 change: /a (missing)
                      -> prepare 4: 1 operations
     "#]]);
@@ -251,8 +253,8 @@ fn calls_that_fail_are_made_again_with_the_same_id() {
         3   polled   fetch-failed     no source gave all objects: images:6971 is down; w
         13  wake     fetching         fetching 1 object (1 byte)
                      -> fetch 2: 1
-        13  failed   fetch-failed     it would not fetch: not allowed; will be tried aga
-        23  wake     fetch-failed     it would not fetch: not allowed; will be tried aga
+        13  failed   fetch-failed     the machine refused to fetch: not allowed; will be
+        23  wake     fetch-failed     the machine refused to fetch: not allowed; will be
         33  wake     fetching         fetching 1 object (1 byte)
                      -> fetch 3: 1
     "#]]);
@@ -301,7 +303,7 @@ fn a_restarted_sub_is_another_one() {
     script.step("lost", Event::PollFailed(script.polled, failure));
     script.refuse(FailureKind::Unreachable, "reset");
     script.wait(1);
-    script.reply.version = Version { instance: 8, generation: 1, status: 1 };
+    script.reply.version = SubVersion { instance: 8, generation: 1, status: 1 };
     script.reply.activity = Activity::Idle;
     script.poll();
     script.wait(1);
@@ -346,7 +348,7 @@ fn an_answer_to_a_poll_that_leaves_out_what_is_needed_is_asked_for_in_full_once(
 }
 
 #[test]
-fn what_is_held_back_says_why() {
+fn each_status_without_an_update_says_why() {
     let mut lines = String::new();
     let mut show = |what: &str, script: &Script| {
         let detail = script.sub.detail().replace("; ", "\n  ; ").replace(", the", "\n  , the");
@@ -377,7 +379,7 @@ fn what_is_held_back_says_why() {
     let mut script = Script::new(image("base", &[("/a", "1")]));
     let ImageState::Ready(wanted) = script.image.clone() else { unreachable!() };
     script.reply.scope = Scope::of(&wanted.scan, &script.reply.exclusions);
-    script.reply.space = Space { free_bytes: 100, free_inodes: 1_000 };
+    script.reply.space = FreeSpace { free_bytes: 100, free_inodes: 1_000 };
     script.scan(&[]);
     script.poll();
     show("full disk", &script);
@@ -402,14 +404,14 @@ fn what_is_held_back_says_why() {
           it would remove 150 of 150 entries
           , the image has 0 entries
           , the machine 150
-          ; if that is meant: domtool clear-safety-shutoff web
+          ; if that is intended: domtool clear-safety-shutoff web
         cleared: preparing
           staging 150 changes
         another plan: unsafe-update
           it would remove 149 of 149 entries
           , the image has 0 entries
           , the machine 149
-          ; if that is meant: domtool clear-safety-shutoff web
+          ; if that is intended: domtool clear-safety-shutoff web
         DisableUpdates: updates-disabled
           1 change: /a (missing)
           ; the machine database says DisableUpdates
@@ -428,7 +430,7 @@ fn what_is_held_back_says_why() {
 }
 
 #[test]
-fn what_was_fetched_ahead_stays_until_nothing_is_planned() {
+fn prefetched_objects_stay_until_no_image_is_planned() {
     let mut script = Script::scanning(image("base", &[("/a", "1")]), &[("/a", "1")]);
     script.planned = ImageState::Missing("it is being loaded".into());
     script.assign();
@@ -439,7 +441,7 @@ fn what_was_fetched_ahead_stays_until_nothing_is_planned() {
     script.planned = image("next", &[("/a", "2")]);
     script.assign();
     assert_eq!(script.sub.detail(), "equals base; has all objects of next, which comes next");
-    // What neither needs is in nobody's way any more.
+    // Neither image needs this object any more.
     let cleanup = |content| Call::Cleanup(CleanupRequest { objects: vec![object(content)] });
     assert_eq!(script.accept(), Some(cleanup("3")));
     script.cache(&["2"]);
@@ -451,7 +453,7 @@ fn what_was_fetched_ahead_stays_until_nothing_is_planned() {
 }
 
 #[test]
-fn a_cleanup_that_failed_is_told_again() {
+fn a_failed_cleanup_is_repeated() {
     let mut script = Script::scanning(image("base", &[("/a", "1")]), &[("/a", "1")]);
     script.cache(&["2"]);
     script.poll();
@@ -460,7 +462,7 @@ fn a_cleanup_that_failed_is_told_again() {
     script.wait(1);
     let call = script.accept();
     assert_eq!(call, Some(Call::Cleanup(CleanupRequest { objects: vec![object("2")] })));
-    // One that was carried out is not.
+    // The plan of an update that was carried out is not pending.
     script.wait(60);
     script.poll();
     assert!(script.called.is_none(), "{:?}", script.called);
@@ -472,13 +474,13 @@ fn late_and_repeated_answers_change_nothing() {
     let before = (script.sub.status(), script.sub.detail().to_owned());
     let failure = || Failure { kind: FailureKind::Refused, text: "late".into() };
     for event in [
-        Event::Polled(Ticket(1), Box::new(script.reply.clone())),
-        Event::PollFailed(Ticket(1), failure()),
-        Event::TreeRead(Ticket(99), tree(&[("/z", "z")])),
-        Event::TreeFailed(Ticket(99), failure()),
-        Event::Planned(Ticket(99), Err("late".into())),
-        Event::Accepted(Ticket(99)),
-        Event::CallFailed(Ticket(99), failure()),
+        Event::Polled(RequestId(1), Box::new(script.reply.clone())),
+        Event::PollFailed(RequestId(1), failure()),
+        Event::TreeRead(RequestId(99), tree(&[("/z", "z")])),
+        Event::TreeFailed(RequestId(99), failure()),
+        Event::Planned(RequestId(99), Err("late".into())),
+        Event::Accepted(RequestId(99)),
+        Event::CallFailed(RequestId(99), failure()),
         Event::Ordered(SubOrder::ClearSafety),
         Event::Wake,
     ] {

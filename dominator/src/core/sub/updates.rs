@@ -1,5 +1,5 @@
-//! The update and the fetch that are wanted: how they end, what is held back after a failure, and
-//! what is put on record.
+//! The wanted update and the wanted fetch: how they end, and how long updates are held after a
+//! failure.
 // tidy: core
 
 use core::mem::{Discriminant, discriminant};
@@ -9,24 +9,24 @@ use std::sync::Arc;
 
 use api::dominator::Status;
 use api::planning::{PlanKey, Planned};
-use api::subd::{Activity, FetchFailure, Outcome};
+use api::subd::{Activity, FetchFailure, UpdateOutcome};
 use model::backoff::{doubled, jittered};
+use model::display::size;
 use model::image::required::RequiredImage;
 use model::object::ObjectId;
 use model::tree::Tree;
-use model::words::size;
 
-use super::missing_objects::Missing;
-use super::next_effects::{Check, paths_within};
-use super::{Context, Effect, ImageState, Now, Sub, View};
-use crate::core::changes::Ordered;
+use super::Check;
+use super::plans::{Missing, paths_within};
+use super::{Effect, ImageState, Step, Sub, View};
+use crate::core::changes::OrderedUpdate;
 use crate::core::timing::{HELD_PAUSE, HOLD_FIRST, HOLD_LONGEST};
 
-/// How long the paths are together that `not-converging` names, in bytes: the rest of the sentence
-/// has room beside them.
-const NOT_CONVERGING_BYTES: usize = 800;
+/// The length of all paths that the detail of `not-converging` lists, in bytes: leaves room for the
+/// rest of the detail.
+const PATHS_BYTES_MAX: usize = 800;
 
-/// The update that is wanted, under the id by which the sub knows it.
+/// The wanted update, with the id that the sub knows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WantedUpdate {
     pub(super) id: u64,
@@ -35,15 +35,16 @@ pub(super) struct WantedUpdate {
     pub(super) plan: ObjectId,
 }
 
-/// A fetch that is wanted or was ordered, under the id by which the sub knows it.
+/// A wanted or ordered fetch, with the id that the sub knows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fetching {
     pub(super) id: u64,
     pub(super) plan: ObjectId,
+    /// The number of objects that were missing.
     pub(super) missing: usize,
 }
 
-/// Something failed: do not try the same again before the time has come.
+/// Holds updates after a failure until it is time to try again.
 #[derive(Clone, Debug)]
 pub(super) struct Hold {
     pub(super) status: Status,
@@ -51,17 +52,17 @@ pub(super) struct Hold {
     image: ObjectId,
     /// The plan that failed, if another plan may be tried at once.
     plan: Option<ObjectId>,
-    /// The scan that it failed upon: upon another it is tried again soon.
+    /// The scan that the failed update was made from. With another scan it is tried again sooner.
     scan: u64,
     since: Duration,
     until: Duration,
 }
 
 impl Hold {
-    /// Until when nothing is tried again, if the last scan has this number.
+    /// Returns the end of the hold if the last scan has this number.
     pub(super) fn end(&self, scan: u64) -> Duration {
-        let is_firm = self.plan.is_some() || self.status == Status::Held;
-        if is_firm || self.scan == scan {
+        let ignores_scans = self.plan.is_some() || self.status == Status::Held;
+        if ignores_scans || self.scan == scan {
             self.until
         } else {
             self.until.min(self.since + HOLD_FIRST)
@@ -69,106 +70,124 @@ impl Hold {
     }
 }
 
-/// The update that was ordered last, of which the end is to be told.
+/// The update that was ordered last, whose end must be reported.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Awaited {
+struct AwaitedUpdate {
     id: u64,
-    /// What was told of it.
-    told: Option<Discriminant<Outcome>>,
+    /// The outcome that was reported last.
+    reported: Option<Discriminant<UpdateOutcome>>,
 }
 
 /// The updates of one machine.
 #[derive(Debug, Default)]
 pub(super) struct Updates {
     pub(super) wanted: Option<WantedUpdate>,
-    /// The update whose last Commit was not sent: what was staged for it may go without harm.
+    /// The update whose last Commit was not sent: if it expires on the sub, that is no failure.
     pub(super) unsent: Option<u64>,
     /// The plan that was carried out last.
     pub(super) done: Option<ObjectId>,
-    /// What failed, and is not tried again yet.
     pub(super) hold: Option<Hold>,
-    /// How often updates or fetches failed since the machine last equalled its image.
+    /// How many updates and fetches failed since the machine last equalled its image.
     pub(super) failures: u32,
-    /// The unsafe plan that an operator lets pass.
-    pub(super) cleared: Option<ObjectId>,
-    /// The update that failed its health check, and whose image an operator wants once more.
+    /// The unsafe plan that an operator has approved.
+    pub(super) approved_plan: Option<ObjectId>,
+    /// The update that failed its health check, for which an operator has ordered a retry.
     pub(super) retried: Option<u64>,
-    awaited: Option<Awaited>,
+    awaited: Option<AwaitedUpdate>,
+}
+
+impl Updates {
+    /// Forgets the last update and its failures, because the machine equals its image.
+    pub(super) fn reset(&mut self) {
+        (self.hold, self.failures) = (None, 0);
+        (self.wanted, self.done, self.approved_plan) = (None, None, None);
+    }
 }
 
 impl Sub {
-    /// Nothing failed so shortly ago that it is too early to try again.
-    pub(super) fn not_held(
+    /// The update to the required image that failed its health check, unless it is to be retried.
+    pub(super) fn undone_update(&self) -> Option<u64> {
+        let (ImageState::Ready(image), Some(view)) = (&self.image, &self.view) else { return None };
+        let (update, _) = view.undone(image.name())?;
+        Some(update.update_id).filter(|&id| self.updates.retried != Some(id))
+    }
+
+    /// Stops while updates are held after a failure.
+    pub(super) fn check_hold(
         &mut self,
         image: &RequiredImage,
         planned: &Planned,
-        now: Now,
-        context: &Context<'_>,
+        step: &Step<'_>,
     ) -> Check<()> {
         if self.updates.hold.is_none() && self.updates.done == Some(planned.digest) {
             self.updates.done = None;
             let detail = format!(
-                "the update was carried out, and the same is to be done again: {}; does something \
-                 on the machine undo it?",
-                paths_within(&planned.plan, NOT_CONVERGING_BYTES)
+                "the update was carried out, and the same changes are needed again: {}; does \
+                 something on the machine undo it?",
+                paths_within(&planned.plan, PATHS_BYTES_MAX)
             );
-            self.hold_back(now, context, Status::NotConverging, detail);
+            self.hold_updates(Status::NotConverging, detail, step);
         }
         let Some(hold) = &self.updates.hold else { return Continue(()) };
         let is_same =
             hold.image == image.digest && hold.plan.is_none_or(|failed| failed == planned.digest);
         let until = hold.end(planned.key.scan);
-        if is_same && now.elapsed < until {
-            let verdict = (hold.status, format!("{}; will be tried again", hold.detail));
+        if is_same && step.now.elapsed < until {
+            let status = (hold.status, format!("{}; will be tried again", hold.detail));
             self.wake_by(until);
-            return Break(verdict);
+            return Break(status);
         }
         (self.updates.hold, self.updates.done) = (None, None);
         Continue(())
     }
 
     /// Records how the wanted update ended.
-    pub(super) fn record_update_end(&mut self, now: Now, context: &Context<'_>) {
+    pub(super) fn record_update_end(&mut self, step: &Step<'_>) {
         let Some(update) = self.updates.wanted else { return };
         let Some(view) = &self.view else { return };
         let Some(last) = view.outcome_of(update.id) else { return };
         let outcome = last.outcome.clone();
-        self.end_force(update, &outcome);
+        // An update that was not even staged may still be forced.
+        if !matches!(outcome, UpdateOutcome::NotPrepared(_)) {
+            self.orders.forced_plan.take_if(|forced| *forced == update.plan);
+        }
         let (status, detail) = match &outcome {
-            Outcome::Done => {
+            UpdateOutcome::Done => {
                 self.updates.done = Some(update.plan);
                 self.updates.wanted = None;
                 return;
             }
-            // What is staged does not stay so for the whole of a pause: that is no failure.
-            Outcome::NotPrepared(_)
+            // A staged update may expire while updates are disabled or paused. That is no failure.
+            UpdateOutcome::NotPrepared(_)
                 if self.brake.is_some()
                     || self.updates.unsent == Some(update.id)
-                    || self.pause_in_words().is_some()
+                    || self.pause_text().is_some()
                     || !self.claims.is_granted() =>
             {
                 self.updates.wanted = None;
                 return;
             }
-            Outcome::NotPrepared(why) => (Status::UpdateFailed, format!("not prepared: {why}")),
-            Outcome::RolledBack(why) => {
-                (Status::UpdateFailed, format!("failed, and was put back: {why}"))
+            UpdateOutcome::NotPrepared(why) => {
+                (Status::UpdateFailed, format!("not prepared: {why}"))
             }
-            Outcome::Stuck(why) => {
-                (Status::UpdateStuck, format!("failed, and could not be put back: {why}"))
+            UpdateOutcome::RolledBack(why) => {
+                (Status::UpdateFailed, format!("failed, and was rolled back: {why}"))
             }
-            // The report itself says so, over restarts, until another update.
-            Outcome::Undone(_) => {
+            UpdateOutcome::Stuck(why) => {
+                (Status::UpdateStuck, format!("failed, and could not be rolled back: {why}"))
+            }
+            // The sub reports this until its next update, also after restarts.
+            UpdateOutcome::Undone(_) => {
                 self.updates.wanted = None;
                 return;
             }
         };
         self.updates.wanted = None;
-        self.hold_back(now, context, status, format!("the update {detail}"));
+        self.hold_updates(status, format!("the update {detail}"), step);
     }
 
     /// Records how the wanted fetch ended.
-    pub(super) fn record_fetch_end(&mut self, now: Now, context: &Context<'_>) {
+    pub(super) fn record_fetch_end(&mut self, step: &Step<'_>) {
         let Some(fetch) = self.fetch else { return };
         let Some(view) = &self.view else { return };
         let activity = &view.report.activity;
@@ -185,7 +204,7 @@ impl Sub {
                 if missing < fetch.missing {
                     return;
                 }
-                (Status::FetchFailed, "it fetched, and has no more objects than before".to_owned())
+                (Status::FetchFailed, "the fetch brought no missing objects".to_owned())
             }
             Some(FetchFailure::InsufficientSpace { need_bytes, free_bytes }) => (
                 Status::InsufficientSpace,
@@ -194,7 +213,7 @@ impl Sub {
             Some(FetchFailure::Sources(why)) => {
                 (Status::FetchFailed, format!("no source gave all objects: {why}"))
             }
-            // It was not ordered so; but if it says so it is asked again.
+            // The fetch was not ordered as a prefetch, but if it gave way it is ordered again.
             Some(FetchFailure::GaveWay) => {
                 self.fetch = None;
                 return;
@@ -204,17 +223,11 @@ impl Sub {
             }
         };
         self.fetch = None;
-        self.hold_back(now, context, status, detail);
+        self.hold_updates(status, detail, step);
     }
 
-    /// Tries nothing more for a while, that grows with each time.
-    pub(super) fn hold_back(
-        &mut self,
-        now: Now,
-        context: &Context<'_>,
-        status: Status,
-        detail: String,
-    ) {
+    /// Holds updates for a while, which grows with each failure.
+    pub(super) fn hold_updates(&mut self, status: Status, detail: String, step: &Step<'_>) {
         let ImageState::Ready(image) = &self.image else { return };
         let pause = if status == Status::Held {
             HELD_PAUSE
@@ -231,16 +244,15 @@ impl Sub {
                 _ => None,
             },
             scan: self.scans,
-            since: now.elapsed,
-            until: now.elapsed + jittered(pause, context.jitter),
+            since: step.now.elapsed,
+            until: step.now.elapsed + jittered(pause, step.context.jitter),
         });
     }
 
-    /// True if the Commit of this update, which was put on record meanwhile, is still to be sent:
-    /// it is staged on the machine that is meant, and made from the scan, the image and the record
-    /// of the machine that are the latest.
+    /// True if the Commit of this update, which has been recorded, is still to be sent: it is
+    /// staged on the right machine, and was made from its latest scan, image and record.
     #[must_use]
-    pub fn still_orders(&self, update_id: u64) -> bool {
+    pub fn is_commit_wanted(&self, update_id: u64) -> bool {
         let (Some(update), Some(view)) = (self.updates.wanted, &self.view) else { return false };
         let is_latest = self.image.digest() == Some(update.key.image)
             && update.key.scan == view.scan_number
@@ -252,35 +264,34 @@ impl Sub {
         update.id == update_id
             && is_latest
             && is_staged
-            && self.identity.is_good()
+            && self.identity.is_verified()
             && !self.machine.disable_updates
             && view.report.paused.is_none()
     }
 
-    /// Remembers that this update was ordered before the dominator was restarted: how it ended is
-    /// still to be told.
-    pub fn recall(&mut self, update_id: u64) {
-        self.updates.awaited = Some(Awaited { id: update_id, told: None });
+    /// Reports the end of this update, which was ordered before the dominator was restarted.
+    pub fn await_update_end(&mut self, update_id: u64) {
+        self.updates.awaited = Some(AwaitedUpdate { id: update_id, reported: None });
     }
 
-    /// The Commit of this update is over, and may have been carried out: how it ends is to be told.
+    /// Reports the end of this update, whose Commit may have been carried out.
     pub(super) fn await_end(&mut self, update_id: u64) {
         if self.updates.awaited.is_none_or(|awaited| awaited.id != update_id) {
-            self.recall(update_id);
+            self.await_update_end(update_id);
         }
     }
 
-    /// What is put on record of an update that is about to be ordered.
-    pub(super) fn ordered(
+    /// Returns what is recorded of an update that is about to be ordered.
+    pub(super) fn ordered_update(
         &self,
         update_id: u64,
         view: &View,
         image: &Arc<RequiredImage>,
         planned: &Arc<Planned>,
-    ) -> Ordered {
-        // There is a plan, so its tree was read; without it all would count as new.
+    ) -> OrderedUpdate {
+        // There is a plan, so its tree was read. With an empty tree all paths would count as new.
         let tree = self.trees.tree.clone().unwrap_or_else(|| Tree::empty(image.tree.algorithm()));
-        Ordered {
+        OrderedUpdate {
             update_id,
             former: view.report.last_image.clone(),
             image: Arc::clone(image),
@@ -289,13 +300,13 @@ impl Sub {
         }
     }
 
-    /// Reports how the last ordered update ended, when the sub says so.
-    pub(super) fn tell_end(&mut self, effects: &mut Vec<Effect>) {
+    /// Reports how the last ordered update ended, when the sub has reported it.
+    pub(super) fn report_update_end(&mut self, effects: &mut Vec<Effect>) {
         let (Some(awaited), Some(view)) = (&mut self.updates.awaited, &self.view) else { return };
         let Some(last) = view.outcome_of(awaited.id) else { return };
         let outcome = discriminant(&last.outcome);
-        if awaited.told != Some(outcome) {
-            awaited.told = Some(outcome);
+        if awaited.reported != Some(outcome) {
+            awaited.reported = Some(outcome);
             effects.push(Effect::UpdateEnded(awaited.id, last.outcome.clone()));
         }
     }

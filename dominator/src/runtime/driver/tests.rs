@@ -10,30 +10,39 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::calls::withheld;
 use super::*;
-use crate::core::budget::limits::Limits as Budget;
-use crate::core::budget::{Class, Demand, Impact};
+use crate::core::budget::limits::MachineLimits;
+use crate::core::budget::{Demand, Impact, UpdateClass};
+use crate::core::changes::OrderedUpdate;
 use crate::core::changes::tests::ordered;
 use crate::core::claims::{ClaimSettings, Release, UpdateClaim, UpdateEnd};
 use crate::core::image_breaker::FailureLimits;
-use crate::core::pauses::Pauses;
+use crate::core::sources::Sources;
+use crate::core::sub::Failure;
 use crate::core::sub::tests::recorder::staged_sub;
+use crate::runtime::commit_gate::CommitGate;
+use crate::runtime::history::History;
+use crate::runtime::identities::Identities;
+use crate::runtime::shared::DriverCounters;
 use crate::storage::tests::HeldDisk;
-use crate::storage::{HistoryLimits, State};
+use crate::storage::{HistoryLimits, Storage};
+use api::subd::Commit;
 use model::object::Algorithm;
 use model::tree::text::from_text;
+use rpc::trees::TreeReader;
 
 /// What drivers share that have no machines yet.
-pub(crate) fn shared(state: &Arc<State>, stop: &CancellationToken) -> Shared {
+pub(crate) fn shared(state: &Arc<Storage>, stop: &CancellationToken) -> Shared {
     let clock = Clock::start();
-    let reader = Arc::new(Reader::new(2));
+    let reader = Arc::new(TreeReader::new(2));
     let nobody = Client::new(
         Peer { host: "nobody".to_owned(), port: 1, address: None },
         &Security::Insecure,
     );
     let settings = ClaimSettings {
-        updating: Budget::default(),
-        high_impact: Budget::default(),
+        updating: MachineLimits::default(),
+        high_impact: MachineLimits::default(),
         network: None,
         failures: FailureLimits { percent: 100, failures_min: 1 },
     };
@@ -42,14 +51,15 @@ pub(crate) fn shared(state: &Arc<State>, stop: &CancellationToken) -> Shared {
         security: Security::Insecure,
         audit: AuditLog::none(),
         clock,
-        images: Images::new(nobody, Arc::clone(&reader), TaskTracker::new(), stop.clone()),
+        images: Images::new(nobody, clock, Arc::clone(&reader), TaskTracker::new(), stop.clone()),
         reader,
-        gate: CommitGate::new(None, Pauses::default()),
-        history: History::start(Arc::clone(state), limits).unwrap(),
-        identities: Arc::new(Identities::open(Arc::clone(state)).unwrap()),
-        default_image: watch::Sender::new(None),
-        metrics: Counters::default(),
-        claim_service: Arc::new(ClaimService::new(clock, settings, Vec::new())),
+        gate: CommitGate::new(Arc::clone(state)),
+        history: History::start(Arc::clone(state), limits, clock).unwrap(),
+        identities: Arc::new(Identities::open(Arc::clone(state), clock).unwrap()),
+        state: Arc::clone(state),
+        default_image_changed: watch::Sender::default(),
+        metrics: DriverCounters::default(),
+        claim_service: Arc::new(ClaimService::new(clock, settings, Arc::clone(state))),
         sources: Sources::new(&[]),
         subd_port: 1,
     }
@@ -59,7 +69,7 @@ pub(crate) fn shared(state: &Arc<State>, stop: &CancellationToken) -> Shared {
 /// order and the moment when it is on the disk; gives what came of it, and which Commits arrived.
 async fn commit_while(meanwhile: impl FnOnce(&Shared, &Handle)) -> (Result<(), Failure>, Vec<u64>) {
     let (directory, stop) = (tempfile::tempdir().unwrap(), CancellationToken::new());
-    let state = Arc::new(State::open(directory.path()).unwrap());
+    let state = Arc::new(Storage::open(directory.path()).unwrap());
     let shared = shared(&state, &stop);
     let commits: Arc<Mutex<Vec<u64>>> = Arc::default();
     let arrived = Arc::clone(&commits);
@@ -78,9 +88,9 @@ async fn commit_while(meanwhile: impl FnOnce(&Shared, &Handle)) -> (Result<(), F
     let handle = Handle::new(Arc::new(Machine::default()), &shared);
     *handle.locked() = sub;
     shared.claim_service.set_machines(std::iter::empty(), &BTreeSet::new());
-    shared.claim_service.met(handle.claimant);
+    shared.claim_service.activity_known(handle.claimant);
     let demand = Demand {
-        class: Class::Repair,
+        class: UpdateClass::Repair,
         impact: Impact::Plain,
         location: String::new(),
         since: Duration::ZERO,
@@ -90,7 +100,7 @@ async fn commit_while(meanwhile: impl FnOnce(&Shared, &Handle)) -> (Result<(), F
 
     let disk = HeldDisk::of(state);
     let tree = |name: &str| from_text(Algorithm::Blake3, &format!("d 755 0:0 /{name}\n")).unwrap();
-    let ordered = Ordered { update_id: 1, ..ordered(&tree("before"), &tree("after"), &[]) };
+    let ordered = OrderedUpdate { update_id: 1, ..ordered(&tree("before"), &tree("after"), &[]) };
     let commit = commit(&client, &shared, "web", &handle, Box::new(ordered));
     tokio::pin!(commit);
     assert!(futures_util::poll!(commit.as_mut()).is_pending(), "it is to be recorded first");
@@ -114,7 +124,7 @@ fn assign(shared: &Shared, handle: &Handle, machine: Machine, image: ImageState)
 async fn a_commit_is_sent_when_it_is_on_the_disk_unless_something_else_is_wanted_by_then() {
     let sent = commit_while(|_, _| {}).await;
     assert_eq!(sent, (Ok(()), vec![1]));
-    let not_sent = |why: &str| (Err(braked(why)), Vec::new());
+    let not_sent = |why: &str| (Err(withheld(why)), Vec::new());
     let otherwise = commit_while(|shared, handle| {
         assign(shared, handle, Machine::default(), ImageState::Undefined);
     });
@@ -122,5 +132,5 @@ async fn a_commit_is_sent_when_it_is_on_the_disk_unless_something_else_is_wanted
     let withdrawn = commit_while(|shared, handle| {
         shared.claim_service.release(handle.claimant, Release::Update(UpdateEnd::Withdrawn));
     });
-    assert_eq!(withdrawn.await, not_sent("leave was taken back"));
+    assert_eq!(withdrawn.await, not_sent("the claim was withdrawn"));
 }

@@ -1,56 +1,51 @@
-//! Says what would be done, and does nothing: plans are made from the machines as they are known,
-//! in the memory of the dominator, and thrown away.
+//! Previews updates: makes plans from what is in memory, and changes nothing.
 //!
-//! Machines that are alike share their plans ([`crate::runtime::plan_cache`]), as they do when an
-//! update is made,
-//! so that a fleet on few images costs few plans. One caller at a time is served, and no call takes
-//! long: whoever asks about many machines asks again for the rest.
+//! Machines that are alike share their plans ([`crate::runtime::recent`]) as they do in an update,
+//! so that a fleet on few images costs few plans. Callers are served one at a time, and a call that
+//! takes too long answers for the first machines only.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use api::dominator::Status;
 use api::dominator::orders::DefaultImage;
 use api::dominator::plan::{
-    CheckMdbReply, Gap, MACHINES_MAX, MachinePlan, Outlook, PlanMachineReply, PlanMachineRequest,
-    PlanMachinesReply,
+    CheckMdbReply, MACHINES_MAX, MachinePlan, NoPlanReason, PlanMachineReply, PlanMachineRequest,
+    PlanMachinesReply, PlanOutcome,
 };
-use api::planning::preview::{Former, Lack, Preview, Summary};
+use api::planning::preview::{FetchTotals, FormerImage, PlanSummary, Preview};
+use model::display::error_chain;
 use model::filter::Patterns;
 use model::image::ImageName;
 use model::image::required::RequiredImage;
-use model::mdb::{Edit, Machine, Machines};
+use model::mdb::{Machine, Machines, MdbDiff};
 use model::object::ObjectId;
-use model::report::report;
 use model::scope::Scope;
 use model::tree::Tree;
 use rpc::client::Client;
 
 use super::{Fleet, OrderError};
-use crate::core::default_image;
-use crate::core::sub::WhatIfInput;
-use crate::runtime::driver::{Handle, Shared, peer_of};
+use crate::core::required_image;
+use crate::core::sub::PreviewInput;
+use crate::runtime::driver::{Handle, peer_of};
+use crate::runtime::shared::Shared;
 use api::planning::{PlanJob, PlanKey, Planned};
 
 /// How long one call plans before it answers with what it has.
 const TIME_MAX: Duration = Duration::from_secs(2);
 
-/// How long a sub may take to tell its tree, if nobody has asked for it before.
+/// How long the tree of a sub may take to read, if it was not read before.
 const READ_LIMIT: Duration = Duration::from_secs(10);
 
-/// How many plans are held with what they come to, because the next machine may have the same.
+/// How many plans are held with their summaries: the next machine may have the same.
 const COUNTED_MAX: usize = 16;
 
-/// What is missing for a plan, also in words.
-type Missing = (Gap, String);
+/// What is missing for a plan, and a text that explains it.
+type MissingPart = (NoPlanReason, String);
 
 impl Fleet {
-    /// What an update of one machine would do.
-    ///
-    /// # Errors
-    ///
-    /// [`OrderError::Unknown`], or [`OrderError::NoPlan`].
+    /// Previews an update of one machine.
     pub async fn plan_machine(
         &self,
         request: PlanMachineRequest,
@@ -61,17 +56,17 @@ impl Fleet {
         if let Some(image) = image {
             machine.required_image = image.as_str().to_owned();
         }
-        let mut round = Round::new(&self.shared);
-        let made = round.plan(&handle, &machine).await;
+        let mut run = PreviewRun::new(&self.shared);
+        let made = run.plan(&handle, &machine).await;
         let made = made.map_err(|(gap, why)| OrderError::NoPlan { hostname, gap, why })?;
-        let (preview, mut waits) = handle.look(|sub| {
+        let (preview, mut waits) = handle.with_sub(|sub| {
             let nothing = Default::default();
             let cached = sub.view().map_or(&nothing, |view| &view.cache);
             let preview = Preview::new(&made.image, &made.planned, cached, &made.former);
-            (preview, sub.would_wait(&machine))
+            (preview, sub.update_obstacles(&machine))
         });
         if let Some(why) = self.shared.history.trouble() {
-            let why = format!("what is ordered cannot be put on record: {why}");
+            let why = format!("the history cannot be written: {why}");
             waits.push((Status::UpdatesDisabled, why));
         }
         if let Some(brake) = self.shared.gate.brake() {
@@ -81,11 +76,7 @@ impl Fleet {
         Ok(PlanMachineReply { preview, waits })
     }
 
-    /// What would be done to `machines`, or the first of them, if these were their records.
-    ///
-    /// # Errors
-    ///
-    /// [`OrderError::TooManyMachines`].
+    /// Previews updates of `machines`, or of the first of them, if these were their records.
     pub async fn plan_machines(
         &self,
         machines: Vec<Machine>,
@@ -94,27 +85,27 @@ impl Fleet {
             return Err(OrderError::TooManyMachines);
         }
         let _turn = self.planning.lock().await;
-        let start = Instant::now();
-        let mut round = Round::new(&self.shared);
+        let end = self.shared.clock.elapsed() + TIME_MAX;
+        let mut run = PreviewRun::new(&self.shared);
         let mut plans = Vec::new();
         for machine in &machines {
-            if !plans.is_empty() && start.elapsed() > TIME_MAX {
+            if !plans.is_empty() && self.shared.clock.elapsed() > end {
                 break;
             }
             let known = self.find(&machine.hostname).ok();
-            plans.push(round.look(known, machine).await);
+            plans.push(run.preview(known, machine).await);
         }
-        Ok(PlanMachinesReply { updates: round.updates, machines: plans })
+        Ok(PlanMachinesReply { updates: run.updates, machines: plans })
     }
 
-    /// What `machines` would change of the database in force, and whether they would be held.
-    #[must_use]
+    /// Returns what `machines` would change of the database in force, and whether they would be
+    /// held.
     pub fn check_mdb(&self, machines: &Machines) -> CheckMdbReply {
-        let inner = self.inner.lock().expect("no holder panics");
-        let held = inner.intake.hold_reason(machines).map(|doubt| doubt.to_string());
-        let in_force = inner.intake.in_force();
+        let inner = self.locked();
+        let held = inner.admission.hold_reason(machines).map(|doubt| doubt.to_string());
+        let in_force = inner.admission.in_force();
         drop(inner);
-        let edit = Edit::between(&in_force, machines);
+        let edit = MdbDiff::between(&in_force, machines);
         let names = |machines: Vec<Machine>| machines.into_iter().map(|one| one.hostname).collect();
         CheckMdbReply {
             held,
@@ -126,50 +117,50 @@ impl Fleet {
     }
 
     fn find(&self, hostname: &str) -> Result<(Arc<Handle>, Machine), OrderError> {
-        let inner = self.inner.lock().expect("no holder panics");
+        let inner = self.locked();
         let watched = inner.watched(hostname)?;
         Ok((Arc::clone(&watched.handle), Machine::clone(&watched.machine)))
     }
 }
 
-fn unknown((gap, why): Missing) -> Outlook {
-    Outlook::Unknown { gap, why }
+fn unknown((gap, why): MissingPart) -> PlanOutcome {
+    PlanOutcome::Unknown { gap, why }
 }
 
 /// A plan with what it was made from.
-struct Made {
+struct MadePlan {
     image: Arc<RequiredImage>,
     planned: Arc<Planned>,
-    former: Arc<Former>,
+    former: Arc<FormerImage>,
 }
 
-/// What a plan comes to on machines with one former image.
-struct Counted {
+/// The summary of a plan on machines with one former image.
+struct CountedPlan {
     planned: Arc<Planned>,
     image: ObjectId,
     former: Option<ImageName>,
     update: u32,
-    lack: Lack,
+    lack: FetchTotals,
 }
 
-/// The work for one caller: what is found for one machine serves the next.
-struct Round<'a> {
+/// The work for one caller: what is loaded for one machine serves the next.
+struct PreviewRun<'a> {
     shared: &'a Arc<Shared>,
     /// The image of machines whose record names none.
     default: Option<Arc<DefaultImage>>,
     images: BTreeMap<ImageName, Result<Arc<RequiredImage>, String>>,
-    formers: BTreeMap<ImageName, Arc<Former>>,
+    formers: BTreeMap<ImageName, Arc<FormerImage>>,
     scopes: Vec<(ObjectId, Patterns, Scope)>,
-    counted: VecDeque<Counted>,
+    counted: VecDeque<CountedPlan>,
     last: Option<Arc<Planned>>,
-    updates: Vec<Summary>,
+    updates: Vec<PlanSummary>,
 }
 
-impl<'a> Round<'a> {
+impl<'a> PreviewRun<'a> {
     fn new(shared: &'a Arc<Shared>) -> Self {
         Self {
             shared,
-            default: shared.default_image.borrow().clone(),
+            default: shared.default_image(),
             images: BTreeMap::new(),
             formers: BTreeMap::new(),
             scopes: Vec::new(),
@@ -179,8 +170,8 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// What would be done to a machine that is `known` by one record, under another.
-    async fn look(
+    /// Previews an update to the record `machine`; `known` is its present record.
+    async fn preview(
         &mut self,
         known: Option<(Arc<Handle>, Machine)>,
         machine: &Machine,
@@ -188,73 +179,74 @@ impl<'a> Round<'a> {
         let (outlook, waits) = match self.reached(known, machine).await {
             Ok(handle) => {
                 let outlook = match self.plan(&handle, machine).await {
-                    Ok(made) => self.count(&handle, made),
+                    Ok(made) => self.outlook(&handle, made),
                     Err(missing) => unknown(missing),
                 };
-                (outlook, handle.look(|sub| sub.would_wait(machine)))
+                (outlook, handle.with_sub(|sub| sub.update_obstacles(machine)))
             }
             Err(missing) => (unknown(missing), Vec::new()),
         };
         MachinePlan { hostname: machine.hostname.clone(), outlook, waits }
     }
 
-    /// The machine that the record means, if it is looked after. That the image is missing is worth
-    /// more to know.
+    /// Returns the handle of the machine that the record means, if there is one. A missing image is
+    /// reported first.
     async fn reached(
         &mut self,
         known: Option<(Arc<Handle>, Machine)>,
         machine: &Machine,
-    ) -> Result<Arc<Handle>, Missing> {
+    ) -> Result<Arc<Handle>, MissingPart> {
         self.required(machine).await?;
         let Some((handle, known)) = known else {
-            return Err((Gap::NewMachine, "it is not looked after yet".to_owned()));
+            return Err((NoPlanReason::NewMachine, "it is not managed yet".to_owned()));
         };
         let port = self.shared.subd_port;
         if peer_of(&known, port) == peer_of(machine, port) {
             return Ok(handle);
         }
         let why = "the record has another address, where another machine may be".to_owned();
-        Err((Gap::OtherAddress, why))
+        Err((NoPlanReason::OtherAddress, why))
     }
 
-    /// The image that `machine` requires, by its record or by default.
-    async fn required(&mut self, machine: &Machine) -> Result<Arc<RequiredImage>, Missing> {
-        let Some(name) = default_image::required(machine, self.default.as_deref()) else {
+    /// Returns the image that `machine` requires, by its record or by default.
+    async fn required(&mut self, machine: &Machine) -> Result<Arc<RequiredImage>, MissingPart> {
+        let Some(name) = required_image::required(machine, self.default.as_deref()) else {
             let why = "the record names no image for it, and there is no default image".to_owned();
-            return Err((Gap::ImageUndefined, why));
+            return Err((NoPlanReason::ImageUndefined, why));
         };
-        self.image(&name).await.map_err(|why| (Gap::ImageMissing, why))
+        self.image(&name).await.map_err(|why| (NoPlanReason::ImageMissing, why))
     }
 
-    /// The plan of the machine for the image that `machine` requires.
-    async fn plan(&mut self, handle: &Handle, machine: &Machine) -> Result<Made, Missing> {
+    /// Makes the plan for the image that `machine` requires.
+    async fn plan(&mut self, handle: &Handle, machine: &Machine) -> Result<MadePlan, MissingPart> {
         let image = self.required(machine).await?;
-        let prospect = handle.look(|sub| sub.what_if())?;
-        if self.scope(&image, &prospect.exclusions) != prospect.scope {
+        let input = handle.with_sub(|sub| sub.preview_input())?;
+        if self.scope(&image, &input.exclusions) != input.scope {
             let name = image.name();
             let why = format!("it does not scan as {name} asks; before the update it is told to");
-            return Err((Gap::OtherScan, why));
+            return Err((NoPlanReason::OtherScan, why));
         }
-        let tree = match &prospect.tree {
+        let tree = match &input.tree {
             Some(tree) => tree.clone(),
-            None if !prospect.is_right_machine => {
+            None if !input.is_right_machine => {
                 let why = "it may be another machine than the one that is meant, and is not asked \
                            for its tree";
-                return Err((Gap::NotReached, why.to_owned()));
+                return Err((NoPlanReason::NotReached, why.to_owned()));
             }
-            None => self.read(machine, &prospect).await?,
+            None => self.read(machine, &input).await?,
         };
         let job = PlanJob {
-            key: PlanKey { image: image.digest, scan: prospect.scan_number },
+            key: PlanKey { image: image.digest, scan: input.scan_number },
             tree,
-            scan: prospect.scan,
-            exclusions: prospect.exclusions,
+            scan: input.scan,
+            exclusions: input.exclusions,
             image: Arc::clone(&image),
         };
-        let planned = self.shared.planned(job).await.map_err(|why| (Gap::Impossible, why))?;
-        let planned = self.held(planned);
-        let former = self.former(prospect.last_image).await;
-        Ok(Made { image, planned, former })
+        let planned =
+            self.shared.planned(job).await.map_err(|why| (NoPlanReason::Impossible, why))?;
+        let planned = self.shared_plan(planned);
+        let former = self.former(input.last_image).await;
+        Ok(MadePlan { image, planned, former })
     }
 
     async fn image(&mut self, name: &ImageName) -> Result<Arc<RequiredImage>, String> {
@@ -266,7 +258,7 @@ impl<'a> Round<'a> {
         found
     }
 
-    async fn former(&mut self, name: Option<ImageName>) -> Arc<Former> {
+    async fn former(&mut self, name: Option<ImageName>) -> Arc<FormerImage> {
         let Some(name) = name else { return Arc::default() };
         if let Some(found) = self.formers.get(&name) {
             return Arc::clone(found);
@@ -275,7 +267,7 @@ impl<'a> Round<'a> {
             Ok(triggers) => (triggers, None),
             Err(why) => (Default::default(), Some(why)),
         };
-        let former = Arc::new(Former { image: Some(name.clone()), triggers, unknown });
+        let former = Arc::new(FormerImage { image: Some(name.clone()), triggers, unknown });
         self.formers.insert(name, Arc::clone(&former));
         former
     }
@@ -293,20 +285,20 @@ impl<'a> Round<'a> {
         scope
     }
 
-    /// The tree of a machine that nobody had to compare yet.
-    async fn read(&self, machine: &Machine, prospect: &WhatIfInput) -> Result<Tree, Missing> {
+    /// Reads the tree of a machine that was not compared yet.
+    async fn read(&self, machine: &Machine, input: &PreviewInput) -> Result<Tree, MissingPart> {
         let client = Client::new(peer_of(machine, self.shared.subd_port), &self.shared.security);
-        let reading = self.shared.reader.from_sub(&client, prospect.scan.root);
+        let reading = self.shared.reader.from_sub(&client, input.scan.root);
         let why = match tokio::time::timeout(READ_LIMIT, reading).await {
             Ok(Ok(tree)) => return Ok(tree),
-            Ok(Err(error)) => report(&error),
+            Ok(Err(error)) => error_chain(&error),
             Err(_) => format!("it did not come within {} s", READ_LIMIT.as_secs()),
         };
-        Err((Gap::NotScanned, format!("its tree cannot be read: {why}")))
+        Err((NoPlanReason::NotScanned, format!("its tree cannot be read: {why}")))
     }
 
-    /// The same as was found for the last machine, if it is the same.
-    fn held(&mut self, planned: Planned) -> Arc<Planned> {
+    /// Returns the plan of the last machine, if it is the same.
+    fn shared_plan(&mut self, planned: Planned) -> Arc<Planned> {
         let last = self.last.as_ref();
         match last.filter(|last| Arc::ptr_eq(&last.plan, &planned.plan)) {
             Some(last) => Arc::clone(last),
@@ -314,10 +306,10 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// What the plan comes to on this machine.
-    fn count(&mut self, handle: &Handle, made: Made) -> Outlook {
-        let Made { image, planned, former } = made;
-        let is_same = |counted: &Counted| {
+    /// Returns the summary of the plan for this machine.
+    fn outlook(&mut self, handle: &Handle, made: MadePlan) -> PlanOutcome {
+        let MadePlan { image, planned, former } = made;
+        let is_same = |counted: &CountedPlan| {
             Arc::ptr_eq(&counted.planned.plan, &planned.plan)
                 && counted.image == image.digest
                 && counted.former == former.image
@@ -325,23 +317,24 @@ impl<'a> Round<'a> {
         let (update, lack) = match self.counted.iter().find(|counted| is_same(counted)) {
             Some(counted) => (counted.update, counted.lack),
             None => {
-                let update = self.number_of(Summary::of(&image, &planned, &former));
-                let lack = Lack::of(&planned);
+                let update = self.update_number(PlanSummary::of(&image, &planned, &former));
+                let lack = FetchTotals::of(&planned);
                 let planned = Arc::clone(&planned);
                 let (image, former) = (image.digest, former.image.clone());
-                self.counted.push_back(Counted { planned, image, former, update, lack });
+                self.counted.push_back(CountedPlan { planned, image, former, update, lack });
                 if self.counted.len() > COUNTED_MAX {
                     self.counted.pop_front();
                 }
                 (update, lack)
             }
         };
-        let (fetch_objects, fetch_bytes) = handle.look(|sub| sub.would_fetch(lack, &planned));
-        Outlook::Update { update, fetch_objects, fetch_bytes }
+        let (fetch_objects, fetch_bytes) =
+            handle.with_sub(|sub| sub.objects_to_fetch(lack, &planned));
+        PlanOutcome::Update { update, fetch_objects, fetch_bytes }
     }
 
-    /// The number of an update among those that differ.
-    fn number_of(&mut self, update: Summary) -> u32 {
+    /// Returns the number of an update among those that differ.
+    fn update_number(&mut self, update: PlanSummary) -> u32 {
         let known = self.updates.iter().position(|known| *known == update);
         let number = known.unwrap_or_else(|| {
             self.updates.push(update);

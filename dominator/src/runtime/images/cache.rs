@@ -1,44 +1,44 @@
-//! Images that no machine must have: those that machines had before, with which they are compared
-//! when they get the next one, and those that operators ask about. Each is got once and kept at
-//! hand, because whoever asks about one machine of a fleet asks about others too.
+//! Images that no machine must have: former images of machines, with which their trees are compared
+//! at the next update, and images that operators ask about. Each is loaded once and cached, because
+//! a question about one machine is usually asked about others too.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, MutexGuard};
+use std::time::Duration;
 
 use api::image_server::{GetImage, GetImageRequest};
+use model::display::error_chain;
 use model::image::ImageName;
 use model::image::required::RequiredImage;
-use model::report::report;
+use model::lock::locked;
 use model::trigger::Triggers;
 
 use super::{Images, NOTES_LIMIT};
 use crate::core::sub::ImageState;
 
-/// How many such images are known. Each takes some ten megabytes.
+/// The most images in the cache. Each takes some ten megabytes.
 const IMAGES_MAX: usize = 8;
 
-/// How long one stays at hand that no machine had and that nobody asks about.
+/// How long an image stays that no machine had and nobody asks about.
 const IDLE_MAX: Duration = Duration::from_secs(300);
 
-/// After how long one that nobody gave is asked for again, if machines had it.
+/// How long a failure to load a former image stays.
 const FORGOTTEN: Duration = Duration::from_secs(60);
 
-/// What is known of an image.
 #[derive(Debug)]
-struct Entry {
+struct CachedImage {
     name: ImageName,
-    /// The image, or why nobody gives it.
+    /// The image, or why it cannot be loaded.
     image: Result<Arc<RequiredImage>, String>,
-    /// When it was last asked for; of one that nobody gives, when it was first.
-    asked: Instant,
-    /// Machines had it, and may be compared with it for as long as a rollout takes.
+    /// When it was last asked for, or when loading failed.
+    asked: Duration,
+    /// True if machines had it: it stays, because a rollout may take long.
     is_former: bool,
 }
 
-impl Entry {
-    fn is_over(&self, now: Instant) -> bool {
-        let since = now.saturating_duration_since(self.asked);
+impl CachedImage {
+    fn is_over(&self, now: Duration) -> bool {
+        let since = now.saturating_sub(self.asked);
         match self.image {
             Ok(_) => !self.is_former && since >= IDLE_MAX,
             Err(_) => since >= FORGOTTEN,
@@ -46,19 +46,19 @@ impl Entry {
     }
 }
 
-/// What is known of images; the one that was of use last comes last.
+/// The cached images; the one that was used last comes last.
 #[derive(Debug, Default)]
-pub(super) struct Known {
-    entries: VecDeque<Entry>,
-    /// There is a task that lets go of those that nobody asks about.
+pub(super) struct ImageCache {
+    entries: VecDeque<CachedImage>,
+    /// True if a task removes idle images.
     is_swept: bool,
 }
 
-impl Known {
+impl ImageCache {
     fn find(
         &mut self,
         name: &ImageName,
-        now: Instant,
+        now: Duration,
     ) -> Option<Result<Arc<RequiredImage>, String>> {
         self.sweep(now);
         let at = self.entries.iter().position(|entry| entry.name == *name)?;
@@ -71,64 +71,61 @@ impl Known {
         Some(image)
     }
 
-    fn keep(&mut self, new: Entry) {
+    fn insert(&mut self, new: CachedImage) {
         let was_former = self.entries.iter().any(|entry| entry.name == new.name && entry.is_former);
         self.entries.retain(|entry| entry.name != new.name);
-        self.entries.push_back(Entry { is_former: new.is_former || was_former, ..new });
+        self.entries.push_back(CachedImage { is_former: new.is_former || was_former, ..new });
         if self.entries.len() > IMAGES_MAX {
             self.entries.pop_front();
         }
     }
 
-    fn sweep(&mut self, now: Instant) {
+    fn sweep(&mut self, now: Duration) {
         self.entries.retain(|entry| !entry.is_over(now));
     }
 }
 
-/// For what an image is asked.
+/// Why an image is loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum For {
-    /// A machine had it.
+enum Purpose {
+    /// A machine had it, and its update is to be recorded.
     Record,
-    /// Somebody wants to know of it, and at once when there is one.
+    /// An operator asks about it: a former failure does not count.
     Question,
 }
 
 impl Images {
-    /// The image called `name`, which a machine had before; `None` if nobody gives it.
+    /// Returns the image `name`, which a machine had before; `None` if it cannot be loaded.
     pub async fn former(self: &Arc<Self>, name: &ImageName) -> Option<Arc<RequiredImage>> {
-        self.get(name, For::Record).await.ok()
+        self.get(name, Purpose::Record).await.ok()
     }
 
-    /// The image called `name`, whether machines must have it or not. Nothing is written anywhere.
-    ///
-    /// # Errors
-    ///
-    /// Why it is not at hand, in words.
+    /// Returns the image `name`, whether machines must have it or not. The error says why it cannot
+    /// be loaded.
     pub async fn look_up(self: &Arc<Self>, name: &ImageName) -> Result<Arc<RequiredImage>, String> {
-        self.get(name, For::Question).await
+        self.get(name, Purpose::Question).await
     }
 
     async fn get(
         self: &Arc<Self>,
         name: &ImageName,
-        what_for: For,
+        purpose: Purpose,
     ) -> Result<Arc<RequiredImage>, String> {
-        if let Some(image) = self.at_hand(name, what_for) {
+        if let Some(image) = self.find_loaded(name, purpose) {
             return image;
         }
-        // Machines must not wait for what an operator wants to know.
-        let _asking = match what_for {
-            For::Record => Some(self.asking.lock().await),
-            For::Question => None,
+        // Drivers must not wait for the questions of operators.
+        let _asking = match purpose {
+            Purpose::Record => Some(self.asking.lock().await),
+            Purpose::Question => None,
         };
-        // Another may have got it while this one waited.
-        if let Some(image) = self.at_hand(name, what_for) {
+        // Another caller may have loaded it meanwhile.
+        if let Some(image) = self.find_loaded(name, purpose) {
             return image;
         }
         let got = self.reader.image(&self.client, name, Duration::ZERO).await;
-        let image = got.map_err(|error| report(&error));
-        let is_former = what_for == For::Record;
+        let image = got.map_err(|error| error_chain(&error));
+        let is_former = purpose == Purpose::Record;
         if let Err(why) = &image
             && is_former
         {
@@ -140,8 +137,8 @@ impl Images {
         image
     }
 
-    /// Remembers an image that machines had until now.
-    pub(super) fn was_wanted(self: &Arc<Self>, name: &ImageName, image: &Arc<RequiredImage>) {
+    /// Caches an image that machines had until now.
+    pub(super) fn cache_former(self: &Arc<Self>, name: &ImageName, image: &Arc<RequiredImage>) {
         self.remember(name.clone(), Ok(Arc::clone(image)), true);
     }
 
@@ -153,7 +150,7 @@ impl Images {
     ) {
         let is_swept = {
             let mut known = self.known();
-            known.keep(Entry { name, image, asked: Instant::now(), is_former });
+            known.insert(CachedImage { name, image, asked: self.clock.elapsed(), is_former });
             std::mem::replace(&mut known.is_swept, true)
         };
         if !is_swept {
@@ -162,12 +159,12 @@ impl Images {
         }
     }
 
-    /// Lets go of images that nobody asks about, until all that are left stay.
+    /// Removes idle images until only former images are left.
     async fn sweep(self: Arc<Self>) {
         loop {
             tokio::time::sleep(IDLE_MAX).await;
             let mut known = self.known();
-            known.sweep(Instant::now());
+            known.sweep(self.clock.elapsed());
             if known.entries.iter().all(|entry| entry.is_former && entry.image.is_ok()) {
                 known.is_swept = false;
                 return;
@@ -175,10 +172,10 @@ impl Images {
         }
     }
 
-    fn at_hand(
+    fn find_loaded(
         &self,
         name: &ImageName,
-        what_for: For,
+        purpose: Purpose,
     ) -> Option<Result<Arc<RequiredImage>, String>> {
         let wanted = self.watch(name).and_then(|state| match &*state.borrow() {
             ImageState::Ready(image) => Some(Arc::clone(image)),
@@ -187,28 +184,25 @@ impl Images {
         if let Some(image) = wanted {
             return Some(Ok(image));
         }
-        let found = self.known().find(name, Instant::now());
-        found.filter(|image| image.is_ok() || what_for == For::Record)
+        let found = self.known().find(name, self.clock.elapsed());
+        found.filter(|image| image.is_ok() || purpose == Purpose::Record)
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn known(&self) -> MutexGuard<'_, ImageCache> {
+        locked(&self.known)
     }
 
-    /// The triggers of the image called `name`; its tree is not read for that.
-    ///
-    /// # Errors
-    ///
-    /// Why they are not known, in words.
+    /// Returns the triggers of the image `name` without reading its tree. The error says why they
+    /// are not known.
     pub async fn triggers(&self, name: &ImageName) -> Result<Triggers, String> {
-        if let Some(Ok(image)) = self.at_hand(name, For::Question) {
+        if let Some(Ok(image)) = self.find_loaded(name, Purpose::Question) {
             return Ok(image.content.triggers.clone());
         }
         let request = GetImageRequest { name: name.clone(), wait_ms: 0 };
         match self.client.call_within::<GetImage>(&request, NOTES_LIMIT).await {
             Ok(image) if image.content.name == *name => Ok(image.content.triggers),
             Ok(image) => Err(format!("the image server gives {}", image.content.name)),
-            Err(error) => Err(report(&error)),
+            Err(error) => Err(error_chain(&error)),
         }
     }
 }
@@ -225,7 +219,7 @@ mod tests {
         ImageName::new(name).unwrap()
     }
 
-    fn entry(of: &str, asked: Instant, is_former: bool) -> Entry {
+    fn entry(of: &str, asked: Duration, is_former: bool) -> CachedImage {
         let tree = from_text(Algorithm::Blake3, "").unwrap();
         let content = Content {
             format: FORMAT,
@@ -237,16 +231,16 @@ mod tests {
             health_check: None,
         };
         let image = Ok(Arc::new(RequiredImage::new(content, tree)));
-        Entry { name: name(of), image, asked, is_former }
+        CachedImage { name: name(of), image, asked, is_former }
     }
 
     #[test]
     fn few_images_are_known_and_those_that_are_of_use_stay() {
-        let start = Instant::now();
-        let mut known = Known::default();
-        known.keep(entry("often", start, false));
+        let start = Duration::from_secs(9);
+        let mut known = ImageCache::default();
+        known.insert(entry("often", start, false));
         for number in 0..2 * IMAGES_MAX {
-            known.keep(entry(&format!("once/{number}"), start, true));
+            known.insert(entry(&format!("once/{number}"), start, true));
             assert!(known.find(&name("often"), start).is_some());
         }
         assert_eq!(known.entries.len(), IMAGES_MAX);
@@ -255,15 +249,16 @@ mod tests {
 
     #[test]
     fn images_that_machines_had_stay_longer_than_those_that_are_asked_about() {
-        let start = Instant::now();
-        let mut known = Known::default();
-        known.keep(entry("former", start, true));
-        known.keep(entry("asked", start, false));
-        known.keep(entry("idle", start, false));
-        let nobody = Entry { image: Err("is not there".to_owned()), ..entry("gone", start, true) };
-        known.keep(nobody);
+        let start = Duration::from_secs(9);
+        let mut known = ImageCache::default();
+        known.insert(entry("former", start, true));
+        known.insert(entry("asked", start, false));
+        known.insert(entry("idle", start, false));
+        let nobody =
+            CachedImage { image: Err("is not there".to_owned()), ..entry("gone", start, true) };
+        known.insert(nobody);
         // It stays one that machines had, whoever asks next.
-        known.keep(entry("former", start, false));
+        known.insert(entry("former", start, false));
         let mut left = |after: Duration| -> Vec<String> {
             known.sweep(start + after);
             let _asked = known.find(&name("asked"), start + after);

@@ -1,12 +1,12 @@
-//! The claims of the simulation: machines claim their turn, and what is under way is counted
-//! once more, apart from the budgets that are tested.
+//! The claims of the simulation, and counts of updates that are independent of the budgets under
+//! test.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dominator::core::budget::limits::{Limit, Limits, Places};
-use dominator::core::budget::{ClaimantId, Class, Impact};
+use dominator::core::budget::limits::{MachineLimit, MachineLimits, Places};
+use dominator::core::budget::{ClaimantId, Impact, UpdateClass};
 use dominator::core::claims::{
     Claim, ClaimKind, ClaimSettings, ClaimTable, Release, UpdateClaim, UpdateEnd,
 };
@@ -19,33 +19,33 @@ use model::tree::Time;
 
 use super::{Happening, World};
 
-/// Before anything happens.
+/// The time before the simulation.
 pub const NEVER: Now = Now { elapsed: Duration::ZERO, wall: Time { seconds: 0, nanoseconds: 0 } };
 
-/// Everything may be under way at once, and no image is ever stopped.
+/// Returns settings without limits, which never stop an image.
 pub fn no_limits() -> ClaimSettings {
     ClaimSettings {
-        updating: Limits::default(),
-        high_impact: Limits::default(),
+        updating: MachineLimits::default(),
+        high_impact: MachineLimits::default(),
         network: None,
         failures: FailureLimits { percent: 100, failures_min: u32::MAX },
     }
 }
 
-/// What is known of updates apart from the budgets.
+/// Counts of updates, independent of the budgets.
 #[derive(Default)]
 pub struct Tally {
     asked: BTreeMap<usize, (UpdateClaim, Duration)>,
     under_way: BTreeMap<usize, UpdateClaim>,
-    /// True if something is under way that this dominator has not begun.
+    /// True if an update is under way that this dominator has not started.
     has_adopted: bool,
     /// The longest that a machine waited, from its first claim to its Commit, by class.
-    pub waited_longest: BTreeMap<Class, Duration>,
-    /// Machines that were told to go to an image that they did not have.
+    pub waited_longest: BTreeMap<UpdateClass, Duration>,
+    /// The number of machines that were ordered to change to an image, by image.
     pub begun: BTreeMap<ImageName, u32>,
-    /// How updates ended.
+    /// The outcomes of updates.
     pub ends: BTreeMap<String, u32>,
-    /// The most that were under way at once.
+    /// The most updates that were under way at once.
     pub most: usize,
 }
 
@@ -54,7 +54,7 @@ impl Tally {
         self.under_way.is_empty()
     }
 
-    /// Forgets what is over.
+    /// Removes updates that have ended.
     pub fn clear(&mut self) {
         assert!(self.under_way.is_empty(), "{:?}", self.under_way);
         *self = Self::default();
@@ -62,37 +62,38 @@ impl Tally {
 }
 
 impl World {
-    /// Limits what may be under way, from the first moment on.
+    /// Sets the limits, from the start of the simulation.
     pub fn limit(&mut self, settings: ClaimSettings) {
         self.settings = settings;
     }
 
-    /// The time that has passed.
+    /// Returns the time since the start.
     pub fn now(&self) -> Duration {
         self.now
     }
 
-    /// Puts a machine somewhere.
+    /// Sets the location of a machine.
     pub fn locate(&mut self, host: usize, location: &str) {
         let machine = Machine::clone(&self.machines[host]);
+        self.move_in_population(&machine.location, location);
         self.machines[host] = Arc::new(Machine { location: location.to_owned(), ..machine });
     }
 
-    /// An operator lets updates to an image go on.
+    /// Resumes updates to an image, as an operator.
     pub fn resume_image(&mut self, image: &ImageName) {
         let now = self.time();
         assert!(self.claims.resume(image, now), "updates to {image} have not stopped");
         self.tell_claims();
     }
 
-    /// The machine is gone.
+    /// Makes a machine die.
     pub fn kill(&mut self, host: usize) {
         self.note(host, "dies");
         self.models[host].crash();
         self.updating.remove(&host);
     }
 
-    /// A dead machine comes back.
+    /// Revives a dead machine.
     pub fn revive(&mut self, host: usize) {
         self.models[host].vanishes = None;
         self.schedule(Duration::from_millis(1), Happening::StartSub { host });
@@ -103,7 +104,7 @@ impl World {
         model.vanishes.is_some() && model.vanishes.as_ref() == model.updated_to()
     }
 
-    /// Claims of the dominator that starts now. What has stopped stays stopped.
+    /// Makes the claims of a dominator that starts now. Stopped images stay stopped.
     pub(super) fn open_claims(&mut self) {
         let now = self.time();
         self.claims = ClaimTable::new(self.settings.clone(), self.claims.stopped(), now);
@@ -113,26 +114,27 @@ impl World {
             self.claims.enroll(self.claimant(host), now);
         }
         let images = self.images.keys().map(|name| ImageName::new(name).unwrap()).collect();
-        self.claims.set_machines(&self.population(), &images, now);
-        // Learning ends some time.
+        self.claims.set_machines(&self.population, &images, now);
+        // The learning phase ends later.
         self.tell_claims();
     }
 
-    fn population(&self) -> BTreeMap<String, u32> {
-        let mut population = BTreeMap::new();
-        for machine in &self.machines {
-            *population.entry(machine.location.clone()).or_default() += 1;
+    fn move_in_population(&mut self, from: &str, to: &str) {
+        let count = self.population.get_mut(from).expect("each location has its machines");
+        *count -= 1;
+        if *count == 0 {
+            self.population.remove(from);
         }
-        population
+        *self.population.entry(to.to_owned()).or_default() += 1;
     }
 
     fn claimant(&self, host: usize) -> ClaimantId {
         ClaimantId(self.run * self.models.len() as u64 + host as u64)
     }
 
-    /// Brings the answers to the machines that claimed.
+    /// Schedules the answers to the machines that claimed.
     fn tell_claims(&mut self) {
-        let (news, run) = (self.claims.take_news(), self.run);
+        let (news, run) = (self.claims.take_changed(), self.run);
         for claimant in news {
             let host = usize::try_from(claimant.0 % self.models.len() as u64).unwrap();
             for purpose in [ClaimKind::Update, ClaimKind::Fetch] {
@@ -202,13 +204,13 @@ impl World {
         self.tell_claims();
     }
 
-    pub(super) fn met(&mut self, host: usize) {
+    pub(super) fn activity_known(&mut self, host: usize) {
         let now = self.time();
-        self.claims.met(self.claimant(host), now);
+        self.claims.activity_known(self.claimant(host), now);
         self.tell_claims();
     }
 
-    /// A Commit is about to be sent; false if it must not be.
+    /// Counts an update whose Commit is about to be sent. Returns false if it must not be sent.
     pub(super) fn begin_update(&mut self, host: usize) -> bool {
         if !self.claims.begin(self.claimant(host)) {
             return false;
@@ -235,7 +237,7 @@ impl World {
         true
     }
 
-    /// No limit has more than it allows.
+    /// Checks all limits.
     pub(super) fn must_be_within_budget(&self) {
         let settings = &self.settings;
         let is_high = |update: &&UpdateClaim| update.demand.impact == Impact::High;
@@ -245,19 +247,19 @@ impl World {
             self.must_be_within(&settings.updating, &all);
             self.must_be_within(&settings.high_impact, &high);
         }
-        // What the machines really do, which no restart of the dominator changes.
+        // The updates that the machines really make, also across restarts of the dominator.
         if let Some(limit) = settings.updating.fleet {
             let places = limit.of(u32::try_from(self.models.len()).unwrap());
             assert!(self.updating.len() <= places as usize, "{} machines", self.updating.len());
         }
     }
 
-    fn must_be_within(&self, limits: &Limits, updates: &[&UpdateClaim]) {
-        let check = |limit: Limit, covers: &dyn Fn(&str) -> bool| {
-            let population = self.population();
-            let machines = population.iter().filter(|(at, _)| covers(at)).map(|(_, n)| n).sum();
+    fn must_be_within(&self, limits: &MachineLimits, updates: &[&UpdateClaim]) {
+        let check = |limit: MachineLimit, covers: &dyn Fn(&str) -> bool| {
+            let machines =
+                self.population.iter().filter(|(at, _)| covers(at)).map(|(_, n)| n).sum();
             let places = Places::share(limit.of(machines));
-            let count = |class: Option<Class>| {
+            let count = |class: Option<UpdateClass>| {
                 let updates = updates.iter().filter(|update| {
                     covers(&update.demand.location)
                         && class.is_none_or(|class| update.demand.class == class)
@@ -266,9 +268,9 @@ impl World {
             };
             assert!(count(None) <= places.all, "{limit}: {}", count(None));
             if !places.is_common() {
-                assert!(count(Some(Class::Repair)) <= places.repairs, "{limit}: repairs");
+                assert!(count(Some(UpdateClass::Repair)) <= places.repairs, "{limit}: repairs");
                 let rollouts = places.all - places.repairs;
-                assert!(count(Some(Class::Rollout)) <= rollouts, "{limit}: rollouts");
+                assert!(count(Some(UpdateClass::Rollout)) <= rollouts, "{limit}: rollouts");
             }
         };
         if let Some(limit) = limits.fleet {
@@ -279,10 +281,10 @@ impl World {
             check(*limit, &|at| at == prefix || at.starts_with(&below));
         }
         if let Some(limit) = limits.each {
-            let places: Vec<String> =
-                updates.iter().map(|update| update.demand.location.clone()).collect();
-            for place in places.iter().filter(|place| !place.is_empty()) {
-                check(limit, &|at| at == place);
+            let locations: BTreeSet<&str> =
+                updates.iter().map(|update| update.demand.location.as_str()).collect();
+            for location in locations.into_iter().filter(|location| !location.is_empty()) {
+                check(limit, &|at| at == location);
             }
         }
     }

@@ -1,22 +1,22 @@
-//! The disk of the dominator: what a Commit orders is on it before the Commit is sent. It takes its
-//! time, and may be full.
+//! The disk of the dominator. An update is recorded on it before its Commit is sent. It is slow,
+//! and may be full.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use dominator::core::changes::Ordered;
-use dominator::core::sub::{Event, Failure, FailureKind, Ticket};
+use dominator::core::changes::OrderedUpdate;
+use dominator::core::sub::{Event, Failure, FailureKind, RequestId};
 
 use super::{CALL_LIMIT, Happening, Message, World};
 use crate::model::Request;
 
 pub struct Disk {
     is_full: bool,
-    /// The longest that a record takes, in milliseconds.
+    /// The most time for a record, in milliseconds.
     pub delay_max: u64,
-    /// What the drivers were told.
+    /// The trouble that drivers know of.
     trouble: Option<Arc<str>>,
-    /// Updates that were not ordered, because they could not be recorded.
+    /// The number of updates that were not ordered, because they could not be recorded.
     pub refused: u64,
 }
 
@@ -27,7 +27,7 @@ impl Default for Disk {
 }
 
 impl World {
-    /// The disk is full, or not any more.
+    /// Fills the disk, or frees it.
     pub fn fill_disk(&mut self, is_full: bool) {
         self.note(0, &format!("the disk is full: {is_full}"));
         self.disk.is_full = is_full;
@@ -42,30 +42,35 @@ impl World {
         }
         self.disk.trouble = trouble;
         for host in 0..self.models.len() {
-            self.step(host, Event::HistoryTrouble(self.disk.trouble.clone()));
+            self.step(host, Event::HistoryFailing(self.disk.trouble.clone()));
         }
     }
 
-    /// What a driver is told that starts.
+    /// Returns the first event of a driver about the disk.
     pub(super) fn recorder(&self) -> Event {
-        Event::HistoryTrouble(self.disk.trouble.clone())
+        Event::HistoryFailing(self.disk.trouble.clone())
     }
 
-    /// Puts on record what a Commit orders.
-    pub(super) fn record(&mut self, host: usize, ticket: Ticket, ordered: Box<Ordered>) {
-        self.open(host, ticket, false);
+    /// Starts to record the update of a Commit.
+    pub(super) fn record(
+        &mut self,
+        host: usize,
+        request_id: RequestId,
+        ordered: Box<OrderedUpdate>,
+    ) {
+        self.open(host, request_id, false);
         let run = self.run;
         let delay = Duration::from_millis(self.random.below(self.disk.delay_max));
-        self.schedule(delay, Happening::Recorded { host, run, ticket, ordered });
+        self.schedule(delay, Happening::Recorded { host, run, request_id, ordered });
     }
 
-    /// It is on record, or cannot be: the Commit is sent, if that is still wanted.
-    pub(super) fn recorded(&mut self, host: usize, ticket: Ticket, ordered: &Ordered) {
+    /// Ends the recording. Sends the Commit if it was successful and the update is still wanted.
+    pub(super) fn recorded(&mut self, host: usize, request_id: RequestId, ordered: &OrderedUpdate) {
         if self.disk.is_full {
             let text = "no space left on device";
             self.disk.refused += 1;
             self.tell_recorder(Some(text.into()));
-            return self.not_sent(host, ticket, FailureKind::Unsent, text);
+            return self.not_sent(host, request_id, FailureKind::NotRecorded, text);
         }
         self.on_record(host, ordered);
         let update_id = ordered.update_id;
@@ -74,12 +79,12 @@ impl World {
             "the brake was pulled"
         } else if self.is_paused(host) {
             "the machine was paused"
-        } else if self.roster.is_doubted(&self.machines[host].hostname) {
+        } else if self.identities.has_identity_mismatch(&self.machines[host].hostname) {
             "it may be another machine"
-        } else if !driver.sub.still_orders(update_id) {
+        } else if !driver.sub.is_commit_wanted(update_id) {
             "something else is wanted now"
         } else if !self.begin_update(host) {
-            "leave was taken back"
+            "the claim was withdrawn"
         } else {
             let image = &self.images[&self.machines[host].required_image];
             assert_eq!(ordered.image.digest, image.digest, "host {host}: to another image");
@@ -87,15 +92,15 @@ impl World {
             self.must_be_allowed(host);
             self.must_be_staged(host, update_id);
             let message = Message::Ask(Request::Commit(update_id));
-            return self.send(host, "commit", ticket, message, CALL_LIMIT);
+            return self.send(host, "commit", request_id, message, CALL_LIMIT);
         };
-        self.not_sent(host, ticket, FailureKind::Braked, why);
+        self.not_sent(host, request_id, FailureKind::Cancelled, why);
     }
 
-    fn not_sent(&mut self, host: usize, ticket: Ticket, kind: FailureKind, why: &str) {
+    fn not_sent(&mut self, host: usize, request_id: RequestId, kind: FailureKind, why: &str) {
         let failure = Failure { kind, text: why.to_owned() };
         self.note(host, &format!("gets no commit: {why}"));
-        let (event, run) = (Box::new(Event::CallFailed(ticket, failure)), self.run);
+        let (event, run) = (Box::new(Event::CallFailed(request_id, failure)), self.run);
         self.schedule(Duration::from_millis(1), Happening::ToDominator { host, run, event });
     }
 }

@@ -1,11 +1,11 @@
-//! More that can go wrong in the world, and what must hold all the same.
+//! Further faults of the simulation, and invariants that hold in spite of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::subd::{Activity, CacheReport, Identity, PollReply, PrepareRequest};
-use dominator::core::sub::{Event, Failure, FailureKind, Ticket};
+use api::subd::{Activity, CacheReport, PollReply, PrepareRequest, SubIdentity};
+use dominator::core::sub::{Event, Failure, FailureKind, RequestId};
 use model::mdb::Machine;
 use model::object::ObjectId;
 
@@ -14,28 +14,28 @@ use crate::model::{Model, Server};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// What is wrong now, and what is watched.
+/// The present faults, and the facts for invariants.
 pub struct Troubles {
     server: Server,
-    /// No machine is reached.
+    /// No machine can be reached.
     is_cut_off: bool,
-    /// Machines whose answers never come to an end.
+    /// Machines whose answers never end.
     hanging: BTreeSet<usize>,
-    /// Machines whose answers make no sense.
+    /// Machines whose answers are invalid.
     babbling: BTreeSet<usize>,
     /// Machines at the addresses of others.
     exchanged: BTreeMap<usize, usize>,
-    /// How often a subd is killed when it is told to carry out an update, in per cent.
+    /// The percentage of Commits at which subd is killed.
     pub cut_commits: u64,
-    /// Nothing is ordered that has to do with the time of day.
+    /// Nothing that depends on the time of day is ordered.
     pub is_timeless: bool,
     /// The time of day at each second of the simulation.
     pub wall: fn(i64) -> i64,
-    /// Who answered the last poll of each machine.
+    /// The identity that answered the last poll of each machine.
     met: BTreeMap<usize, String>,
-    /// The update that each machine was told to stage last, and the objects that it needs.
+    /// The last update that each machine was ordered to stage, and the objects that it needs.
     staged: BTreeMap<usize, (u64, Vec<ObjectId>)>,
-    /// Polls and calls in each second.
+    /// The number of polls and calls in each second.
     pub rates: BTreeMap<u64, (u64, u64)>,
 }
 
@@ -62,10 +62,10 @@ impl World {
         &mut self.troubles
     }
 
-    /// Every machine has a name, a machine id and a kernel of its own.
+    /// Gives each machine its own name, machine id and boot id.
     pub(super) fn name_machines(&mut self) {
         for (host, model) in self.models.iter_mut().enumerate() {
-            model.identity = identity(host);
+            model.sub.identity = Arc::new(identity(host));
         }
     }
 
@@ -83,7 +83,7 @@ impl World {
         self.troubles.is_cut_off
     }
 
-    /// All machines are cut off at the same moment, or come back at the same moment.
+    /// Cuts off all machines, or connects them again.
     pub fn cut_off(&mut self, is_cut_off: bool) {
         self.troubles.is_cut_off = is_cut_off;
         if !is_cut_off {
@@ -92,15 +92,15 @@ impl World {
         for host in 0..self.models.len() {
             self.models[host].waiting.clear();
             let open = self.drivers[host].iter().flat_map(|driver| driver.open.keys());
-            let open: Vec<Ticket> = open.copied().collect();
-            for ticket in open {
+            let open: Vec<RequestId> = open.copied().collect();
+            for request_id in open {
                 let kind = FailureKind::Unreachable;
-                self.fail(host, ticket, Failure { kind, text: "connection reset".into() });
+                self.fail(host, request_id, Failure { kind, text: "connection reset".into() });
             }
         }
     }
 
-    /// Two machines go down, and come up each at the other's address.
+    /// Exchanges the addresses of two machines, which restart.
     pub fn exchange(&mut self, one: usize, other: usize) {
         if one == other || self.models[one].server != self.models[other].server {
             return;
@@ -118,17 +118,17 @@ impl World {
         }
     }
 
-    /// The machine comes back with the tree of another one, and nothing else of what it had.
+    /// Reinstalls a machine with the tree of another one; it loses everything else.
     pub fn reinstall(&mut self, host: usize, tree_of: usize) {
         self.note(host, "is installed anew");
         self.crash(host);
-        let mut model = Model::new(self.models[tree_of].tree.clone());
-        model.identity = self.models[host].identity.clone();
+        let mut model = Model::new(self.models[tree_of].sub.tree.clone());
+        model.sub.identity = Arc::clone(&self.models[host].sub.identity);
         model.server = self.troubles.server;
         self.models[host] = model;
     }
 
-    /// Repairs all that is broken; machines that talked nonsense are started again.
+    /// Ends all faults. Restarts machines whose answers were invalid.
     pub fn heal(&mut self) {
         self.set_server(Server::Good);
         self.troubles.cut_commits = 0;
@@ -154,9 +154,9 @@ impl World {
         self.pull_brake(None);
     }
 
-    /// Nothing but polls from `from` on, and few of them.
+    /// Checks that there are only polls after `from`, and few of them.
     pub fn must_be_quiet(&mut self, from: Duration) {
-        // What is still on its way, staged updates that expire, and the cleaning up.
+        // Messages on their way, staged updates that expire, and clean-ups.
         self.run_until(from + 7 * MINUTE);
         self.effects.clear();
         self.run_until(from + 17 * MINUTE);
@@ -167,7 +167,7 @@ impl World {
         assert!(self.is_converged());
     }
 
-    /// The machine database says that the machine is not to be updated, or does not.
+    /// Sets or clears `DisableUpdates` in the record of a machine.
     pub fn disable(&mut self, host: usize, disable_updates: bool) {
         let machine = Machine::clone(&self.machines[host]);
         self.machines[host] = Arc::new(Machine { disable_updates, ..machine });
@@ -206,9 +206,9 @@ impl World {
                 self.fill_disk(is_full);
             }
             _ => {
-                // It is killed between the fetch and the end of the update.
+                // Kills a machine between the fetch and the end of the update.
                 let is_staged =
-                    |model: &Model| matches!(model.activity(), Activity::Prepared { .. });
+                    |model: &Model| matches!(model.sub.activity(), Activity::Prepared { .. });
                 if let Some(host) = self.models.iter().position(is_staged) {
                     self.crash(host);
                 }
@@ -220,26 +220,26 @@ impl World {
         self.troubles.cut_commits > 0 && self.random.chance(self.troubles.cut_commits)
     }
 
-    /// What becomes of an answer on its way; `None` if it never comes to an end.
+    /// Returns an answer as it arrives; `None` if it never ends.
     pub(super) fn as_it_arrives(&mut self, host: usize, event: Event) -> Option<Event> {
         if self.troubles.hanging.contains(&host) {
             return None;
         }
         match event {
-            Event::Polled(ticket, mut reply) if self.troubles.babbling.contains(&host) => {
+            Event::Polled(request_id, mut reply) if self.troubles.babbling.contains(&host) => {
                 if self.random.chance(30) {
-                    let (kind, text) = (FailureKind::Garbage, "not in the format".to_owned());
-                    return Some(Event::PollFailed(ticket, Failure { kind, text }));
+                    let (kind, text) = (FailureKind::InvalidReply, "not in the format".to_owned());
+                    return Some(Event::PollFailed(request_id, Failure { kind, text }));
                 }
                 self.mangle(&mut reply);
-                Some(Event::Polled(ticket, reply))
+                Some(Event::Polled(request_id, reply))
             }
             event => Some(event),
         }
     }
 
     fn mangle(&mut self, reply: &mut PollReply) {
-        let number = self.random.next();
+        let number = self.random.number();
         let object = model::object::Algorithm::Blake3.digest(&number.to_le_bytes());
         match number % 8 {
             0 => reply.version.generation = number,
@@ -257,27 +257,27 @@ impl World {
         }
     }
 
-    /// Takes note of who answers a poll.
+    /// Stores the identity that answers a poll.
     pub(super) fn meets(&mut self, host: usize, event: &Event) {
         if let Event::Polled(_, reply) = event {
             self.troubles.met.insert(host, reply.identity.hostname.clone());
         }
     }
 
-    /// Nothing is ordered of another machine than the one that is meant.
+    /// Checks that an order reaches the intended machine.
     pub(super) fn must_be_met(&self, host: usize, name: &str) {
         let met = &self.troubles.met[&host];
         assert_eq!(*met, identity(host).hostname, "{name} to a wrong machine");
     }
 
-    /// Takes note of what a machine is told to stage, which the record does not forbid.
+    /// Stores the update that a machine is ordered to stage. Checks that its record permits it.
     pub(super) fn stages(&mut self, host: usize, request: &PrepareRequest) {
         let needs = request.plan.objects().keys().copied().collect();
         self.troubles.staged.insert(host, (request.update_id, needs));
         assert!(!self.machines[host].disable_updates, "host {host} is not to be updated");
     }
 
-    /// No update is carried out before all that it needs is there, nor if the record forbids it.
+    /// Checks that a committed update is staged with all objects, and that the record permits it.
     pub(super) fn must_be_staged(&self, host: usize, update_id: u64) {
         self.must_be_met(host, "commit");
         assert!(!self.machines[host].disable_updates, "host {host} is not to be updated");
@@ -287,11 +287,11 @@ impl World {
         let lacks = |object: &&ObjectId| !view.cache.contains(object);
         let missing = needs.iter().find(lacks);
         assert_eq!(missing, None, "host {host} is told to go without an object");
-        // The same by the machine itself, as long as it is the one that was polled.
+        // Checks the machine itself too, if it is the one that was polled.
         let model = &self.models[host];
-        let is_same = model.is_up && model.instance == view.report.version.instance;
+        let is_same = model.is_up && model.sub.version.instance == view.report.version.instance;
         if is_same && !self.troubles.babbling.contains(&host) {
-            let missing = needs.iter().find(|object| !model.cache.contains(*object));
+            let missing = needs.iter().find(|object| !model.sub.cache.contains(*object));
             assert_eq!(missing, None, "host {host} does not have an object");
         }
     }
@@ -305,19 +305,19 @@ impl World {
         }
     }
 
-    /// The most polls and the most calls in one second from `from` on.
+    /// Returns the most polls and the most calls in one second after `from`.
     pub fn most_at_once(&self, from: Duration) -> (u64, u64) {
         let rates = self.troubles.rates.range(from.as_secs()..).map(|(_, rates)| *rates);
         rates.fold((0, 0), |most, rates| (most.0.max(rates.0), most.1.max(rates.1)))
     }
 
-    /// From now on things go wrong.
+    /// Starts the faults.
     pub fn begin(&mut self, faults: Faults) {
         self.faults = faults;
         self.schedule(Duration::ZERO, Happening::Trouble);
     }
 
-    /// The dominator has read the images, wherever from.
+    /// Makes the images available to the dominator.
     pub fn load_images(&mut self) {
         self.images_loaded = true;
         for host in 0..self.models.len() {
@@ -326,7 +326,7 @@ impl World {
         }
     }
 
-    /// The dominator is killed, and started again a little later.
+    /// Kills the dominator and starts it again a little later.
     pub fn restart_dominator(&mut self) {
         self.drivers.iter_mut().for_each(|driver| *driver = None);
         self.run += 1;
@@ -334,8 +334,8 @@ impl World {
     }
 }
 
-fn identity(host: usize) -> Identity {
-    Identity {
+fn identity(host: usize) -> SubIdentity {
+    SubIdentity {
         hostname: format!("host{host}"),
         machine_id: format!("machine {host}"),
         boot_id: format!("boot {host}"),

@@ -1,7 +1,7 @@
-//! When a machine asks for its turn, and when it gives that back.
+//! When a machine makes and releases claims.
 // tidy: core
 
-use api::subd::{Activity, Outcome, TriggerFailure};
+use api::subd::{Activity, TriggerFailure, UpdateOutcome};
 use expect_test::expect;
 use model::scope::Scope;
 
@@ -9,14 +9,14 @@ use super::super::*;
 use super::script::{Script, image};
 use crate::core::claims::{ClaimAnswer, ClaimKind};
 
-/// As a sub that has the object of the only change, with the update about to be claimed.
+/// A sub that has the object of the only change, before the claim for the update.
 fn ready(answer: ClaimAnswer) -> Script {
     let mut script = Script::new(image("base", &[("/a", "1")]));
     script.cache(&["1"]);
     let ImageState::Ready(image) = script.image.clone() else { panic!("the image is ready") };
     script.reply.scope = Scope::of(&image.scan, &script.reply.exclusions);
     script.scan(&[]);
-    (script.answer, script.tells_ends) = (answer, true);
+    (script.answer, script.writes_ends) = (answer, true);
     script.poll();
     script
 }
@@ -38,10 +38,10 @@ fn nothing_is_staged_before_the_claim_is_granted_and_it_is_kept_to_the_end() {
     script.poll();
     script.step("granted", Event::Claimed(ClaimKind::Update, ClaimAnswer::Granted));
     script.commit();
-    script.ended(1, Outcome::Done, None);
+    script.ended(1, UpdateOutcome::Done, None);
     script.poll();
     script.scan(&[("/a", "1")]);
-    script.ended(1, Outcome::Done, Some(3));
+    script.ended(1, UpdateOutcome::Done, Some(3));
     script.poll();
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
@@ -63,7 +63,7 @@ fn nothing_is_staged_before_the_claim_is_granted_and_it_is_kept_to_the_end() {
 }
 
 #[test]
-fn whoever_turns_to_something_else_gives_the_claim_back() {
+fn a_machine_that_needs_something_else_releases_its_claim() {
     let mut script = ready(waits());
     script.step("brake", Event::Brake(Some("storm".into())));
     script.step("released", Event::Brake(None));
@@ -71,7 +71,7 @@ fn whoever_turns_to_something_else_gives_the_claim_back() {
     script.answer = ClaimAnswer::Granted;
     script.wait(1);
     script.poll();
-    // Nothing came of it for a quarter of an hour.
+    // The claim was not used for a quarter of an hour.
     script.accept();
     script.reply.activity = Activity::Preparing { update_id: 1 };
     script.poll();
@@ -99,20 +99,20 @@ fn whoever_turns_to_something_else_gives_the_claim_back() {
 }
 
 #[test]
-fn a_commit_that_is_forbidden_in_the_last_moment_is_not_sent_again() {
+fn a_commit_that_is_forbidden_at_the_last_moment_is_not_sent_again() {
     let mut script = ready(ClaimAnswer::Granted);
     let Some(Call::Prepare(request)) = script.accept() else { panic!("nothing to prepare") };
     script.reply.activity = Activity::Prepared { update_id: request.update_id };
     script.poll();
     script.answer = ClaimAnswer::Stopped("3 of 3 machines failed".into());
-    script.refuse(FailureKind::Braked, "leave was taken back");
+    script.refuse(FailureKind::Cancelled, "leave was taken back");
     assert_eq!(
         script.sub.detail(),
         "1 change: /a (missing); updates to base have stopped: 3 of 3 machines failed; another \
          image goes on, or: domtool resume-image base --why TEXT"
     );
-    // What is staged expires; that is no failure.
-    script.ended(1, Outcome::NotPrepared("expired".into()), None);
+    // The staged update expires, which is no failure.
+    script.ended(1, UpdateOutcome::NotPrepared("expired".into()), None);
     script.poll();
     script.step("resumed", Event::Claimed(ClaimKind::Update, ClaimAnswer::Granted));
     script.check(expect![[r#"
@@ -139,7 +139,7 @@ fn a_machine_that_vanishes_after_the_commit_is_waited_for_five_minutes() {
     silent(&mut script, 1);
     script.wait(30);
     script.poll();
-    script.ended(1, Outcome::Done, Some(3));
+    script.ended(1, UpdateOutcome::Done, Some(3));
     script.scan(&[("/a", "1")]);
     script.poll();
     script.check(expect![[r#"
@@ -167,8 +167,8 @@ fn a_machine_that_vanishes_after_the_commit_is_waited_for_five_minutes() {
 }
 
 #[test]
-fn a_failure_is_told_as_what_it_is() {
-    let failed = |outcome: Outcome, spoil: &dyn Fn(&mut Script)| {
+fn each_failure_is_reported_with_its_kind() {
+    let failed = |outcome: UpdateOutcome, spoil: &dyn Fn(&mut Script)| {
         let mut script = ready(ClaimAnswer::Granted);
         script.commit();
         script.ended(1, outcome, Some(3));
@@ -185,11 +185,11 @@ fn a_failure_is_told_as_what_it_is() {
     };
     let text = || "why".to_owned();
     let ends = [
-        failed(Outcome::RolledBack(text()), &nothing),
-        failed(Outcome::Stuck(text()), &nothing),
-        failed(Outcome::Undone(text()), &nothing),
-        failed(Outcome::Done, &nothing),
-        failed(Outcome::Done, &trigger),
+        failed(UpdateOutcome::RolledBack(text()), &nothing),
+        failed(UpdateOutcome::Stuck(text()), &nothing),
+        failed(UpdateOutcome::Undone(text()), &nothing),
+        failed(UpdateOutcome::Done, &nothing),
+        failed(UpdateOutcome::Done, &trigger),
     ];
     let expected = [
         "Failed(Update)",
@@ -204,14 +204,14 @@ fn a_failure_is_told_as_what_it_is() {
 #[test]
 fn what_is_under_way_when_the_dominator_starts_is_counted() {
     let mut script = Script::new(image("base", &[("/a", "1")]));
-    script.tells_ends = true;
+    script.writes_ends = true;
     let ImageState::Ready(image) = script.image.clone() else { panic!("the image is ready") };
     script.reply.scope = Scope::of(&image.scan, &script.reply.exclusions);
     script.reply.activity = Activity::Updating { update_id: 77 };
     script.poll();
-    script.ended(77, Outcome::Done, None);
+    script.ended(77, UpdateOutcome::Done, None);
     script.poll();
-    script.ended(77, Outcome::Done, Some(3));
+    script.ended(77, UpdateOutcome::Done, Some(3));
     script.scan(&[("/a", "1")]);
     script.poll();
     script.check(expect![[r#"
@@ -228,9 +228,9 @@ fn what_is_under_way_when_the_dominator_starts_is_counted() {
 #[test]
 fn a_machine_whose_reboot_is_due_is_counted_once_also_if_something_else_was_not_staged() {
     let mut script = Script::new(image("base", &[("/a", "1")]));
-    script.tells_ends = true;
-    // It was updated by hand, and then something was staged by hand that expired.
-    script.ended(9, Outcome::NotPrepared("expired".into()), None);
+    script.writes_ends = true;
+    // The machine was updated by hand; then an update that was staged by hand expired.
+    script.ended(9, UpdateOutcome::NotPrepared("expired".into()), None);
     script.reply.last_update.as_mut().unwrap().awaits_boot = true;
     script.poll();
     script.poll();

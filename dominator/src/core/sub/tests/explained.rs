@@ -1,8 +1,8 @@
-//! Each status is explained, and truly.
+//! The explanation of each status.
 // tidy: core
 
-use api::dominator::explain::Remedy;
-use api::subd::{FetchFailure, Outcome, Paused, Space, TriggerFailure};
+use api::dominator::explain::Suggestion;
+use api::subd::{FetchFailure, FreeSpace, Paused, TriggerFailure, UpdateOutcome};
 use clap::Parser as _;
 use expect_test::expect_file;
 use model::mdb::Machine;
@@ -14,13 +14,13 @@ use super::held::ready;
 use super::script::{Script, image};
 use model::scope::Scope;
 
-/// A machine on its way to each status that it can come to by itself, and that status.
+/// Machines in each status that the state machine reaches by itself.
 fn scripts() -> Vec<Script> {
     let mut all = vec![Script::new(image("base", &[("/a", "1")]))];
     let mut add = |script: Script| all.push(script);
     let failure = |kind| Failure { kind, text: "no".to_owned() };
 
-    for kind in [FailureKind::Unreachable, FailureKind::Garbage] {
+    for kind in [FailureKind::Unreachable, FailureKind::InvalidReply] {
         let mut script = Script::new(ImageState::Undefined);
         script.step("failed", Event::PollFailed(script.polled, failure(kind)));
         add(script);
@@ -37,7 +37,7 @@ fn scripts() -> Vec<Script> {
     let mut script = Script::new(image("base", &[("/a", "1")]));
     let ImageState::Ready(wanted) = script.image.clone() else { unreachable!() };
     script.reply.scope = Scope::of(&wanted.scan, &script.reply.exclusions);
-    script.reply.space = Space { free_bytes: 100, free_inodes: 1_000 };
+    script.reply.space = FreeSpace { free_bytes: 100, free_inodes: 1_000 };
     script.scan(&[]);
     script.poll();
     add(script);
@@ -53,7 +53,7 @@ fn scripts() -> Vec<Script> {
     add(script);
     let mut script = pending();
     script.commit();
-    script.ended(1, Outcome::Done, None);
+    script.ended(1, UpdateOutcome::Done, None);
     script.reply.last_update.as_mut().unwrap().awaits_boot = true;
     script.poll();
     add(script);
@@ -92,13 +92,13 @@ fn scripts() -> Vec<Script> {
     add(script);
     let mut script = pending();
     script.commit();
-    script.ended(1, Outcome::Done, Some(4));
+    script.ended(1, UpdateOutcome::Done, Some(4));
     script.poll();
     add(script);
     for outcome in [
-        Outcome::RolledBack("no space".into()),
-        Outcome::Stuck("read-only".into()),
-        Outcome::Undone("exit code 1".into()),
+        UpdateOutcome::RolledBack("no space".into()),
+        UpdateOutcome::Stuck("read-only".into()),
+        UpdateOutcome::Undone("exit code 1".into()),
     ] {
         let mut script = pending();
         script.commit();
@@ -145,7 +145,7 @@ fn every_status_that_a_machine_can_come_to_is_explained() {
             text.push_str(&format!("  may: {}; {}\n", remedy.command, remedy.what));
         }
     }
-    // Others decide of these; the last is seen in `offers`.
+    // Other tests cover these.
     let others = [
         Status::WrongMachine,
         Status::WaitingForBudget,
@@ -170,11 +170,11 @@ fn no_explanation_is_empty() {
         }
         assert!(!why.may.is_empty(), "{status}: nothing is said of what to do");
         let commands = why.may.iter().filter(|remedy| remedy.command.starts_with("domtool "));
-        for Remedy { command, .. } in commands {
+        for Suggestion { command, .. } in commands {
             let read = domtool::Arguments::try_parse_from(command.split(' '));
             assert!(read.is_ok(), "{status}: {command}: {read:?}");
         }
-        let text = api::dominator::text::explain::text(&why, Time::default());
+        let text = api::dominator::text::explanation_text(&why, Time::default());
         assert!(text.contains("you may") && text.contains(&why.means), "{text}");
     }
 }
@@ -190,7 +190,7 @@ fn a_machine_that_does_not_converge_names_the_paths() {
     script.scan(&[]);
     script.poll();
     script.commit();
-    script.ended(1, Outcome::Done, Some(4));
+    script.ended(1, UpdateOutcome::Done, Some(4));
     script.poll();
     assert_eq!(script.sub.status(), Status::NotConverging);
     let detail = script.sub.detail().to_owned();

@@ -1,9 +1,9 @@
-//! What a machine itself holds back, or has to finish first.
+//! Updates that the machine itself does not allow, or must finish first.
 // tidy: core
 
 use core::time::Duration;
 
-use api::subd::{Activity, Alarm, Outcome, Paused};
+use api::subd::{Activity, Alarm, Paused, UpdateOutcome};
 use expect_test::expect;
 use model::tree::Time;
 
@@ -11,7 +11,7 @@ use super::super::*;
 use super::script::{Script, image};
 use model::scope::Scope;
 
-/// As a sub that has the object of the only change, with the update about to be staged.
+/// A sub that has the object of the only change, before the update is staged.
 pub(super) fn ready() -> Script {
     let mut script = Script::new(image("base", &[("/a", "1")]));
     script.cache(&["1"]);
@@ -45,22 +45,22 @@ fn a_machine_that_does_not_allow_an_update_is_asked_again_in_a_minute() {
                      -> poll for all
         0   polled   preparing        staging 1 change: /a (missing)
                      -> prepare 1: 1 operations
-        0   failed   held             it would not prepare the update: the database is b
-        0   polled   held             it would not prepare the update: the database is b
-        59  wake     held             it would not prepare the update: the database is b
+        0   failed   held             the machine refused to prepare the update: the dat
+        0   polled   held             the machine refused to prepare the update: the dat
+        59  wake     held             the machine refused to prepare the update: the dat
         60  wake     preparing        staging 2 changes
                      -> prepare 2: 2 operations
         60  accepted preparing        staging 2 changes
         60  polled   updating         carrying out 2 changes
                      -> commit 2
-        60  failed   held             it would not carry out the update: the database is
+        60  failed   held             the machine refused to carry out the update: the d
         120 wake     updating         carrying out 2 changes
                      -> commit 2
     "#]]);
 }
 
 #[test]
-fn nothing_is_staged_on_a_paused_machine_and_it_goes_on_at_once_after_that() {
+fn nothing_is_staged_on_a_paused_machine_and_updates_continue_at_once_after_the_pause() {
     let mut script = ready();
     script.reply.paused = paused("a demonstration");
     script.scan(&[]);
@@ -72,7 +72,7 @@ fn nothing_is_staged_on_a_paused_machine_and_it_goes_on_at_once_after_that() {
     );
     script.reply.paused = None;
     script.poll();
-    // The pause came while the update was on its way.
+    // The pause began after the update was staged.
     script.refuse(FailureKind::Held, "paused");
     script.reply.paused = paused("again");
     script.poll();
@@ -84,44 +84,44 @@ fn nothing_is_staged_on_a_paused_machine_and_it_goes_on_at_once_after_that() {
         0   polled   held             1 change: /a (missing); paused on the machine itse
         0   polled   preparing        staging 1 change: /a (missing)
                      -> prepare 1: 1 operations
-        0   failed   held             it would not prepare the update: paused; will be t
-        0   polled   held             it would not prepare the update: paused; will be t
+        0   failed   held             the machine refused to prepare the update: paused;
+        0   polled   held             the machine refused to prepare the update: paused;
         0   polled   preparing        staging 1 change: /a (missing)
                      -> prepare 1: 1 operations
     "#]]);
 }
 
 #[test]
-fn an_image_whose_health_check_failed_is_offered_again_only_upon_an_operators_word() {
+fn an_image_whose_health_check_failed_is_retried_only_by_an_order() {
     let mut script = ready();
     script.scan(&[]);
     script.poll();
     script.commit();
-    script.ended(1, Outcome::Undone("exit code 1".into()), Some(4));
+    script.ended(1, UpdateOutcome::Undone("exit code 1".into()), Some(4));
     script.poll();
     script.scan(&[("/drift", "2")]);
     script.poll();
     script.wait(3_600);
     assert_eq!(
         script.sub.detail(),
-        "the update to base was put back, as its health check failed: exit code 1; another image \
-         goes on, or: domtool retry web"
+        "the update to base was undone, because its health check failed: exit code 1; require \
+         another image, or: domtool retry web"
     );
-    // A dominator that starts anew knows it from the machine.
+    // A restarted dominator learns it from the machine.
     let mut restarted = ready();
     restarted.scan(&[]);
-    restarted.ended(1, Outcome::Undone("exit code 1".into()), Some(4));
+    restarted.ended(1, UpdateOutcome::Undone("exit code 1".into()), Some(4));
     restarted.poll();
     assert_eq!(restarted.sub.status(), Status::HealthFailed);
     assert!(restarted.called.is_none());
-    // The word counts once.
+    // The retry counts once.
     assert!(script.sub.retry());
     assert!(!script.sub.retry(), "there is nothing else to let go");
     script.wait(0);
     script.commit();
-    script.ended(2, Outcome::Undone("exit code 2".into()), Some(5));
+    script.ended(2, UpdateOutcome::Undone("exit code 2".into()), Some(5));
     script.poll();
-    // Another image goes on by itself.
+    // An update to another image needs no retry.
     script.image = image("other", &[("/a", "1")]);
     script.assign();
     script.check(expect![[r#"
@@ -134,9 +134,9 @@ fn an_image_whose_health_check_failed_is_offered_again_only_upon_an_operators_wo
                      -> commit 1
         0   accepted updating         the update was ordered
         0   polled   updating         carrying out the update and its triggers
-        0   polled   health-failed    the update to base was put back, as its health che
-        0   polled   health-failed    the update to base was put back, as its health che
-        3600 wake     health-failed    the update to base was put back, as its health che
+        0   polled   health-failed    the update to base was undone, because its health 
+        0   polled   health-failed    the update to base was undone, because its health 
+        3600 wake     health-failed    the update to base was undone, because its health 
         3600 wake     preparing        staging 2 changes
                      -> prepare 2: 2 operations
         3600 accepted preparing        staging 2 changes
@@ -144,24 +144,24 @@ fn an_image_whose_health_check_failed_is_offered_again_only_upon_an_operators_wo
                      -> commit 2
         3600 accepted updating         the update was ordered
         3600 polled   updating         carrying out the update and its triggers
-        3600 polled   health-failed    the update to base was put back, as its health che
+        3600 polled   health-failed    the update to base was undone, because its health 
         3600 assigned preparing        staging 2 changes
                      -> prepare 3: 2 operations
     "#]]);
 }
 
 #[test]
-fn an_update_that_can_neither_be_finished_nor_put_back_is_left_to_the_machine() {
+fn an_update_that_can_neither_be_finished_nor_rolled_back_is_left_to_the_machine() {
     let mut script = ready();
     script.scan(&[]);
     script.poll();
     script.commit();
-    script.ended(1, Outcome::Stuck("read-only".into()), None);
+    script.ended(1, UpdateOutcome::Stuck("read-only".into()), None);
     script.reply.alarms = vec![Alarm::JournalStuck("read-only".into())];
     script.poll();
     script.wait(3_600);
     script.reply.alarms = Vec::new();
-    script.ended(1, Outcome::Done, Some(3));
+    script.ended(1, UpdateOutcome::Done, Some(3));
     script.scan(&[("/a", "1")]);
     script.poll();
     script.check(expect![[r#"
@@ -174,8 +174,8 @@ fn an_update_that_can_neither_be_finished_nor_put_back_is_left_to_the_machine() 
                      -> commit 1
         0   accepted updating         the update was ordered
         0   polled   updating         carrying out the update and its triggers
-        0   polled   update-stuck     the update can neither be finished nor put back: r
-        3600 wake     update-stuck     the update can neither be finished nor put back: r
+        0   polled   update-stuck     the update can neither be finished nor rolled back
+        3600 wake     update-stuck     the update can neither be finished nor rolled back
         3600 polled   synced           equals base
                      -> cleanup of 1
     "#]]);
@@ -187,7 +187,7 @@ fn a_machine_that_comes_up_again_is_rebooting_for_a_quarter_of_an_hour() {
     script.scan(&[]);
     script.poll();
     script.commit();
-    script.ended(1, Outcome::Done, None);
+    script.ended(1, UpdateOutcome::Done, None);
     script.reply.last_update.as_mut().unwrap().awaits_boot = true;
     script.poll();
     let silence = |script: &mut Script, seconds: u64| {
@@ -200,7 +200,7 @@ fn a_machine_that_comes_up_again_is_rebooting_for_a_quarter_of_an_hour() {
     silence(&mut script, 900);
     script.wait(30);
     script.scan(&[("/a", "1")]);
-    script.ended(1, Outcome::Done, Some(3));
+    script.ended(1, UpdateOutcome::Done, Some(3));
     script.poll();
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
@@ -226,7 +226,7 @@ fn a_machine_that_comes_up_again_is_rebooting_for_a_quarter_of_an_hour() {
 #[test]
 fn a_reboot_that_could_not_be_ordered_is_a_failed_trigger() {
     let mut script = Script::scanning(image("base", &[("/a", "1")]), &[("/a", "1")]);
-    script.ended(1, Outcome::Done, Some(3));
+    script.ended(1, UpdateOutcome::Done, Some(3));
     script.reply.last_update.as_mut().unwrap().awaits_boot = true;
     script.poll();
     assert_eq!(script.sub.status(), Status::Rebooting);

@@ -1,4 +1,4 @@
-//! The limits that a sub is told to keep to.
+//! The limits that are sent to a sub.
 // tidy: core
 
 use api::subd::Limits;
@@ -11,7 +11,7 @@ fn network(percent: u8) -> Limits {
     Limits { network_percent: Some(percent), ..Limits::default() }
 }
 
-/// A sub that has its image, and whose limits an operator sets.
+/// A synced sub whose limits an operator sets.
 fn synced(percent: u8) -> Script {
     let mut script = Script::scanning(image("base", &[("/a", "1")]), &[("/a", "1")]);
     assert!(script.sub.set_limits(network(percent)));
@@ -28,23 +28,23 @@ fn told(call: &Option<Call>) -> Limits {
 }
 
 #[test]
-fn a_sub_is_told_its_limits_once_whatever_it_makes_of_them() {
+fn limits_are_sent_once_regardless_of_the_ceilings_of_the_sub() {
     let mut script = synced(5);
     assert_eq!(told(&script.accept()), network(5));
-    // Its own ceiling is lower, and what it was told is all that counts.
+    // The sub has lower ceilings, which make no difference.
     script.reply.limits.told = network(5);
     script.reply.limits.ceilings = network(3);
     script.poll();
     script.wait(3_600);
     script.poll();
-    // One that has forgotten is told again, at once.
+    // A sub that has lost its limits gets them again at once.
     script.reply.version.instance += 1;
     script.reply.limits.told = Limits::default();
     script.poll();
     assert_eq!(told(&script.accept()), network(5));
     script.reply.limits.told = network(5);
     script.poll();
-    // The values are taken back.
+    // The limits are removed.
     assert!(script.sub.set_limits(Limits::default()));
     script.wait(0);
     assert_eq!(told(&script.accept()), Limits::default());
@@ -69,16 +69,16 @@ fn a_sub_is_told_its_limits_once_whatever_it_makes_of_them() {
 }
 
 #[test]
-fn a_sub_that_does_not_take_them_is_told_ever_less_often_and_works_on() {
+fn a_sub_that_does_not_set_them_gets_them_less_and_less_often_and_is_updated_meanwhile() {
     let mut script = synced(5);
     script.refuse(FailureKind::Refused, "no such thing");
-    assert_eq!(script.sub.limits_trouble(), Some("no such thing"));
+    assert_eq!(script.sub.limits_error(), Some("no such thing"));
     assert_eq!(script.sub.status(), Status::Synced);
     script.wait(9);
     script.wait(1);
-    // It says yes, and does nothing.
+    // The sub accepts the call without effect.
     script.accept();
-    assert_eq!(script.sub.limits_trouble(), None);
+    assert_eq!(script.sub.limits_error(), None);
     script.poll();
     script.wait(19);
     script.wait(1);
@@ -110,7 +110,7 @@ fn a_sub_that_does_not_take_them_is_told_ever_less_often_and_works_on() {
 }
 
 #[test]
-fn a_sub_is_not_told_while_it_carries_out_an_update() {
+fn limits_are_not_sent_during_an_update() {
     let mut script = Script::scanning(image("base", &[("/a", "1")]), &[]);
     script.accept();
     script.cache(&["1"]);
@@ -120,7 +120,7 @@ fn a_sub_is_not_told_while_it_carries_out_an_update() {
     assert!(script.sub.set_limits(network(5)));
     script.wait(0);
     assert!(script.called.is_none());
-    script.ended(2, api::subd::Outcome::Done, Some(4));
+    script.ended(2, api::subd::UpdateOutcome::Done, Some(4));
     script.scan(&[("/a", "1")]);
     script.cache(&[]);
     script.poll();

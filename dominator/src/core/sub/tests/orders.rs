@@ -1,8 +1,8 @@
-//! Scripts of what operators order.
+//! Orders of operators.
 // tidy: core
 
 use api::dominator::orders::UpdatePause;
-use api::subd::{Activity, Outcome, Version};
+use api::subd::{Activity, SubVersion, UpdateOutcome};
 use expect_test::expect;
 use model::tree::Time;
 
@@ -18,17 +18,17 @@ fn pause(until: i64) -> Option<Arc<UpdatePause>> {
 }
 
 #[test]
-fn a_plan_tells_what_keeps_the_machine_from_being_updated() {
+fn obstacles_to_an_update_are_listed() {
     let mut script = Script::scanning(image("base", &[("/a", "1")]), &[]);
-    let would_wait = |script: &Script| script.sub.would_wait(&script.sub.machine);
-    assert_eq!(would_wait(&script), []);
+    let update_obstacles = |script: &Script| script.sub.update_obstacles(&script.sub.machine);
+    assert_eq!(update_obstacles(&script), []);
     script.step("pause", Event::Ordered(SubOrder::Pause(pause(100))));
     let paused = "updates are paused until 1970-01-01T00:01:40Z by ann: works".to_owned();
-    assert_eq!(would_wait(&script), [(Status::Paused, paused)]);
+    assert_eq!(update_obstacles(&script), [(Status::Paused, paused)]);
     script.step("resume", Event::Ordered(SubOrder::Pause(None)));
-    let wrong = Some("answers as web2".into());
-    script.step("wrong", Event::IdentityJudged(IdentityVerdict { number: 1, wrong }));
-    assert_eq!(would_wait(&script), [(Status::WrongMachine, "answers as web2".to_owned())]);
+    let mismatch = Some("answers as web2".into());
+    script.step("wrong", Event::IdentityJudged(IdentityVerdict { number: 1, mismatch }));
+    assert_eq!(update_obstacles(&script), [(Status::WrongMachine, "answers as web2".to_owned())]);
 }
 
 #[test]
@@ -44,7 +44,7 @@ fn a_pause_lets_objects_be_fetched_and_ends_by_itself_or_by_an_order() {
         "1 change: /a (missing), all objects are there; updates are paused until \
          1970-01-01T00:01:40Z by ann: works"
     );
-    // The clock is looked at every minute, and at the end.
+    // The clock is read every minute, and at the end of the pause.
     assert_eq!(script.sub.wake_at(), Some(Duration::from_secs(60)));
     script.wait(60);
     assert_eq!(script.sub.wake_at(), Some(Duration::from_secs(100)));
@@ -53,8 +53,8 @@ fn a_pause_lets_objects_be_fetched_and_ends_by_itself_or_by_an_order() {
     script.reply.activity = Activity::Prepared { update_id: 2 };
     script.step("pause", Event::Ordered(SubOrder::Pause(pause(200))));
     script.poll();
-    // What is staged expires meanwhile.
-    script.ended(2, Outcome::NotPrepared("expired".into()), None);
+    // The staged update expires meanwhile.
+    script.ended(2, UpdateOutcome::NotPrepared("expired".into()), None);
     script.poll();
     assert_eq!(script.sub.status(), Status::Paused);
     script.reply.last_update = None;
@@ -62,7 +62,7 @@ fn a_pause_lets_objects_be_fetched_and_ends_by_itself_or_by_an_order() {
     script.accept();
     script.reply.activity = Activity::Prepared { update_id: 3 };
     script.poll();
-    script.refuse(FailureKind::Braked, "the machine was paused");
+    script.refuse(FailureKind::Cancelled, "the machine was paused");
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
@@ -89,7 +89,7 @@ fn a_pause_lets_objects_be_fetched_and_ends_by_itself_or_by_an_order() {
 }
 
 #[test]
-fn a_clock_that_is_set_ends_a_pause_or_has_it_again() {
+fn setting_the_clock_ends_or_restores_a_pause() {
     let mut script = Script::scanning(image("base", &[("/a", "1")]), &[("/a", "0")]);
     script.step("pause", Event::Ordered(SubOrder::Pause(pause(100))));
     script.accept();
@@ -115,7 +115,7 @@ fn a_clock_that_is_set_ends_a_pause_or_has_it_again() {
 }
 
 #[test]
-fn a_machine_that_is_in_place_shows_its_pause_and_is_not_told_of_the_image() {
+fn a_synced_machine_shows_its_pause_and_gets_no_update_without_changes() {
     let mut script = Script::scanning(image("base", &[("/a", "1")]), &[("/a", "1")]);
     script.step("pause", Event::Ordered(SubOrder::Pause(pause(100))));
     script.reply.last_image = Some("former".parse().unwrap());
@@ -137,7 +137,7 @@ fn a_machine_that_is_in_place_shows_its_pause_and_is_not_told_of_the_image() {
 }
 
 #[test]
-fn what_is_forced_is_staged_anew_and_once() {
+fn a_forced_plan_is_staged_again_once() {
     let mut script = ready();
     assert!(!script.sub.force_disruptive(), "nothing is pending");
     script.scan(&[]);
@@ -153,7 +153,7 @@ fn what_is_forced_is_staged_anew_and_once() {
     let Some((_, Some(Call::Prepare(request)))) = &script.called else { panic!() };
     assert!(request.force_disruption);
     script.commit();
-    script.ended(2, Outcome::RolledBack("no space".into()), Some(4));
+    script.ended(2, UpdateOutcome::RolledBack("no space".into()), Some(4));
     script.poll();
     script.wait(10);
     let Some((_, Some(Call::Prepare(request)))) = &script.called else { panic!() };
@@ -166,8 +166,8 @@ fn what_is_forced_is_staged_anew_and_once() {
         0   accepted preparing        staging 1 change: /a (missing)
         0   polled   updating         carrying out 1 change: /a (missing)
                      -> commit 1
-        0   failed   held             it would not carry out the update: somebody is log
-        1   wake     held             it would not carry out the update: somebody is log
+        0   failed   held             the machine refused to carry out the update: someb
+        1   wake     held             the machine refused to carry out the update: someb
         1   forced   preparing        staging 1 change: /a (missing)
                      -> prepare 2: 1 operations
         1   accepted preparing        staging 1 change: /a (missing)
@@ -175,14 +175,14 @@ fn what_is_forced_is_staged_anew_and_once() {
                      -> commit 2
         1   accepted updating         the update was ordered
         1   polled   updating         carrying out the update and its triggers
-        1   polled   update-failed    the update failed, and was put back: no space; wil
+        1   polled   update-failed    the update failed, and was rolled back: no space; 
         11  wake     preparing        staging 1 change: /a (missing)
                      -> prepare 3: 1 operations
     "#]]);
 }
 
 #[test]
-fn a_force_is_for_the_pending_plan_alone() {
+fn only_the_pending_plan_is_forced() {
     let mut script = ready();
     script.scan(&[]);
     script.poll();
@@ -196,37 +196,37 @@ fn a_force_is_for_the_pending_plan_alone() {
 }
 
 #[test]
-fn a_hurried_machine_is_polled_and_scans_before_its_status_counts() {
+fn a_fast_update_polls_and_scans_before_the_status_is_current() {
     let mut script = Script::scanning(image("base", &[("/a", "1")]), &[("/a", "1")]);
-    let first = script.sub.watched();
+    let first = script.sub.watch_reply();
     assert_eq!((first.status, first.is_current), (Status::Synced, true));
     script.step("hurried", Event::Ordered(SubOrder::FastUpdate));
     let asked = script.scan_asked.expect("it is to scan");
-    let during = script.sub.watched();
+    let during = script.sub.watch_reply();
     assert_eq!((during.status, during.is_current), (Status::Rescanning, false));
     assert!(during.version != first.version && script.sub.is_urgent());
-    // A second order while it scans has it scan once more, and not twice at a time.
+    // A second order during the scan causes another scan after it.
     script.step("hurried", Event::Ordered(SubOrder::FastUpdate));
     assert_eq!(script.scan_asked, Some(asked));
     let version = script.reply.version;
     script.step("scanned", Event::Scanned(asked, Ok(version)));
     let again = script.scan_asked.expect("it is to scan once more");
     assert!(again > asked);
-    // What it found is in a report that has not come yet.
-    let version = Version { generation: version.generation + 1, ..version };
+    // The report with the result has not arrived yet.
+    let version = SubVersion { generation: version.generation + 1, ..version };
     script.step("scanned", Event::Scanned(again, Ok(version)));
-    assert!(!script.sub.watched().is_current);
+    assert!(!script.sub.watch_reply().is_current);
     script.scan(&[]);
     script.cache(&["1"]);
     script.poll();
-    assert_eq!(script.sub.watched().status, Status::Preparing);
-    assert!(script.sub.watched().is_current && script.sub.is_urgent());
+    assert_eq!(script.sub.watch_reply().status, Status::Preparing);
+    assert!(script.sub.watch_reply().is_current && script.sub.is_urgent());
     script.commit();
-    script.ended(1, Outcome::Done, Some(9));
+    script.ended(1, UpdateOutcome::Done, Some(9));
     script.scan(&[("/a", "1")]);
     script.poll();
     assert!(!script.sub.is_urgent(), "it is in place");
-    let last = script.sub.watched();
+    let last = script.sub.watch_reply();
     assert_eq!((last.status, last.is_current), (Status::Synced, true));
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
@@ -251,7 +251,7 @@ fn a_hurried_machine_is_polled_and_scans_before_its_status_counts() {
 }
 
 #[test]
-fn a_hurry_forgets_what_failed_and_passes_no_stop() {
+fn a_fast_update_retries_what_failed_but_overrides_no_stop() {
     let mut script = ready();
     script.scan(&[]);
     script.poll();
@@ -268,27 +268,27 @@ fn a_hurry_forgets_what_failed_and_passes_no_stop() {
     let asked = script.scan_asked.expect("it is to scan");
     assert_eq!(script.sub.status(), Status::Rescanning);
     script.step("scanned", Event::Scanned(asked, Ok(script.reply.version)));
-    let end = script.sub.watched();
+    let end = script.sub.watch_reply();
     assert_eq!((end.status, end.is_current), (Status::UpdatesDisabled, true));
     assert!(!script.sub.is_urgent() && script.called.is_none());
 }
 
 #[test]
-fn a_machine_that_cannot_be_reached_stays_hurried() {
+fn a_fast_update_of_an_unreachable_machine_stays_in_force() {
     let mut script = ready();
     let failure = Failure { kind: FailureKind::Unreachable, text: "reset".into() };
     script.step("silent", Event::PollFailed(script.polled, failure));
     let before = script.polled;
     script.step("hurried", Event::Ordered(SubOrder::FastUpdate));
     assert!(script.polled > before, "it is polled at once");
-    let during = script.sub.watched();
+    let during = script.sub.watch_reply();
     assert_eq!((during.status, during.is_current), (Status::Unreachable, false));
     script.poll();
     assert!(script.scan_asked.is_some());
 }
 
 #[test]
-fn a_default_image_is_shown_as_such() {
+fn the_explanation_names_a_default_image() {
     use api::dominator::explain::ImageSource;
     use api::dominator::orders::DefaultImage;
     let mut script = Script::new(ImageState::Undefined);

@@ -1,10 +1,10 @@
-//! Commits wait to be put on record, and are not sent if that fails, or if something else is wanted
-//! by then.
+//! Commits are recorded before they are sent. They are not sent if that fails, or if another update
+//! is wanted by then.
 // tidy: core
 
 use std::sync::Arc;
 
-use api::subd::{Activity, Outcome, Paused};
+use api::subd::{Activity, Paused, UpdateOutcome};
 use expect_test::expect;
 use model::mdb::Machine;
 use model::tree::Time;
@@ -13,10 +13,10 @@ use super::super::*;
 use super::held::ready;
 use super::script::{Script, image};
 
-/// A machine that has staged the update with id 1, of which the Commit waits to be recorded.
+/// A machine that has staged the update with id 1, whose Commit is being recorded.
 fn staged() -> Script {
     let mut script = ready();
-    script.tells_ends = true;
+    script.writes_ends = true;
     script.scan(&[]);
     script.poll();
     script.accept();
@@ -25,7 +25,7 @@ fn staged() -> Script {
     script
 }
 
-/// The same, for those who test what becomes of the Commit.
+/// The same for tests of the shell.
 pub(crate) fn staged_sub() -> Sub {
     staged().sub
 }
@@ -33,25 +33,25 @@ pub(crate) fn staged_sub() -> Sub {
 #[test]
 fn an_update_that_cannot_be_recorded_is_not_ordered_and_has_not_failed() {
     let mut script = staged();
-    script.step("full", Event::HistoryTrouble(Some("no space left".into())));
-    script.refuse(FailureKind::Unsent, "no space left");
+    script.step("full", Event::HistoryFailing(Some("no space left".into())));
+    script.refuse(FailureKind::NotRecorded, "no space left");
     assert_eq!(
         script.sub.detail(),
         "1 change: /a (missing), all objects are there; the update cannot be recorded, and is not \
          ordered before it is: no space left"
     );
-    // Nothing is asked for meanwhile, and what is staged expires, which is no failure.
+    // Nothing is ordered meanwhile, and the staged update expires, which is no failure.
     script.wait(300);
-    script.ended(1, Outcome::NotPrepared("expired".into()), None);
+    script.ended(1, UpdateOutcome::NotPrepared("expired".into()), None);
     script.poll();
     script.reply.last_update = None;
-    script.step("room", Event::HistoryTrouble(None));
+    script.step("room", Event::HistoryFailing(None));
     script.accept();
     script.reply.activity = Activity::Prepared { update_id: 2 };
     script.poll();
-    // It may fail before that is known of the disk, and expire just when there is room again.
-    script.refuse(FailureKind::Unsent, "no space left");
-    script.ended(2, Outcome::NotPrepared("expired".into()), None);
+    // Recording may fail before that is reported, and the update expire when there is space again.
+    script.refuse(FailureKind::NotRecorded, "no space left");
+    script.ended(2, UpdateOutcome::NotPrepared("expired".into()), None);
     script.poll();
     script.wait(60);
     script.check(expect![[r#"
@@ -124,14 +124,14 @@ fn a_commit_that_was_recorded_is_sent_only_if_it_is_still_wanted() {
     for (what, is_sent, change) in changes {
         let mut script = staged();
         change(&mut script);
-        assert_eq!(script.sub.still_orders(1), is_sent, "{what}");
-        assert!(!script.sub.still_orders(2), "{what}");
+        assert_eq!(script.sub.is_commit_wanted(1), is_sent, "{what}");
+        assert!(!script.sub.is_commit_wanted(2), "{what}");
     }
     for (disable_updates, tags) in [(true, ""), (false, "a")] {
         let mut script = staged();
         let tags = [("role".to_owned(), tags.to_owned())].into();
         let machine = Machine::clone(&script.sub.machine);
         assign(&mut script, Machine { disable_updates, tags, ..machine });
-        assert_eq!(script.sub.still_orders(1), !disable_updates);
+        assert_eq!(script.sub.is_commit_wanted(1), !disable_updates);
     }
 }

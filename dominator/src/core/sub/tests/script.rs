@@ -1,12 +1,12 @@
-//! A state machine on a stage: what happens to it and what it makes of that become lines.
+//! Runs a state machine by a script, and writes its events, statuses and effects as lines.
 // tidy: core
 
 use core::time::Duration;
 use std::sync::Arc;
 
 use api::subd::{
-    Activity, CacheReport, FetchFailure, LastFetch, LastUpdate, Outcome, PollReply, ScanReport,
-    Space, Version,
+    Activity, CacheReport, FetchFailure, FreeSpace, LastFetch, LastUpdate, PollReply, ScanReport,
+    SubVersion, UpdateOutcome,
 };
 use expect_test::Expect;
 use model::filter::Filter;
@@ -21,7 +21,7 @@ use model::trigger::Triggers;
 use crate::core::claims::{Claim, ClaimAnswer, ClaimKind, Release};
 use crate::core::identity::{IdentityReport, IdentityVerdict};
 use crate::core::sub::{
-    Call, Context, Effect, Event, Failure, FailureKind, ImageState, Now, Sub, Ticket,
+    Call, Context, Effect, Event, Failure, FailureKind, ImageState, Now, RequestId, Sub,
 };
 use model::image::required::RequiredImage;
 
@@ -53,27 +53,27 @@ pub(super) fn image(name: &str, files: &[(&str, &str)]) -> ImageState {
     ImageState::Ready(Arc::new(RequiredImage::new(content, tree)))
 }
 
-/// A sub with a stage hand that plays all others: it answers what each test does not want to.
+/// A state machine with a fake shell, which answers the requests that the tests do not.
 pub(super) struct Script {
     pub(super) sub: Sub,
     now: Duration,
-    /// How far the time of day is from [`Script::now`], in seconds.
+    /// The offset of the time of day from [`Script::now`], in seconds.
     pub(super) clock_error: i64,
-    /// The last question for a scan at once.
-    pub(super) scan_asked: Option<Ticket>,
+    /// The last request for a scan.
+    pub(super) scan_asked: Option<RequestId>,
     pub(super) image: ImageState,
     pub(super) planned: ImageState,
-    /// What the sub would report.
+    /// The next reply of the sub to a poll.
     pub(super) reply: PollReply,
     scanned: Tree,
-    pub(super) polled: Ticket,
-    /// The call that is under way; that of a Commit is none of the others.
-    pub(super) called: Option<(Ticket, Option<Call>)>,
+    pub(super) polled: RequestId,
+    /// The call that is under way; `None` for a Commit.
+    pub(super) called: Option<(RequestId, Option<Call>)>,
     lines: String,
-    /// What the claim service says to every claim.
+    /// The answer to all claims.
     pub(super) answer: ClaimAnswer,
-    /// Writes lines of ends of updates too.
-    pub(super) tells_ends: bool,
+    /// Writes lines of ended updates too.
+    pub(super) writes_ends: bool,
 }
 
 impl Script {
@@ -81,10 +81,10 @@ impl Script {
         let machine = Arc::new(Machine { hostname: "web".into(), ..Machine::default() });
         let now = Now { elapsed: Duration::ZERO, wall: Time::default() };
         let scanned = tree(&[]);
-        let version = Version { instance: 7, generation: 1, status: 1 };
+        let version = SubVersion { instance: 7, generation: 1, status: 1 };
         let reply = PollReply {
             cache: Some(CacheReport::Full(Vec::new())),
-            space: Space { free_bytes: 1 << 30, free_inodes: 1_000 },
+            space: FreeSpace { free_bytes: 1 << 30, free_inodes: 1_000 },
             ..PollReply::idle(version, Scope::of(&ScanSettings::default(), &[]))
         };
         let mut script = Self {
@@ -96,18 +96,18 @@ impl Script {
             planned: ImageState::Undefined,
             reply,
             scanned,
-            polled: Ticket(0),
+            polled: RequestId(0),
             called: None,
             lines: String::new(),
             answer: ClaimAnswer::Granted,
-            tells_ends: false,
+            writes_ends: false,
         };
         script.scan(&[]);
         script.assign();
         script
     }
 
-    /// As a sub that scans in the right scope, has these files, and was told of the image.
+    /// A sub that scans in the right scope, has these files, and has recorded the image.
     pub(super) fn scanning(image: ImageState, files: &[(&str, &str)]) -> Self {
         let mut script = Self::new(image.clone());
         let ImageState::Ready(image) = image else { panic!("the image is ready") };
@@ -154,15 +154,15 @@ impl Script {
     }
 
     pub(super) fn accept(&mut self) -> Option<Call> {
-        let (ticket, call) = self.called.take().expect("a call is under way");
-        self.step("accepted", Event::Accepted(ticket));
+        let (request_id, call) = self.called.take().expect("a call is under way");
+        self.step("accepted", Event::Accepted(request_id));
         call
     }
 
     pub(super) fn refuse(&mut self, kind: FailureKind, text: &str) {
-        let (ticket, _) = self.called.take().expect("a call is under way");
+        let (request_id, _) = self.called.take().expect("a call is under way");
         let failure = Failure { kind, text: text.to_owned() };
-        self.step("failed", Event::CallFailed(ticket, failure));
+        self.step("failed", Event::CallFailed(request_id, failure));
     }
 
     pub(super) fn time(&self) -> Now {
@@ -175,7 +175,7 @@ impl Script {
         self.step("wake", Event::Wake);
     }
 
-    /// Steps, and steps again with what the shell would bring at once: trees and plans.
+    /// Steps, and steps again with the answers that the shell would bring at once: trees and plans.
     pub(super) fn step(&mut self, name: &str, event: Event) {
         let now = self.time();
         let sources = ["images:6971".to_owned()];
@@ -185,20 +185,20 @@ impl Script {
         let mut next = Vec::new();
         for effect in effects {
             match effect {
-                Effect::Poll(ticket, request) => {
-                    self.polled = ticket;
+                Effect::Poll(request_id, request) => {
+                    self.polled = request_id;
                     if request.have.is_none() {
                         done.push("poll for all".to_owned());
                     }
                 }
-                Effect::ReadTree(ticket, root) => {
+                Effect::ReadTree(request_id, root) => {
                     assert_eq!(root, self.scanned.digest());
-                    next.push(Event::TreeRead(ticket, self.scanned.clone()));
+                    next.push(Event::TreeRead(request_id, self.scanned.clone()));
                 }
-                Effect::Plan(ticket, job) => {
-                    next.push(Event::Planned(ticket, Ok(Arc::new(job.run().unwrap()))));
+                Effect::Plan(request_id, job) => {
+                    next.push(Event::Planned(request_id, Ok(Arc::new(job.run().unwrap()))));
                 }
-                Effect::Call(ticket, call) => {
+                Effect::Call(request_id, call) => {
                     done.push(match &call {
                         Call::Fetch(request) => {
                             format!("fetch {}: {}", request.fetch_id, request.objects.len())
@@ -214,20 +214,20 @@ impl Script {
                         }
                         Call::SetConfiguration(_) => "set-configuration".to_owned(),
                     });
-                    let former = self.called.replace((ticket, Some(call)));
+                    let former = self.called.replace((request_id, Some(call)));
                     assert!(former.is_none(), "two calls at one time");
                 }
-                Effect::Commit(ticket, ordered) => {
+                Effect::Commit(request_id, ordered) => {
                     done.push(format!("commit {}", ordered.update_id));
-                    let former = self.called.replace((ticket, None));
+                    let former = self.called.replace((request_id, None));
                     assert!(former.is_none(), "two calls at one time");
                 }
                 Effect::ReportIdentity(IdentityReport::Seen(number, _)) => {
-                    next.push(Event::IdentityJudged(IdentityVerdict { number, wrong: None }));
+                    next.push(Event::IdentityJudged(IdentityVerdict { number, mismatch: None }));
                 }
                 Effect::ReportIdentity(_) | Effect::OrderAnswered(_) => {}
-                Effect::Scan(ticket, _) => {
-                    self.scan_asked = Some(ticket);
+                Effect::Scan(request_id, _) => {
+                    self.scan_asked = Some(request_id);
                     done.push("scan".to_owned());
                 }
                 Effect::Claim(claim) => {
@@ -242,7 +242,7 @@ impl Script {
                     next.push(Event::Claimed(purpose, self.answer.clone()));
                 }
                 Effect::Release(Release::Update(end)) => {
-                    if self.tells_ends {
+                    if self.writes_ends {
                         done.push(format!("release: {end:?}"));
                     }
                 }
@@ -263,10 +263,10 @@ impl Script {
         }
     }
 
-    pub(super) fn ended(&mut self, update_id: u64, outcome: Outcome, verified: Option<u64>) {
+    pub(super) fn ended(&mut self, update_id: u64, outcome: UpdateOutcome, verified: Option<u64>) {
         self.reply.activity = Activity::Idle;
         let image = ImageName::new("base").unwrap();
-        if outcome == Outcome::Done {
+        if outcome == UpdateOutcome::Done {
             self.reply.last_image = Some(image.clone());
         }
         self.reply.last_update = Some(LastUpdate {
@@ -281,7 +281,7 @@ impl Script {
         self.reply.last_fetch = Some(LastFetch { fetch_id, error, ..LastFetch::default() });
     }
 
-    /// From the plan to the update that was told to go.
+    /// Answers all calls from the plan to the Commit.
     pub(super) fn commit(&mut self) {
         let Some(Call::Prepare(request)) = self.accept() else { panic!("nothing to prepare") };
         self.reply.activity = Activity::Prepared { update_id: request.update_id };
@@ -291,7 +291,7 @@ impl Script {
         self.poll();
     }
 
-    /// How the last claim for an update has ended.
+    /// Returns how the claim for the last update ended.
     pub(super) fn last_end(&self) -> String {
         let line = self.lines.lines().rfind(|line| line.contains("release: "));
         line.and_then(|line| line.rsplit(": ").next()).unwrap_or_default().to_owned()

@@ -1,4 +1,4 @@
-//! Who is shown the signatures of an image, and what follows from a refusal.
+//! The signatures of an image are sent to the sub; it may refuse them.
 // tidy: core
 
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::held::ready;
 use super::script::Script;
 use model::image::required::RequiredImage;
 
-/// Gives the image so many signatures, whatever they are.
+/// Gives the image this number of invalid signatures.
 fn sign(script: &mut Script, count: usize) {
     let ImageState::Ready(image) = script.image.clone() else { panic!("the image is ready") };
     let signature = Signature { statement: "statement".to_owned(), signature: "by".to_owned() };
@@ -21,7 +21,7 @@ fn sign(script: &mut Script, count: usize) {
 }
 
 #[test]
-fn signatures_are_shown_once_before_the_update_and_again_when_there_are_others() {
+fn signatures_are_sent_once_before_the_update_and_again_when_they_change() {
     let mut script = ready();
     sign(&mut script, 1);
     script.scan(&[]);
@@ -39,12 +39,12 @@ fn signatures_are_shown_once_before_the_update_and_again_when_there_are_others()
         0   assigned connecting       not reached yet
         0   polled   preparing        sending the signatures of base
                      -> offer with 1 signatures
-        0   failed   signature-refused it would not look at the signatures: 1 of 2; will 
+        0   failed   signature-refused the machine refused to check the signatures: 1 of 
         0   assigned preparing        sending the signatures of base
                      -> offer with 2 signatures
         0   accepted preparing        staging 1 change: /a (missing)
                      -> prepare 1: 1 operations
-        0   failed   signature-refused it would not prepare the update: it is older; will
+        0   failed   signature-refused the machine refused to prepare the update: it is o
         60  wake     preparing        sending the signatures of base
                      -> offer with 2 signatures
         60  failed   preparing        staging 1 change: /a (missing)

@@ -1,0 +1,205 @@
+//! Carries out the effects of the state machine that take time: calls of the sub, plans, Commits.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::fault::FaultCode;
+use api::planning::PlanJob;
+use api::subd::{
+    Cleanup, Commit, CommitRequest, Fetch, OfferImage, Poll, PollReply, PollRequest, Prepare,
+    ScanNow, ScanNowRequest, SetConfiguration, SubVersion,
+};
+use model::display::error_chain;
+use model::object::ObjectId;
+use rpc::client::{CallError, Client};
+use rpc::trees::TreeReadError;
+
+use super::Handle;
+use crate::core::changes::OrderedUpdate;
+use crate::core::claims::{ClaimAnswer, ClaimKind};
+use crate::core::sub::{Call, Event, Failure, FailureKind, RequestId};
+use crate::runtime::commit_gate::Closed;
+use crate::runtime::shared::Shared;
+
+/// How much longer than it asked for the answer to a poll may take.
+const POLL_SLACK: Duration = Duration::from_secs(30);
+
+/// How long a sub may take to accept a call.
+const ACCEPT_LIMIT: Duration = Duration::from_secs(30);
+
+/// How long a sub may take to accept a plan, which may be large.
+const PREPARE_LIMIT: Duration = Duration::from_secs(120);
+
+/// How often counters are read: a poll does not return when only they change.
+const COUNTER_INTERVAL: Duration = Duration::from_millis(100);
+
+/// How long a scan that was ordered may take.
+const SCAN_LIMIT: Duration = Duration::from_secs(300);
+
+pub(super) async fn poll(
+    client: Client,
+    shared: Arc<Shared>,
+    request_id: RequestId,
+    request: PollRequest,
+) -> Event {
+    let limit = Duration::from_millis(request.wait_ms.into()) + POLL_SLACK;
+    match client.call_within::<Poll>(&request, limit).await {
+        Ok(reply) => {
+            shared.metrics.polled(true);
+            Event::Polled(request_id, Box::new(reply))
+        }
+        Err(error) => {
+            shared.metrics.polled(false);
+            Event::PollFailed(request_id, failure_of(&error))
+        }
+    }
+}
+
+pub(super) async fn read_tree(
+    client: Client,
+    shared: Arc<Shared>,
+    request_id: RequestId,
+    root: ObjectId,
+) -> Event {
+    match shared.reader.from_sub(&client, root).await {
+        Ok(tree) => Event::TreeRead(request_id, tree),
+        Err(error) => {
+            let kind = match &error {
+                TreeReadError::Call { source } => failure_of(source).kind,
+                TreeReadError::Changed => FailureKind::Stale,
+                _ => FailureKind::InvalidReply,
+            };
+            Event::TreeFailed(request_id, Failure { kind, text: error.text() })
+        }
+    }
+}
+
+pub(super) async fn plan(shared: Arc<Shared>, request_id: RequestId, job: Box<PlanJob>) -> Event {
+    Event::Planned(request_id, shared.planned(*job).await.map(Arc::new))
+}
+
+pub(super) async fn call_sub(client: Client, request_id: RequestId, call: Call) -> Event {
+    let result = match &call {
+        Call::SetConfiguration(configuration) => {
+            client.call_within::<SetConfiguration>(configuration, ACCEPT_LIMIT).await
+        }
+        Call::Fetch(request) => client.call_within::<Fetch>(request, ACCEPT_LIMIT).await,
+        Call::Prepare(request) => client.call_within::<Prepare>(request, PREPARE_LIMIT).await,
+        Call::Offer(request) => client.call_within::<OfferImage>(request, ACCEPT_LIMIT).await,
+        Call::Cleanup(request) => client.call_within::<Cleanup>(request, ACCEPT_LIMIT).await,
+    };
+    match result {
+        Ok(_done) => Event::Accepted(request_id),
+        Err(error) => Event::CallFailed(request_id, failure_of(&error)),
+    }
+}
+
+/// Records what a Commit orders, and sends it.
+pub(super) async fn commit(
+    client: &Client,
+    shared: &Shared,
+    host: &str,
+    handle: &Handle,
+    ordered: Box<OrderedUpdate>,
+) -> Result<(), Failure> {
+    if shared.gate.brake().is_some() {
+        return Err(withheld("the brake was pulled"));
+    }
+    if shared.claim_service.answer(handle.claimant, ClaimKind::Update) != Some(ClaimAnswer::Granted)
+    {
+        return Err(withheld("the claim was withdrawn"));
+    }
+    let update_id = ordered.update_id;
+    let recorded = shared.history.order(host, ordered, &shared.images, &shared.reader).await;
+    recorded
+        .map_err(|error| Failure { kind: FailureKind::NotRecorded, text: error.to_string() })?;
+    // Boxed, because the future of the gate contains it.
+    let commit = Box::pin(async {
+        // The write takes time: what was checked before may have changed.
+        if shared.identities.has_identity_mismatch(host) {
+            return Err(withheld("it may be another machine than the one that is meant"));
+        }
+        if !handle.with_sub(|sub| sub.is_commit_wanted(update_id)) {
+            return Err(withheld("something else is wanted now"));
+        }
+        if !shared.claim_service.begin(handle.claimant) {
+            return Err(withheld("the claim was withdrawn"));
+        }
+        let sent = client.call_within::<Commit>(&CommitRequest { update_id }, ACCEPT_LIMIT).await;
+        sent.map(|_done| ()).map_err(|error| failure_of(&error))
+    });
+    let closed = match shared.gate.pass(&client.peer().host, shared.clock.now().wall, commit).await
+    {
+        Ok(result) => return result,
+        Err(closed) => closed,
+    };
+    // The task that closed the gate waits for this Commit and runs next, even on this thread.
+    tokio::task::yield_now().await;
+    match closed {
+        Closed::Pause => Err(withheld("the machine was paused")),
+        Closed::Brake => Err(withheld("the brake was pulled")),
+    }
+}
+
+pub(super) fn withheld(why: &str) -> Failure {
+    Failure { kind: FailureKind::Cancelled, text: why.to_owned() }
+}
+
+/// Classifies a failed call for the state machine.
+fn failure_of(error: &CallError) -> Failure {
+    let kind = match error {
+        CallError::Connect { .. } | CallError::TimedOut { .. } | CallError::Lost { .. } => {
+            FailureKind::Unreachable
+        }
+        CallError::Fault { source, .. } => match source.code {
+            FaultCode::Busy | FaultCode::Unavailable => FailureKind::Busy,
+            FaultCode::Held => FailureKind::Held,
+            FaultCode::Untrusted => FailureKind::Untrusted,
+            FaultCode::NoMethod => FailureKind::NoMethod,
+            FaultCode::Stale => FailureKind::Stale,
+            FaultCode::NotFound => FailureKind::NotFound,
+            FaultCode::NoSpace => FailureKind::NoSpace,
+            _ => FailureKind::Refused,
+        },
+        _ => FailureKind::InvalidReply,
+    };
+    Failure { kind, text: error_chain(error) }
+}
+
+/// Orders a scan of the whole tree and waits for its end.
+pub(super) async fn scan(client: Client, request_id: RequestId, have: SubVersion) -> Event {
+    let result = match tokio::time::timeout(SCAN_LIMIT, scan_twice(&client, have)).await {
+        Ok(result) => result.map_err(|error| failure_of(&error)),
+        Err(_) => {
+            let text = format!("no pass over the tree has ended within {SCAN_LIMIT:?}");
+            Err(Failure { kind: FailureKind::Busy, text })
+        }
+    };
+    Event::Scanned(request_id, result)
+}
+
+/// Waits for two passes: the first may have started before the order.
+async fn scan_twice(client: &Client, have: SubVersion) -> Result<SubVersion, CallError> {
+    let mut last = poll_now(client, have).await?;
+    for _pass in 0..2 {
+        let before = last.counters.metadata_passes;
+        let instance = last.version.instance;
+        let request = ScanNowRequest { content: false, media: false };
+        client.call_within::<ScanNow>(&request, ACCEPT_LIMIT).await?;
+        loop {
+            last = poll_now(client, last.version).await?;
+            // A sub that was restarted reports nothing before its first scan.
+            if last.counters.metadata_passes > before || last.version.instance != instance {
+                break;
+            }
+            tokio::time::sleep(COUNTER_INTERVAL).await;
+        }
+    }
+    Ok(last.version)
+}
+
+/// Polls without waiting. The reply leaves out what has the version `have`.
+async fn poll_now(client: &Client, have: SubVersion) -> Result<PollReply, CallError> {
+    let request = PollRequest { have: Some(have), wait_ms: 0 };
+    client.call_within::<Poll>(&request, ACCEPT_LIMIT).await
+}
