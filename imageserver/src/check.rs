@@ -13,31 +13,28 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use api::object_stream::Form;
+use api::object_stream::ContentForm;
+use model::display::error_chain;
 use model::image::ImageName;
 use model::lock::locked;
 use model::object::ObjectId;
-use model::report::report;
 use walkdir::{DirEntry, DirEntryExt as _, WalkDir};
 
+use crate::core::check_findings::{Finding, Findings};
 use crate::core::missing_objects::{MissingObjects, ObjectLookup};
 use crate::store::directories;
-use crate::store::layout::{self, Placed};
-use crate::store::local::directories::LocalRegister;
-use crate::store::local::objects::read_size;
+use crate::store::error::{StoreError, failed};
+use crate::store::files::{if_found, lock, make_directory};
+use crate::store::layout::{self, ImageFile};
+use crate::store::local::object_files::read_size;
+use crate::store::local::records::LocalDirectories;
 use crate::store::medium_reader::MediumReader;
-use crate::store::packed::Reader;
+use crate::store::packed::PackedReader;
 use crate::store::record::{RECORD_BYTES_MAX, Record};
-use crate::store::{
-    error::{StoreError, failed},
-    files::{lock, make_directory},
-};
 
-use crate::core::check_findings::{Finding, Findings};
-
-/// How a store is checked.
+/// The options of a check.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct CheckOptions {
     pub data: PathBuf,
     /// True to move corrupt objects to the quarantine.
     pub repair: bool,
@@ -45,9 +42,9 @@ pub struct Options {
     pub threads: usize,
 }
 
-/// How far a check is. Read by whoever shows it.
+/// The progress of a check.
 #[derive(Debug, Default)]
-pub struct Progress {
+pub struct CheckProgress {
     /// Objects that were read.
     pub objects: AtomicU64,
     /// Their length together, in bytes.
@@ -58,10 +55,10 @@ pub struct Progress {
     pub images: AtomicU64,
 }
 
-/// How many directories of objects there are.
+/// The number of directories of objects.
 pub const DIRECTORIES: u64 = 256 * layout::ALGORITHMS.len() as u64;
 
-/// Why a store is not checked.
+/// Why a check failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckError {
     #[error("`{path}` is no data directory of an imageserver: it has no directory `objects`")]
@@ -84,12 +81,8 @@ impl From<StoreError> for CheckError {
     }
 }
 
-/// Looks at all of a store.
-///
-/// # Errors
-///
-/// [`CheckError`], if not all of it could be looked at.
-pub fn check(options: &Options, progress: &Progress) -> Result<Findings, CheckError> {
+/// Checks a store.
+pub fn check(options: &CheckOptions, progress: &CheckProgress) -> Result<Findings, CheckError> {
     let data = &options.data;
     let objects = data.join(layout::OBJECTS);
     if !objects.is_dir() {
@@ -100,11 +93,11 @@ pub fn check(options: &Options, progress: &Progress) -> Result<Findings, CheckEr
         make_directory(&data.join(layout::QUARANTINE))?;
     }
     let start = Instant::now();
-    let check = Check { options, progress, objects, findings: Mutex::default() };
+    let check = Checker { options, progress, objects, findings: Mutex::default() };
     check.read_objects()?;
     let reading = start.elapsed();
-    check.look_for_unknown_files()?;
-    check.look_through_images()?;
+    check.find_unknown_files()?;
+    check.check_images()?;
     let mut findings = check.findings.into_inner().unwrap_or_else(PoisonError::into_inner);
     findings.objects = progress.objects.load(Ordering::Relaxed);
     findings.object_bytes = progress.bytes.load(Ordering::Relaxed);
@@ -128,14 +121,14 @@ fn lock_if_possible(data: &Path) -> Result<Option<impl Drop>, StoreError> {
     }
 }
 
-struct Check<'check> {
-    options: &'check Options,
-    progress: &'check Progress,
+struct Checker<'check> {
+    options: &'check CheckOptions,
+    progress: &'check CheckProgress,
     objects: PathBuf,
     findings: Mutex<Findings>,
 }
 
-impl Check<'_> {
+impl Checker<'_> {
     fn note(&self, finding: Finding) {
         let mut findings = locked(&self.findings);
         findings.add(finding);
@@ -143,7 +136,7 @@ impl Check<'_> {
 
     /// Reads all objects, a directory at a time, by several threads.
     fn read_objects(&self) -> Result<(), StoreError> {
-        let directories: Vec<PathBuf> = layout::places().collect();
+        let directories: Vec<PathBuf> = layout::object_directories().collect();
         let next = AtomicUsize::new(0);
         let failure = Mutex::new(None);
         let work = || {
@@ -167,12 +160,7 @@ impl Check<'_> {
 
     fn read_directory(&self, below: &Path, reader: &mut MediumReader) -> Result<(), StoreError> {
         let directory = self.objects.join(below);
-        let entries = match entries(&directory) {
-            Ok(entries) => entries,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(error) => return Err(failed(format!("read `{}`", directory.display()))(error)),
-        };
-        for entry in entries {
+        for entry in entries(&directory)? {
             let stored = layout::stored_at(&below.join(entry.file_name()));
             match stored.filter(|_| entry.file_type().is_file()) {
                 Some((id, form)) => self.read_object(&id, form, entry.path(), reader)?,
@@ -185,7 +173,7 @@ impl Check<'_> {
     fn read_object(
         &self,
         id: &ObjectId,
-        form: Form,
+        form: ContentForm,
         path: &Path,
         reader: &mut MediumReader,
     ) -> Result<(), StoreError> {
@@ -210,59 +198,54 @@ impl Check<'_> {
             self.note(Finding::Empty);
             return Ok(());
         }
-        let mut aside = None;
+        let mut quarantined = None;
         if self.options.repair {
-            let name = layout::aside(id, form, found.metadata.ino());
+            let name = layout::quarantine_name(id, form, found.metadata.ino());
             let to = self.options.data.join(layout::QUARANTINE).join(name);
             fs_err::rename(path, &to)
-                .map_err(failed(format!("put the corrupt object {id} aside")))?;
-            aside = Some(to);
+                .map_err(failed(format!("quarantine the corrupt object {id}")))?;
+            quarantined = Some(to);
         }
-        self.note(Finding::Corrupt { id: *id, size_bytes: found.metadata.len(), aside });
+        self.note(Finding::Corrupt { id: *id, size_bytes: found.metadata.len(), quarantined });
         Ok(())
     }
 
-    /// Looks for files that no server has made, outside of the directories of objects.
-    fn look_for_unknown_files(&self) -> Result<(), StoreError> {
+    /// Finds files outside of the directories of objects that no server has made.
+    fn find_unknown_files(&self) -> Result<(), StoreError> {
         let data = &self.options.data;
-        let list = |directory: &Path| match entries(directory) {
-            Ok(entries) => Ok(entries),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-            Err(error) => Err(failed(format!("read `{}`", directory.display()))(error)),
-        };
-        for entry in list(data)? {
+        for entry in entries(data)? {
             if !layout::TOP.iter().any(|name| entry.file_name() == *name) {
                 self.note(Finding::Unknown(entry.into_path()));
             }
         }
-        if let Err(why) = directories::load(&LocalRegister::new(data)) {
+        if let Err(why) = directories::load(&LocalDirectories::new(data)) {
             self.note(Finding::Directories(why));
         }
-        for entry in list(&self.objects)? {
+        for entry in entries(&self.objects)? {
             let is_known = |name: &str| entry.file_name() == name;
             if !layout::ALGORITHMS.iter().any(|algorithm| is_known(algorithm.name())) {
                 self.note(Finding::Unknown(entry.into_path()));
             }
         }
         for algorithm in layout::ALGORITHMS {
-            for entry in list(&self.objects.join(algorithm.name()))? {
+            for entry in entries(&self.objects.join(algorithm.name()))? {
                 let below = Path::new(algorithm.name()).join(entry.file_name());
                 if !layout::fan_out(algorithm).any(|directory| directory == below) {
                     self.note(Finding::Unknown(entry.into_path()));
                 }
             }
         }
-        let unfinished = list(&data.join(layout::INCOMING))?.len();
+        let unfinished = entries(&data.join(layout::INCOMING))?.len();
         locked(&self.findings).unfinished = unfinished as u64;
         Ok(())
     }
 
-    fn look_through_images(&self) -> Result<(), StoreError> {
+    fn check_images(&self) -> Result<(), StoreError> {
         let root = self.options.data.join(layout::IMAGES);
         if !root.is_dir() {
             return Ok(());
         }
-        let mut survey = MissingObjects::default();
+        let mut missing_objects = MissingObjects::default();
         let walk = WalkDir::new(&root).min_depth(1).sort_by_file_name();
         for entry in walk {
             let entry = entry.map_err(|error| failed("read the images")(error.into()))?;
@@ -270,31 +253,33 @@ impl Check<'_> {
                 continue;
             }
             let below = entry.path().strip_prefix(&root).expect("the walk began at the root");
-            match layout::placed(below) {
+            match layout::image_file(below) {
                 None => self.note(Finding::Unknown(entry.into_path())),
-                Some(Placed::Deleted(name)) => {
+                Some(ImageFile::Deleted(name)) => {
                     self.note(Finding::Deleted);
                     if root.join(layout::image_path(&name)).exists() {
-                        self.note(Finding::Revived(name));
+                        self.note(Finding::DeletedWithRecord(name));
                     }
                 }
-                Some(Placed::Image(name)) => self.look_through(&name, entry.path(), &mut survey)?,
+                Some(ImageFile::Image(name)) => {
+                    self.check_image(&name, entry.path(), &mut missing_objects)?;
+                }
             }
         }
         Ok(())
     }
 
-    fn look_through(
+    fn check_image(
         &self,
         name: &ImageName,
         path: &Path,
-        survey: &mut MissingObjects,
+        missing_objects: &mut MissingObjects,
     ) -> Result<(), StoreError> {
         self.progress.images.fetch_add(1, Ordering::Relaxed);
         self.note(Finding::Image);
         let read = read_limited(path, RECORD_BYTES_MAX as u64).map_err(|error| error.to_string());
         let record = read.and_then(|bytes| {
-            let record = Record::decode(&bytes).map_err(|error| report(&error))?;
+            let record = Record::decode(&bytes).map_err(|error| error_chain(&error))?;
             let of = &record.image.content.name;
             if of == name { Ok(record) } else { Err(format!("it is the record of image {of}")) }
         });
@@ -306,22 +291,22 @@ impl Check<'_> {
             }
         };
         let content = &record.image.content;
-        let mut lacks = survey.lacks(content.root, &mut Files { check: self })?;
-        lacks.extend(record.image.notes.build_log.filter(|id| !self.is_there(id)));
-        if !lacks.is_empty() {
-            self.note(Finding::Lacks { name: name.clone(), objects: lacks });
+        let mut missing = missing_objects.of_tree(content.root, &mut StoreFiles { check: self })?;
+        missing.extend(record.image.notes.build_log.filter(|id| !self.is_there(id)));
+        if !missing.is_empty() {
+            self.note(Finding::Incomplete { name: name.clone(), objects: missing });
         }
         Ok(())
     }
 
-    /// True if there is a file of the object that was not found to be wrong.
+    /// Returns true if there is a file of the object that was not found to be wrong.
     fn is_there(&self, id: &ObjectId) -> bool {
         let findings = locked(&self.findings);
         !findings.is_bad(id) && self.path(id).is_some()
     }
 
-    /// The file of the object, and its form; `None` if there is none, or it is empty.
-    fn path(&self, id: &ObjectId) -> Option<(PathBuf, Form)> {
+    /// Returns the file of the object and its form; `None` if it is missing or empty.
+    fn path(&self, id: &ObjectId) -> Option<(PathBuf, ContentForm)> {
         layout::FORMS.into_iter().find_map(|form| {
             let path = self.objects.join(layout::stored_path(id, form));
             let metadata = std::fs::symlink_metadata(&path).ok()?;
@@ -332,11 +317,11 @@ impl Check<'_> {
 }
 
 /// The store, as its files have it.
-struct Files<'check> {
-    check: &'check Check<'check>,
+struct StoreFiles<'check> {
+    check: &'check Checker<'check>,
 }
 
-impl ObjectLookup for Files<'_> {
+impl ObjectLookup for StoreFiles<'_> {
     type Error = StoreError;
 
     fn directory(&mut self, id: &ObjectId) -> Result<Option<Vec<u8>>, StoreError> {
@@ -344,9 +329,9 @@ impl ObjectLookup for Files<'_> {
         let limit = model::tree::encode::DIRECTORY_BYTES_MAX as u64;
         // Whatever the reason is, it is not there for the image.
         let bytes = match form {
-            Form::Plain => read_limited(&path, limit),
-            Form::Packed => fs_err::File::open(&path)
-                .and_then(|file| Reader::open(file, id))
+            ContentForm::Plain => read_limited(&path, limit),
+            ContentForm::Packed => fs_err::File::open(&path)
+                .and_then(|file| PackedReader::open(file, id))
                 .and_then(|reader| read_all(reader, limit)),
         };
         Ok(bytes.ok().filter(|bytes| id.algorithm().digest(bytes) == *id))
@@ -357,8 +342,8 @@ impl ObjectLookup for Files<'_> {
             return Ok(false);
         };
         let length = match form {
-            Form::Plain => std::fs::metadata(path).ok().map(|metadata| metadata.len()),
-            Form::Packed => read_size(&path, id).ok().flatten(),
+            ContentForm::Plain => std::fs::metadata(path).ok().map(|metadata| metadata.len()),
+            ContentForm::Packed => read_size(&path, id).ok().flatten(),
         };
         Ok(length == Some(size_bytes))
     }
@@ -374,10 +359,12 @@ fn read_all(file: impl io::Read, limit: u64) -> io::Result<Vec<u8>> {
     if length > limit { Err(io::ErrorKind::FileTooLarge.into()) } else { Ok(bytes) }
 }
 
-/// What is in a directory, as it lies on the disk.
-fn entries(directory: &Path) -> io::Result<Vec<DirEntry>> {
+/// Lists a directory in the order of the inodes. A missing one is empty.
+fn entries(directory: &Path) -> Result<Vec<DirEntry>, StoreError> {
     let walk = WalkDir::new(directory).min_depth(1).max_depth(1);
-    let mut entries = walk.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let listed = walk.into_iter().collect::<Result<Vec<_>, _>>().map_err(io::Error::from);
+    let why = failed(format!("read `{}`", directory.display()));
+    let mut entries = if_found(listed).map_err(why)?.unwrap_or_default();
     entries.sort_by_key(DirEntry::ino);
     Ok(entries)
 }

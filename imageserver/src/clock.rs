@@ -1,29 +1,16 @@
-//! Reads the clocks and the source of randomness, for cores that take them as arguments.
+//! Reads the clocks of the machine.
 
-use std::hash::{BuildHasher as _, Hasher as _, RandomState};
-use std::time::{SystemTime, UNIX_EPOCH};
-
-use model::tree::Time;
 use nix::time::{ClockId, clock_gettime};
+use system::clock::wall;
 
-use crate::core::clock_trust::Reading;
+use crate::core::image_expiry::ClockReading;
 
-/// The time of day, which may be set and be wrong.
+/// Reads both clocks, one after the other.
 #[must_use]
-pub fn wall() -> Time {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Time {
-        seconds: i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
-        nanoseconds: since.subsec_nanos(),
-    }
-}
-
-/// Both clocks, read one after the other.
-#[must_use]
-pub fn reading() -> Reading {
+pub fn reading() -> ClockReading {
     let since_boot = clock_gettime(ClockId::CLOCK_BOOTTIME)
         .expect("every Linux that this program runs on has the clock");
-    Reading { wall: wall().seconds, since_boot: since_boot.tv_sec() }
+    ClockReading { wall: wall().seconds, since_boot: since_boot.tv_sec() }
 }
 
 /// Which boot of the machine this is. If the kernel does not say so, no other is the same.
@@ -36,10 +23,4 @@ pub fn boot_id() -> String {
             format!("unknown, at {}", wall().seconds)
         }
     }
-}
-
-/// A random number. The standard library seeds its hash maps from the kernel.
-#[must_use]
-pub fn random() -> u64 {
-    RandomState::new().build_hasher().finish()
 }

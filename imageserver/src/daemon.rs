@@ -2,42 +2,39 @@
 
 pub mod command;
 
-use rpc::tls::Security;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::collection::Collector;
-use crate::core::collection::disk_pressure::Bounds;
-use crate::interface::Life;
 use api::image_server::replication::ServerId;
-use model::report::report;
+use model::display::error_chain;
 use rpc::audit_log::{self, AuditError, AuditLog};
 use rpc::page_frame::Frame;
 use rpc::server::{Router, serve};
+use rpc::tls::Security;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::collection::Collector;
+use crate::core::collection::disk_pressure::Bounds;
 use crate::expiry::Expiry;
-use crate::interface::methods::{Packers, Service};
-use crate::interface::metrics;
+use crate::interface::methods::Service;
+use crate::interface::methods::download::Packers;
+use crate::interface::{BackgroundTasks, metrics};
 use crate::replication::follower::Follower;
-use crate::replication::{Replication, identity};
+use crate::replication::{ArchiveError, Replication, check_archive, server_id};
 use crate::scrub::Scrub;
-use crate::store::bucket::settings::Settings;
-use crate::store::contract::Look;
-use crate::store::counters::Counters;
-use crate::store::{
-    Store,
-    error::{StoreError, failed},
-};
+use crate::store::bucket::settings::BucketSettings;
+use crate::store::contract::Refresh;
+use crate::store::error::{StoreError, failed};
+use crate::store::{Counters, Store};
 
 /// The name of the daemon.
 pub const DAEMON: &str = "imageserver";
 
 /// How often the free space is checked.
-const RELIEVE_INTERVAL: Duration = Duration::from_secs(20);
+const SPACE_CHECK_INTERVAL: Duration = Duration::from_secs(20);
 
 /// How often the clocks are read and expired images deleted.
 const EXPIRE_INTERVAL: Duration = Duration::from_secs(2);
@@ -47,43 +44,42 @@ const REFRESH_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The configuration of an image server.
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct ServerConfig {
     pub data: PathBuf,
-    /// The bucket that has the store, if the data directory has not.
-    pub bucket: Option<Settings>,
-    /// When objects are collected without a request.
+    /// The bucket of the store; `None` if the store is in the data directory.
+    pub bucket: Option<BucketSettings>,
+    /// The bounds of automatic collections.
     pub collect: Bounds,
     /// The longest lease that is given.
     pub lease_max: Duration,
-    /// For how long the clocks must have agreed before images expire.
+    /// How long the clocks must agree before images expire.
     pub clock_settle: Duration,
-    /// How fast all objects are read again.
-    pub scrub: crate::scrub::Settings,
-    /// Which master is followed.
-    pub replicate: Option<crate::replication::Settings>,
-    /// How hard objects are packed for those who take them packed: a level of zstd; 0 for never.
+    /// The settings of the scrub.
+    pub scrub: crate::scrub::ScrubSettings,
+    /// The master that is followed.
+    pub replicate: Option<crate::replication::follower::ReplicationSettings>,
+    /// The zstd level for clients that accept packed objects; 0 for none.
     pub pack_level: i32,
-    /// How hard objects are packed that are stored in the data directory: a level of zstd; 0 for
-    /// never.
+    /// The zstd level for stored objects; 0 for none.
     pub store_packed: i32,
     /// True to refuse images in directories that were never made.
     pub require_directories: bool,
     /// How connections are protected.
     pub security: Security,
     /// Where changes are recorded.
-    pub audit: audit_log::Settings,
+    pub audit: audit_log::AuditSettings,
     /// True to show pages only to those who have a certificate.
     pub private_pages: bool,
 }
 
-/// An image server that has opened its data directory, and does not serve yet.
+/// An image server that has opened its store and does not serve yet.
 pub struct ImageServer {
     store: Arc<Store>,
     collector: Arc<Collector>,
     expiry: Arc<Expiry>,
-    scrub: crate::scrub::Settings,
+    scrub: crate::scrub::ScrubSettings,
     id: ServerId,
-    replicate: Option<crate::replication::Settings>,
+    replicate: Option<crate::replication::follower::ReplicationSettings>,
     packers: Packers,
     security: Security,
     audit: AuditLog,
@@ -96,19 +92,15 @@ pub enum OpenError {
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error(transparent)]
-    Archive(#[from] identity::ArchiveError),
+    Archive(#[from] ArchiveError),
     #[error(transparent)]
     Audit(#[from] AuditError),
 }
 
 impl ImageServer {
     /// Opens the data directory.
-    ///
-    /// # Errors
-    ///
-    /// [`OpenError`], if another server has it, the file-system fails, or it is an archive.
-    pub async fn open(config: Config) -> Result<Self, OpenError> {
-        let Config {
+    pub async fn open(config: ServerConfig) -> Result<Self, OpenError> {
+        let ServerConfig {
             data,
             bucket,
             collect,
@@ -136,11 +128,11 @@ impl ImageServer {
         })??;
         store.leasing.set_longest(u32::try_from(lease_max.as_secs()).unwrap_or(u32::MAX));
         if require_directories {
-            store.directories.demand();
+            store.directories.require_made();
         }
-        let id = identity::server_id(store.data())?;
+        let id = server_id(store.data())?;
         if let Some(settings) = &replicate {
-            identity::keep_archive(store.data(), settings.is_archive)??;
+            check_archive(store.data(), settings.is_archive)??;
         }
         let store = Arc::new(store);
         let audit = AuditLog::open(audit, DAEMON).await?;
@@ -169,7 +161,11 @@ impl ImageServer {
         let frame = Frame::new(DAEMON, &security);
         let counted = (Arc::clone(&self.store), stop.clone());
         tasks.spawn_blocking(move || counted.0.objects.count(&|| counted.1.is_cancelled()));
-        tasks.spawn(relieve(Arc::clone(&self.store), Arc::clone(&self.collector), stop.clone()));
+        tasks.spawn(collect_when_full(
+            Arc::clone(&self.store),
+            Arc::clone(&self.collector),
+            stop.clone(),
+        ));
         tasks.spawn(expire(Arc::clone(&self.expiry), stop.clone()));
         tasks.spawn(refresh(Arc::clone(&self.store), stop.clone()));
         let scrub = Arc::new(Scrub::default());
@@ -190,22 +186,23 @@ impl ImageServer {
             follower.start(port, &tasks, &stop);
         }
         let replication = Arc::new(Replication::new(self.id, follower));
-        let life = Life { collector: self.collector, expiry: self.expiry, scrub, replication };
+        let background =
+            BackgroundTasks { collector: self.collector, expiry: self.expiry, scrub, replication };
         let router = Router::new(DAEMON, &security).frame(frame.clone()).metrics(|registry| {
-            metrics::register(registry, &counters, &self.store, &life);
+            metrics::register(registry, &counters, &self.store, &background);
         });
         let router = router.audit(&self.audit).private_pages(self.private_pages);
-        let router = crate::interface::pages::routes(router, &self.store, &life, &frame);
+        let router = crate::interface::pages::routes(router, &self.store, &background, &frame);
         let (packers, store) = (self.packers, Arc::clone(&self.store));
         let service =
-            Service::new(self.store, life, counters, packers, tasks.clone(), stop.clone());
+            Service::new(self.store, background, counters, packers, tasks.clone(), stop.clone());
         serve(listener, service.routes(router), stop).await;
         tasks.close();
         tasks.wait().await;
-        // So that the next start need not verify every object.
+        // Otherwise the next start must verify every object.
         let synced = tokio::task::spawn_blocking(move || store.objects.sync()).await;
         if let Ok(Err(error)) = synced {
-            tracing::error!("objects may not be on the medium: {}", report(&error));
+            tracing::error!("objects may not be on the medium: {}", error_chain(&error));
         }
         self.audit.close().await;
     }
@@ -221,7 +218,7 @@ async fn refresh(store: Arc<Store>, stop: CancellationToken) {
         }
         let looking = Arc::clone(&store);
         let look = move || {
-            let heard = looking.images.refresh(Look::Often);
+            let heard = looking.images.refresh(Refresh::Periodic);
             heard.and(looking.directories.refresh())
         };
         match tokio::task::spawn_blocking(look).await {
@@ -233,7 +230,10 @@ async fn refresh(store: Arc<Store>, stop: CancellationToken) {
             Ok(Err(error)) => {
                 // Logged once: this runs every few seconds.
                 if std::mem::take(&mut is_known) {
-                    tracing::error!("cannot read the changes of other servers: {}", report(&error));
+                    tracing::error!(
+                        "cannot read the changes of other servers: {}",
+                        error_chain(&error)
+                    );
                 }
             }
             Err(error) => tracing::error!("looking for changes of other servers failed: {error}"),
@@ -256,23 +256,23 @@ async fn expire(expiry: Arc<Expiry>, stop: CancellationToken) {
 }
 
 /// Removes objects whenever the disk is nearly full, until `stop` is cancelled.
-async fn relieve(store: Arc<Store>, collector: Arc<Collector>, stop: CancellationToken) {
+async fn collect_when_full(store: Arc<Store>, collector: Arc<Collector>, stop: CancellationToken) {
     loop {
         let (store, stopped) = (Arc::clone(&store), stop.clone());
         let work = {
             let collector = Arc::clone(&collector);
             tokio::task::spawn_blocking(move || {
-                if let Err(error) = store.leasing.count_down() {
-                    tracing::error!("{}", report(&error));
+                if let Err(error) = store.leasing.note_time_passed() {
+                    tracing::error!("{}", error_chain(&error));
                 }
-                collector.relieve(|| stopped.is_cancelled());
+                collector.collect_if_full(|| stopped.is_cancelled());
             })
         };
         if let Err(error) = work.await {
             tracing::error!("a collection failed: {error}");
         }
         tokio::select! {
-            () = tokio::time::sleep(RELIEVE_INTERVAL) => {}
+            () = tokio::time::sleep(SPACE_CHECK_INTERVAL) => {}
             () = collector.uploaded() => {}
             () = stop.cancelled() => return,
         }

@@ -1,31 +1,30 @@
 //! Deletes images that have expired, as long as the clock can be trusted.
 //!
-//! [`crate::core::clock_trust`] decides whether it can, [`crate::core::image_expiry`] which images
-//! expire. This module reads the clocks, deletes images, and logs when it may not.
+//! [`crate::core::image_expiry`] decides whether it can, and which images expire. This module reads
+//! the clocks, deletes images, and logs while none may expire.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use api::image_server::expiry::AcceptClockReply;
+use model::display::{error_chain, utc};
 use model::image::ImageName;
 use model::lock::locked;
-use model::report::report;
 use model::tree::Time;
-use model::when::moment;
 use rpc::audit_log::AuditLog;
 use serde::{Deserialize, Serialize};
+use system::clock::wall;
 
-use crate::clock::{boot_id, reading, wall};
-use crate::core::clock_trust::{ClockTrust, ClockWatch, Reading, SavedClock};
-use crate::core::image_expiry::{Due, due};
+use crate::clock::{boot_id, reading};
+use crate::core::image_expiry::{ClockReading, ClockTrust, ClockWatch, Due, SavedClock, due};
 use crate::store::{Store, files, layout};
 
 /// How often the clock is saved, in seconds.
-const KEEP_INTERVAL: i64 = 300;
+const SAVE_INTERVAL: i64 = 300;
 
-/// How [`SavedClock`] is written.
+/// The file format of [`SavedClock`].
 #[derive(Serialize, Deserialize)]
-struct KeptFile {
+struct ClockFile {
     boot_id: String,
     wall: i64,
     offset: i64,
@@ -35,7 +34,7 @@ struct KeptFile {
 struct State {
     watch: ClockWatch,
     trust: ClockTrust,
-    kept_at: Option<i64>,
+    saved_at: Option<i64>,
     /// Expired images that are in use.
     overdue: Vec<ImageName>,
     expired: u64,
@@ -45,7 +44,7 @@ struct State {
 pub struct Expiry {
     store: Arc<Store>,
     boot_id: String,
-    /// The master says when images go, not the clock of this machine.
+    /// True on a replica, where the master decides when images expire.
     is_replica: bool,
     audit: AuditLog,
     state: Mutex<State>,
@@ -57,18 +56,18 @@ impl Expiry {
     #[must_use]
     pub fn new(store: Arc<Store>, settle: Duration, is_replica: bool) -> Self {
         let boot_id = boot_id();
-        let kept = files::read(store.data(), layout::CLOCK).unwrap_or_else(|error| {
-            tracing::error!("cannot read the saved clock: {}", report(&error));
+        let saved = files::read(store.data(), layout::CLOCK).unwrap_or_else(|error| {
+            tracing::error!("cannot read the saved clock: {}", error_chain(&error));
             None
         });
-        let kept =
-            kept.map(|KeptFile { boot_id, wall, offset }| SavedClock { boot_id, wall, offset });
+        let saved =
+            saved.map(|ClockFile { boot_id, wall, offset }| SavedClock { boot_id, wall, offset });
         let settle = i64::try_from(settle.as_secs()).unwrap_or(i64::MAX);
-        let watch = ClockWatch::new(kept.as_ref(), &boot_id, settle, reading());
+        let watch = ClockWatch::new(saved.as_ref(), &boot_id, settle, reading());
         let state = State {
             watch,
             trust: ClockTrust::Settling(settle),
-            kept_at: None,
+            saved_at: None,
             overdue: Vec::new(),
             expired: 0,
         };
@@ -85,13 +84,13 @@ impl Expiry {
     pub fn tick(&self) {
         let now = reading();
         if self.read(now) == ClockTrust::Trusted && !self.is_replica {
-            // The time that was believed, not another that is read later.
+            // Uses the trusted reading, not a later one.
             self.expire(Time { seconds: now.wall, nanoseconds: 0 });
         }
     }
 
     /// Reads the clocks, and logs when they are no longer trusted.
-    fn read(&self, now: Reading) -> ClockTrust {
+    fn read(&self, now: ClockReading) -> ClockTrust {
         let mut state = self.state();
         let (trust, before) = (state.watch.read(now), state.trust);
         state.trust = trust;
@@ -113,20 +112,20 @@ impl Expiry {
             _ => {}
         }
         if trust == ClockTrust::Trusted {
-            self.keep(&mut state, now);
+            self.save(&mut state, now);
         }
         trust
     }
 
-    fn keep(&self, state: &mut State, now: Reading) {
-        if state.kept_at.is_some_and(|at| now.since_boot < at + KEEP_INTERVAL) {
+    fn save(&self, state: &mut State, now: ClockReading) {
+        if state.saved_at.is_some_and(|at| now.since_boot < at + SAVE_INTERVAL) {
             return;
         }
-        let SavedClock { boot_id, wall, offset } = state.watch.keep(&self.boot_id, now);
-        let file = KeptFile { boot_id, wall, offset };
+        let SavedClock { boot_id, wall, offset } = state.watch.saved(&self.boot_id, now);
+        let file = ClockFile { boot_id, wall, offset };
         match files::write(self.store.data(), layout::CLOCK, &file) {
-            Ok(()) => state.kept_at = Some(now.since_boot),
-            Err(error) => tracing::error!("cannot save the clock: {}", report(&error)),
+            Ok(()) => state.saved_at = Some(now.since_boot),
+            Err(error) => tracing::error!("cannot save the clock: {}", error_chain(&error)),
         }
     }
 
@@ -139,14 +138,16 @@ impl Expiry {
             let is_held = match self.store.holding.holders(&name) {
                 Ok(holders) => !holders.is_empty(),
                 Err(error) => {
-                    tracing::error!(image = %name, "cannot read who uses it: {}", report(&error));
+                    tracing::error!(
+                        image = %name, "cannot read who uses it: {}", error_chain(&error)
+                    );
                     continue;
                 }
             };
             match due(Some(expires_at), now, is_held) {
                 Due::No => {}
-                Due::Stays => overdue.push(name),
-                Due::Goes => self.delete(&name, expires_at, now),
+                Due::InUse => overdue.push(name),
+                Due::Expires => self.delete(&name, expires_at, now),
             }
         }
         let mut state = self.state();
@@ -162,27 +163,27 @@ impl Expiry {
         state.overdue = overdue;
     }
 
-    /// Deletes an image, unless its expiry was put off meanwhile.
+    /// Deletes an image, unless its expiry was extended meanwhile.
     fn delete(&self, name: &ImageName, expires_at: Time, now: Time) {
         let mark = format!(
             "expired at {}, as it was to at {}; the name is never used again\n",
-            moment(now),
-            moment(expires_at)
+            utc(now),
+            utc(expires_at)
         );
-        let is_due = |at: Option<Time>| due(at, now, false) == Due::Goes;
+        let is_due = |at: Option<Time>| due(at, now, false) == Due::Expires;
         match self.store.images.expire(name, &mark, is_due) {
             Ok(false) => {}
             Ok(true) => {
                 tracing::info!(image = %name, "an image expired");
-                let why = format!("it was to expire at {}", moment(expires_at));
-                self.audit.decided("expire-image", &format!("image={name}"), &why);
+                let why = format!("it was to expire at {}", utc(expires_at));
+                self.audit.record_decision("expire-image", &format!("image={name}"), &why);
                 self.state().expired += 1;
             }
-            Err(error) => tracing::error!(image = %name, "cannot expire: {}", report(&error)),
+            Err(error) => tracing::error!(image = %name, "cannot expire: {}", error_chain(&error)),
         }
     }
 
-    /// Accepts the wall clock, on the word of an operator.
+    /// Accepts the wall clock as an operator requests.
     pub fn accept(&self) -> AcceptClockReply {
         let now = reading();
         let mut state = self.state();
@@ -192,8 +193,8 @@ impl Expiry {
         };
         state.watch.accept(now);
         state.trust = ClockTrust::Trusted;
-        state.kept_at = None;
-        self.keep(&mut state, now);
+        state.saved_at = None;
+        self.save(&mut state, now);
         AcceptClockReply { now: wall(), jumped_seconds }
     }
 
@@ -209,7 +210,7 @@ impl Expiry {
         self.state().overdue.clone()
     }
 
-    /// How many images have expired since the start.
+    /// Returns how many images have expired since the start.
     #[must_use]
     pub fn expired(&self) -> u64 {
         self.state().expired

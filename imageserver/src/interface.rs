@@ -13,13 +13,9 @@ use crate::scrub::Scrub;
 
 /// The background tasks of the server.
 #[derive(Clone)]
-pub struct Life {
-    /// Removes objects.
+pub struct BackgroundTasks {
     pub collector: Arc<Collector>,
-    /// Lets images expire.
     pub expiry: Arc<Expiry>,
-    /// Reads all objects again.
     pub scrub: Arc<Scrub>,
-    /// Follows a master, and knows the replicas.
     pub replication: Arc<Replication>,
 }

@@ -21,16 +21,13 @@
 //! * Durable before visible: an image is seen when it and all it needs are on the medium.
 //! * What is served was checked against its digest since it was last changed.
 //! * Memory grows neither with the size of objects nor with the trees of images.
-//! * Nothing is removed that an image needs or that a caller was promised ([`collection`]), and
-//!   nothing
-//!   at all while an image could not be walked or is being added.
+//! * Nothing is removed that an image needs or a client has leased ([`collection`]), and nothing at
+//!   all while an image could not be walked or is being added.
 //! * A lease is given before the server looks whether the object exists. A collection writes its
-//!   own
-//!   lease, then lists what it removes, then reads the leases of others.
+//!   own lease, then lists what it removes, then reads the leases of others.
 //! * A bucket is changed only under the name of a digest, or by a conditional write.
-//! * On a replica an image ends only when its master says that the image of this digest has
-//!   ended. A
-//!   replica takes directories only of its own line, and none that are older.
+//! * On a replica an image ends only when its master says that the image of this digest has ended.
+//!   A replica takes directories only of its own line, and none that are older.
 
 pub mod check;
 pub mod collection;

@@ -15,7 +15,7 @@
 //!
 //! # How a replica follows
 //!
-//! The master numbers its changes since its start ([`crate::core::replication::change_log`]). A
+//! The master numbers its changes since its start ([`crate::core::replication::master`]). A
 //! replica first asks for the list of all names, in pages, and then for the changes since the list
 //! began. A master that was restarted has other numbers and sends its list again
 //! ([`crate::core::replication::sync_cursor`]). A list is cheap: its digests show that most images
@@ -24,33 +24,21 @@
 pub mod directories;
 pub mod fetch;
 pub mod follower;
-pub mod identity;
 pub mod image_steps;
 
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use api::image_server::replication::{GetReplicationReply, ReplicaReport, ServerId};
+use follower::Follower;
+use model::display::error_chain;
 use model::lock::locked;
 use model::tree::Time;
-use rpc::client::Peer;
+use system::random::random;
 
-use crate::core::replication::patterns::Patterns;
-use crate::core::replication::replicas::Replicas;
-use follower::Follower;
-
-/// Which master a replica follows, and which of its images.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    pub from: Peer,
-    /// Patterns of which one must match, as they were written.
-    pub include: Vec<String>,
-    /// Patterns of which none may match, as they were written.
-    pub exclude: Vec<String>,
-    /// Both.
-    pub patterns: Patterns,
-    /// Whether images stay that have ended on the master.
-    pub is_archive: bool,
-}
+use crate::core::replication::master::Replicas;
+use crate::store::error::StoreError;
+use crate::store::{files, layout};
 
 /// The state of replication: the master and the replicas of this server.
 pub struct Replication {
@@ -60,19 +48,19 @@ pub struct Replication {
 }
 
 impl Replication {
-    /// The place of the server with that store, which may follow a master.
+    /// Returns the replication of the server with that store.
     #[must_use]
     pub fn new(id: ServerId, follower: Option<Arc<Follower>>) -> Self {
         Self { id, follower, replicas: Mutex::default() }
     }
 
-    /// The store of this server.
+    /// Returns the id of the store.
     #[must_use]
     pub fn id(&self) -> &ServerId {
         &self.id
     }
 
-    /// What follows the master, if there is one.
+    /// Returns the follower of the master, if there is one.
     #[must_use]
     pub fn follower(&self) -> Option<&Arc<Follower>> {
         self.follower.as_ref()
@@ -82,7 +70,7 @@ impl Replication {
         locked(&self.replicas)
     }
 
-    /// Takes note that a replica at `address` has asked for changes.
+    /// Records that a replica at `address` has asked for changes.
     pub fn note_replica(&self, now: Time, address: String, report: &ReplicaReport) {
         self.replicas().note(now, address, report);
     }
@@ -95,5 +83,69 @@ impl Replication {
             master: self.follower.as_ref().map(|follower| follower.report()),
             replicas: self.replicas().list(now),
         }
+    }
+}
+
+/// An archive would become a plain replica.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the data directory `{data}` is that of an archive, which keeps images that have ended on the \
+     master: without --replicate-archive they would be deleted. Give that flag, or delete the file \
+     `{data}/{}` if they may go",
+    layout::ARCHIVE
+)]
+pub struct ArchiveError {
+    data: String,
+}
+
+/// Reads the id of the store in `data`, or creates it.
+pub fn server_id(data: &Path) -> Result<ServerId, StoreError> {
+    match files::read::<ServerId>(data, layout::SERVER_ID) {
+        Ok(Some(id)) => return Ok(id),
+        Ok(None) => {}
+        Err(error) => tracing::warn!(
+            "cannot read the id of the store, creating a new one: {}",
+            error_chain(&error)
+        ),
+    }
+    let id = ServerId::from(u128::from(random()) << 64 | u128::from(random()));
+    files::write(data, layout::SERVER_ID, &id)?;
+    Ok(id)
+}
+
+/// Marks an archive, and refuses to run one as a plain replica.
+pub fn check_archive(
+    data: &Path,
+    is_archive: bool,
+) -> Result<Result<(), ArchiveError>, StoreError> {
+    if is_archive {
+        return files::write(data, layout::ARCHIVE, &true).map(Ok);
+    }
+    if data.join(layout::ARCHIVE).exists() {
+        return Ok(Err(ArchiveError { data: data.display().to_string() }));
+    }
+    Ok(Ok(()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Store;
+
+    #[test]
+    fn a_store_keeps_its_id_and_an_archive_stays_one() {
+        let data = tempfile::tempdir().unwrap();
+        let _store = Store::open(data.path()).unwrap();
+        let id = server_id(data.path()).unwrap();
+        assert_eq!(server_id(data.path()).unwrap(), id);
+        std::fs::write(data.path().join(layout::SERVER_ID), "x").unwrap();
+        let other = server_id(data.path()).unwrap();
+        assert_ne!(other, id);
+        assert_eq!(server_id(data.path()).unwrap(), other);
+
+        check_archive(data.path(), false).unwrap().unwrap();
+        check_archive(data.path(), true).unwrap().unwrap();
+        check_archive(data.path(), true).unwrap().unwrap();
+        assert!(check_archive(data.path(), false).unwrap().is_err());
     }
 }

@@ -1,77 +1,75 @@
 //! Reads the whole store again in the background, and reports lost objects.
 //!
 //! One thread reads every object from the medium within a period
-//! ([`crate::core::scrub_progress`] decides how fast), moves corrupt objects to the quarantine, and
+//! ([`crate::core::scrub`] decides how fast), moves corrupt objects to the quarantine, and
 //! finds the images that need a lost object. If another server is configured, the lost objects are
-//! requested from it ([`crate::core::scrub_repairs`] decides when) and verified like an upload.
+//! requested from it ([`crate::core::scrub`] decides when) and verified like an upload.
 
-use rpc::tls::Security;
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use api::object_server::GetObjectsRequest;
 use governor::clock::{Clock as _, MonotonicClock};
 use governor::middleware::NoOpMiddleware;
 use governor::state::{InMemoryState, NotKeyed};
 use governor::{Quota, RateLimiter};
+use model::display::error_chain;
 use model::image::ImageName;
 use model::object::ObjectId;
-use model::report::report;
 use rpc::client::{Client, Peer};
+use rpc::tls::Security;
+use system::clock::wall;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::core::missing_objects::{MissingObjects, ObjectLookup};
+use crate::core::scrub::{RepairStep, Repairs, ScrubLimits, ScrubProgress, ScrubStep};
 use crate::store::contract::Objects;
-use crate::store::counters::Counters;
 use crate::store::damaged_objects::Damage;
-use crate::store::medium_reader::MediumReader;
-use crate::store::medium_reader::OnMedium;
+use crate::store::error::StoreError;
+use crate::store::medium_reader::{MediumReader, OnMedium};
 use crate::store::upload::store_objects;
-use crate::store::{Store, error::StoreError, layout};
+use crate::store::{Counters, Store, layout};
 
-use crate::core::scrub_progress::{Limits, ScrubProgress, Step};
-use crate::core::scrub_repairs::{Ask, Repairs};
-
-/// How many bytes are charged as one: no device reads less at once.
+/// The unit of the rate limit, in bytes: no device reads less at once.
 const CELL_BYTES: u64 = 4_096;
 
-/// The most that is charged at once, in cells: what [`MediumReader`] reads at once.
+/// The burst of the rate limit, in cells: the length of one read of [`MediumReader`].
 const BURST_CELLS: u32 = 256;
 
-/// How often it is written down how far a pass is.
+/// How often the progress of a pass is saved.
 const SAVE_EVERY: Duration = Duration::from_secs(10);
 
-/// How far the thread steps back behind others (`nice`).
+/// The `nice` value of the scrub thread.
 const NICENESS: i32 = 19;
 
-/// What an operator has set.
+/// The settings of the scrub.
 #[derive(Clone, Debug)]
-pub struct Settings {
-    /// How fast all is read; `None` not to read it.
-    pub limits: Option<Limits>,
-    /// Who is asked for what is lost.
+pub struct ScrubSettings {
+    /// How fast all objects are read; `None` to read none.
+    pub limits: Option<ScrubLimits>,
+    /// The server from which lost objects are requested.
     pub repair_from: Option<Peer>,
 }
 
-/// What is lost, and who needs it.
+/// The lost objects, and the images that need them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Losses {
-    /// What images need and is not there or cannot be read.
+    /// The lost objects that each image needs.
     pub images: BTreeMap<ImageName, BTreeSet<ObjectId>>,
-    /// What is wrong with these objects.
+    /// The damage of each lost object.
     pub objects: BTreeMap<ObjectId, Damage>,
-    /// How many more are known to be lost, that no image needs.
+    /// How many other objects are lost, which no image needs.
     pub unneeded: usize,
 }
 
-/// What others may see of the scrub.
+/// The state of the scrub that others may read.
 #[derive(Debug)]
 pub struct Scrub {
     losses: watch::Sender<Arc<Losses>>,
@@ -92,17 +90,18 @@ impl Default for Scrub {
 }
 
 impl Scrub {
-    /// What is lost.
+    /// Returns the lost objects.
     #[must_use]
     pub fn losses(&self) -> Arc<Losses> {
         Arc::clone(&self.losses.borrow())
     }
 }
 
-/// Starts reading, and repairing, until `stop` is cancelled; tracked by `tasks`.
+/// Starts the scrub and the repairs, which run until `stop` is cancelled and are tracked by
+/// `tasks`.
 pub fn start(
     scrub: &Arc<Scrub>,
-    settings: Settings,
+    settings: ScrubSettings,
     store: &Arc<Store>,
     counters: &Arc<Counters>,
     (security, tasks, stop): (&Security, &TaskTracker, &CancellationToken),
@@ -122,7 +121,7 @@ pub fn start(
             }
         });
     }
-    let reader = Reader {
+    let thread = ScrubThread {
         scrub: Arc::clone(scrub),
         limits: settings.limits,
         store: Arc::clone(store),
@@ -130,11 +129,11 @@ pub fn start(
         runtime: Handle::current(),
         state: store.data().join(layout::SCRUB),
         saved: None,
-        surveyed: None,
+        losses_updated: None,
         all_read: false,
     };
-    // A thread of its own: its priority is not that of the others.
-    let thread = std::thread::Builder::new().name("scrub".to_owned()).spawn(|| reader.run());
+    // The scrub has a thread of its own because it lowers the priority.
+    let thread = std::thread::Builder::new().name("scrub".to_owned()).spawn(|| thread.run());
     match thread {
         Ok(thread) => {
             tasks.spawn_blocking(move || {
@@ -147,37 +146,38 @@ pub fn start(
     }
 }
 
-/// The thread that reads.
-struct Reader {
+/// The thread of the scrub.
+struct ScrubThread {
     scrub: Arc<Scrub>,
-    limits: Option<Limits>,
+    limits: Option<ScrubLimits>,
     store: Arc<Store>,
     stop: CancellationToken,
     runtime: Handle,
-    /// The file that says how far a pass is.
+    /// The file with the progress of a pass.
     state: PathBuf,
     saved: Option<Instant>,
-    /// When it was last found out who needs what, and how long that took.
-    surveyed: Option<(Instant, Duration)>,
-    /// True if the present pass began since the start, and has left out nothing yet.
+    /// When the losses were last updated, and how long that took.
+    losses_updated: Option<(Instant, Duration)>,
+    /// True if the current pass began after the start and has skipped nothing.
     all_read: bool,
 }
 
-impl Reader {
+impl ScrubThread {
     fn run(mut self) {
-        // No process is named: Linux takes that for the calling thread alone.
+        // Without a process id Linux changes the calling thread only.
         if let Err(error) = rustix::process::setpriority_process(None, NICENESS) {
             tracing::warn!("the scrub runs with normal priority: {error}");
         }
-        let places = u16::try_from(layout::places().count()).expect("there are 512");
-        let mut progress = self.load(places);
+        let directory_count =
+            u16::try_from(layout::object_directories().count()).expect("there are 512");
+        let mut progress = self.load(directory_count);
         if self.store.objects.is_doubtful() {
-            // Only a pass from the beginning reads all that a former server has left.
+            // Only a pass from the beginning reads all objects of a former server.
             progress = ScrubProgress { completed: progress.completed, ..ScrubProgress::default() };
         }
         let mut late = false;
         if self.store.objects.damaged_objects().count() > 0 {
-            self.survey();
+            self.update_losses();
         }
         while !self.stop.is_cancelled() {
             self.scrub.directories.store(progress.next.into(), Ordering::Relaxed);
@@ -187,34 +187,34 @@ impl Reader {
                 continue;
             };
             let held_bytes = self.store.objects.object_counts().bytes;
-            let now = now();
-            match progress.next(now, places, held_bytes, &limits) {
-                Step::Begin => {
+            let now = u64::try_from(wall().seconds).unwrap_or(0);
+            match progress.next(now, directory_count, held_bytes, &limits) {
+                ScrubStep::Begin => {
                     progress = ScrubProgress::begin(now, progress.completed);
                     progress.hurry = self.store.objects.is_doubtful();
                     self.all_read = true;
                     late = false;
                     self.save(&progress);
                 }
-                Step::Read { place, bytes_per_second } => {
-                    let Some((objects, bytes)) = self.read(place, bytes_per_second) else {
+                ScrubStep::Read { directory, bytes_per_second } => {
+                    let Some((objects, bytes)) = self.read(directory, bytes_per_second) else {
                         continue;
                     };
                     progress.read(objects, bytes);
                     if self.saved.is_none_or(|saved| saved.elapsed() > SAVE_EVERY) {
                         self.save(&progress);
                     }
-                    if !late && progress.is_late(now, places, &limits) {
+                    if !late && progress.is_late(now, directory_count, &limits) {
                         late = true;
                         tracing::warn!(
                             "a scrub takes longer than --scrub-every: raise --scrub-rate or \
                              --scrub-every"
                         );
                     }
-                    self.survey_if_due();
+                    self.update_losses_if_due();
                 }
-                Step::Complete => {
-                    self.survey();
+                ScrubStep::Complete => {
+                    self.update_losses();
                     if std::mem::take(&mut self.all_read) {
                         self.store.objects.all_read();
                     }
@@ -223,13 +223,13 @@ impl Reader {
                     tracing::info!(objects, bytes, "the scrub has read every object");
                     self.save(&progress);
                 }
-                Step::Wait(time) => self.wait(time),
+                ScrubStep::Wait(time) => self.wait(time),
             }
         }
         self.save(&progress);
     }
 
-    /// Waits until what is lost has changed, but not longer than `time`.
+    /// Waits until the damaged objects change, but not longer than `time`.
     fn wait(&mut self, time: Duration) {
         let changed = self.runtime.block_on(async {
             tokio::select! {
@@ -240,36 +240,36 @@ impl Reader {
         });
         if changed {
             self.pause();
-            self.survey();
+            self.update_losses();
         }
     }
 
-    /// Waits so long that finding out who needs what takes but a tenth of the time.
+    /// Waits, so that updating the losses takes at most a tenth of the time.
     fn pause(&self) {
-        let Some((at, took)) = self.surveyed else { return };
+        let Some((at, took)) = self.losses_updated else { return };
         let rest = (took * 10).saturating_sub(at.elapsed());
         self.stopped_within(rest);
     }
 
-    fn survey_if_due(&mut self) {
-        let is_due = self.surveyed.is_none_or(|(at, took)| at.elapsed() >= took * 10);
+    fn update_losses_if_due(&mut self) {
+        let is_due = self.losses_updated.is_none_or(|(at, took)| at.elapsed() >= took * 10);
         if is_due && self.store.objects.damaged_objects().take_changed() {
-            self.survey();
+            self.update_losses();
         }
     }
 
-    /// True if the server was told to stop before `time` was over.
+    /// Waits for `time`. Returns true if the server stops before.
     fn stopped_within(&self, time: Duration) -> bool {
-        // A timer needs the runtime already when it is made.
+        // A timer must be created inside the runtime.
         self.runtime
             .block_on(async { tokio::time::timeout(time, self.stop.cancelled()).await.is_ok() })
     }
 
-    /// Reads a directory; gives the objects and bytes that were read, or nothing if the server is
-    /// to stop.
-    fn read(&mut self, place: u16, bytes_per_second: u64) -> Option<(u64, u64)> {
-        let below = layout::places().nth(place.into())?;
-        let rate = Rate::new(bytes_per_second);
+    /// Reads a directory of objects. Returns the number of objects and bytes, or `None` if the
+    /// server stops.
+    fn read(&mut self, directory: u16, bytes_per_second: u64) -> Option<(u64, u64)> {
+        let below = layout::object_directories().nth(directory.into())?;
+        let rate = RateLimit::new(bytes_per_second);
         let mut reader = MediumReader::default();
         let (mut objects, mut bytes) = (0, 0);
         let mut pace = |read: u64| {
@@ -286,7 +286,7 @@ impl Reader {
         };
         let mut skipped = false;
         let ids = self.store.objects.list(&below).unwrap_or_else(|error| {
-            tracing::error!("{}", report(&error));
+            tracing::error!("{}", error_chain(&error));
             skipped = true;
             Vec::new()
         });
@@ -296,9 +296,9 @@ impl Reader {
                 Ok(OnMedium::Whole(_)) => objects += 1,
                 Ok(OnMedium::Absent | OnMedium::Corrupt) => {}
                 Err(error) => {
-                    tracing::error!("{}", report(&error));
-                    // One that is known to be unreadable is not believed to be there.
-                    skipped |= self.store.objects.damaged_objects().of(&id).is_none();
+                    tracing::error!("{}", error_chain(&error));
+                    // A known unreadable object does not count as present.
+                    skipped |= self.store.objects.damaged_objects().damage(&id).is_none();
                 }
             }
         }
@@ -306,17 +306,17 @@ impl Reader {
         Some((objects, bytes))
     }
 
-    /// Finds out what images need and is not there, and tells it.
-    fn survey(&mut self) {
+    /// Updates and publishes the lost objects and the incomplete images.
+    fn update_losses(&mut self) {
         let start = Instant::now();
         let losses = self.find_losses();
-        self.surveyed = Some((Instant::now(), start.elapsed()));
+        self.losses_updated = Some((Instant::now(), start.elapsed()));
         let losses = match losses {
             Ok(losses) => Arc::new(losses),
             Err(error) => {
                 return tracing::error!(
                     "cannot find the images that need lost objects: {}",
-                    report(&error)
+                    error_chain(&error)
                 );
             }
         };
@@ -339,7 +339,7 @@ impl Reader {
 
     fn find_losses(&self) -> Result<Losses, StoreError> {
         let objects = &*self.store.objects;
-        let mut survey = MissingObjects::default();
+        let mut missing_objects = MissingObjects::default();
         let mut losses = Losses::default();
         let mut after = None;
         loop {
@@ -348,13 +348,13 @@ impl Reader {
                 if self.stop.is_cancelled() {
                     return Ok(self.scrub.losses().as_ref().clone());
                 }
-                let lacks = survey.lacks(image.root, &mut Present(objects))?;
-                for id in &lacks {
-                    let damage = objects.damaged_objects().of(id).unwrap_or(Damage::Missing);
+                let missing = missing_objects.of_tree(image.root, &mut StoredObjects(objects))?;
+                for id in &missing {
+                    let damage = objects.damaged_objects().damage(id).unwrap_or(Damage::Missing);
                     losses.objects.insert(*id, damage);
                 }
-                if !lacks.is_empty() {
-                    losses.images.insert(image.name.clone(), lacks);
+                if !missing.is_empty() {
+                    losses.images.insert(image.name.clone(), missing);
                 }
             }
             after = page.images.last().map(|image| image.name.clone());
@@ -373,7 +373,7 @@ impl Reader {
         Ok(losses)
     }
 
-    fn load(&self, places: u16) -> ScrubProgress {
+    fn load(&self, directory_count: u16) -> ScrubProgress {
         let text = match fs_err::read(&self.state) {
             Ok(text) => text,
             Err(error) => {
@@ -384,11 +384,11 @@ impl Reader {
             }
         };
         let progress: Option<ScrubProgress> = serde_json::from_slice(&text).ok();
-        progress.filter(|progress| progress.is_possible(places)).unwrap_or_default()
+        progress.filter(|progress| progress.is_possible(directory_count)).unwrap_or_default()
     }
 
-    /// Writes down how far the pass is. A file that was cut short costs a pass too early: nothing
-    /// else depends on it.
+    /// Saves the progress. If the file is damaged the next pass begins too early; nothing else
+    /// depends on it.
     fn save(&mut self, progress: &ScrubProgress) {
         self.saved = Some(Instant::now());
         let saved = serde_json::to_vec(progress)
@@ -400,34 +400,34 @@ impl Reader {
     }
 }
 
-/// The store as images need it.
-struct Present<'store>(&'store dyn Objects);
+/// Looks up the stored objects, without the damaged ones.
+struct StoredObjects<'store>(&'store dyn Objects);
 
-impl ObjectLookup for Present<'_> {
+impl ObjectLookup for StoredObjects<'_> {
     type Error = StoreError;
 
     fn directory(&mut self, id: &ObjectId) -> Result<Option<Vec<u8>>, StoreError> {
         match self.0.open_verified(id) {
             Ok(None) => Ok(None),
             Ok(Some(content)) => Ok(content.into_bytes().ok().map(Vec::from)),
-            Err(_) if self.0.damaged_objects().of(id).is_some() => Ok(None),
+            Err(_) if self.0.damaged_objects().damage(id).is_some() => Ok(None),
             Err(error) => Err(error),
         }
     }
 
     fn has(&mut self, id: &ObjectId, size_bytes: u64) -> Result<bool, StoreError> {
-        Ok(self.0.damaged_objects().of(id) != Some(Damage::Unreadable)
+        Ok(self.0.damaged_objects().damage(id) != Some(Damage::Unreadable)
             && self.0.size_bytes(id)? == Some(size_bytes))
     }
 }
 
-/// A rate of reading that is held.
-struct Rate {
+/// Limits the rate of reading.
+struct RateLimit {
     limiter: RateLimiter<NotKeyed, InMemoryState, MonotonicClock, NoOpMiddleware>,
     owed: std::cell::Cell<u32>,
 }
 
-impl Rate {
+impl RateLimit {
     fn new(bytes_per_second: u64) -> Self {
         let cells = u32::try_from(bytes_per_second / CELL_BYTES).unwrap_or(u32::MAX);
         let cells = NonZeroU32::new(cells).unwrap_or(NonZeroU32::MIN);
@@ -437,7 +437,7 @@ impl Rate {
         Self { limiter, owed: std::cell::Cell::new(0) }
     }
 
-    /// Charges `bytes` that were read; gives how long to wait before it is asked again.
+    /// Charges `bytes` that were read. Returns how long to wait before the next call.
     fn charge(&self, bytes: u64) -> Option<Duration> {
         let more = u32::try_from(bytes.div_ceil(CELL_BYTES)).unwrap_or(u32::MAX);
         self.owed.set(self.owed.get().saturating_add(more));
@@ -445,7 +445,7 @@ impl Rate {
             match self.limiter.check_n(cells) {
                 Ok(Ok(())) => self.owed.set(self.owed.get() - cells.get()),
                 Ok(Err(not_until)) => return Some(not_until.wait_time_from(MonotonicClock.now())),
-                // Never asked for: no more than a burst is.
+                // Never returned, because at most a burst is requested.
                 Err(_) => return None,
             }
         }
@@ -453,7 +453,7 @@ impl Rate {
     }
 }
 
-/// Asks another server for what is lost.
+/// Fetches lost objects from another server.
 struct Repairer {
     client: Client,
     store: Arc<Store>,
@@ -468,25 +468,25 @@ impl Repairer {
         loop {
             let wanted: BTreeSet<ObjectId> =
                 losses.borrow_and_update().objects.keys().copied().collect();
-            // What has come since is not lost any more, though it may not be told yet.
+            // An object that was stored since is not lost any more.
             let wanted: BTreeSet<ObjectId> = wanted
                 .into_iter()
-                .filter(|id| self.store.objects.damaged_objects().of(id).is_some())
+                .filter(|id| self.store.objects.damaged_objects().damage(id).is_some())
                 .collect();
             match repairs.next(start.elapsed(), &wanted) {
-                Ask::For(ids) => {
+                RepairStep::Request(ids) => {
                     if let Err(why) = self.fetch(&ids).await {
                         tracing::warn!("cannot repair lost objects: {why}");
                     }
-                    repairs.asked(start.elapsed(), &ids);
+                    repairs.note_requested(start.elapsed(), &ids);
                 }
-                Ask::Later(at) => {
+                RepairStep::WaitUntil(at) => {
                     tokio::select! {
                         () = tokio::time::sleep_until(start + at) => {}
                         changed = losses.changed() => if changed.is_err() { return },
                     }
                 }
-                Ask::Never => {
+                RepairStep::Wait => {
                     if losses.changed().await.is_err() {
                         return;
                     }
@@ -497,22 +497,21 @@ impl Repairer {
 
     async fn fetch(&self, ids: &[ObjectId]) -> Result<(), String> {
         let request = GetObjectsRequest { ids: ids.to_vec() };
-        let reader = self.client.get_objects(&request).await.map_err(|error| report(&error))?;
+        let reader =
+            self.client.get_objects(&request).await.map_err(|error| error_chain(&error))?;
         let (store, counters) = (Arc::clone(&self.store), Arc::clone(&self.counters));
         let stored = store_objects(store, counters, &self.tasks, reader, ids).await;
-        let came =
-            ids.iter().filter(|id| self.store.objects.damaged_objects().of(id).is_none()).count();
+        let came = ids
+            .iter()
+            .filter(|id| self.store.objects.damaged_objects().damage(id).is_none())
+            .count();
         if came > 0 {
             tracing::info!(objects = came, from = %self.client.peer(), "repaired lost objects");
             self.counters.objects_repaired.inc_by(came as u64);
             let store = Arc::clone(&self.store);
             let synced = tokio::task::spawn_blocking(move || store.objects.sync()).await;
-            synced.map_err(|lost| lost.to_string())?.map_err(|error| report(&error))?;
+            synced.map_err(|lost| lost.to_string())?.map_err(|error| error_chain(&error))?;
         }
         stored.map(drop).map_err(|fault| fault.message)
     }
-}
-
-fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

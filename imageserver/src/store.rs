@@ -12,37 +12,46 @@
 //! * When an image is visible, all objects that it needs are on the medium.
 //! * The name of a deleted image is never used again.
 
-pub mod admission;
 pub mod bucket;
 pub mod bucket_error;
-pub mod comparing;
 pub mod content;
 pub mod contract;
-pub mod counters;
 pub mod damaged_objects;
 pub mod directories;
 pub mod error;
 pub mod files;
-pub mod image_walk;
+pub mod image_index;
+pub mod image_trees;
 pub mod images;
 pub mod layout;
-pub mod local;
 pub mod medium_reader;
 pub mod object_counts;
 pub mod packed;
 pub mod record;
 pub mod upload;
 
+pub mod local {
+    //! A store in a directory of the local disk, which one server uses.
+
+    pub mod collecting;
+    pub mod leasing;
+    pub mod object_files;
+    pub mod objects;
+    pub mod receiving;
+    pub mod records;
+    pub mod removal;
+}
+
 mod open;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, RwLock};
 
-use nix::fcntl::Flock;
-
 use contract::{Collecting, Holding, Leasing, Objects};
-use directories::KeptDirectories;
+use directories::StoredDirectories;
 use images::Images;
+use nix::fcntl::Flock;
+use prometheus_client::metrics::counter::Counter;
 
 /// An open store.
 pub struct Store {
@@ -51,15 +60,15 @@ pub struct Store {
     /// Records by name.
     pub images: Arc<Images>,
     /// Which directories were made, and who owns them.
-    pub directories: KeptDirectories,
-    /// Which images are in use.
+    pub directories: StoredDirectories,
+    /// The images that are in use.
     pub holding: Box<dyn Holding>,
     /// Which objects are held for callers.
     pub leasing: Arc<dyn Leasing>,
     /// Removes objects that nothing needs.
     pub collecting: Box<dyn Collecting>,
     /// Shared by those who add images, from the first look at what one needs until it is visible.
-    /// Who has it alone may remove objects.
+    /// Held exclusively while objects are removed.
     pub adding: Arc<RwLock<()>>,
     data: PathBuf,
     _lock: Flock<std::fs::File>,
@@ -70,4 +79,29 @@ impl Store {
     pub fn data(&self) -> &Path {
         &self.data
     }
+}
+
+/// Counters since the start.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Objects that were stored.
+    pub objects_added: Counter,
+    /// Their length together, in bytes.
+    pub objects_added_bytes: Counter,
+    /// Objects that were sent.
+    pub objects_sent: Counter,
+    /// Their length together, in bytes.
+    pub objects_sent_bytes: Counter,
+    /// Objects that were asked for and not there.
+    pub objects_absent: Counter,
+    /// Objects that were lost and came from another server.
+    pub objects_repaired: Counter,
+    /// Images that came from the master.
+    pub images_replicated: Counter,
+    /// Images that ended here because they had on the master.
+    pub images_replicated_ends: Counter,
+    /// Images that were added.
+    pub images_added: Counter,
+    /// Images that were deleted.
+    pub images_deleted: Counter,
 }

@@ -6,24 +6,23 @@ use std::time::Duration;
 
 use daemon::{EXIT_DONE, EXIT_FAILED, exit};
 use indicatif::{ProgressBar, ProgressStyle};
-use model::report::report;
-use model::words::size;
+use model::display::{error_chain, size};
 use tool::{EXIT_DIFFERENT, Format, Output, json};
 
-use super::{DIRECTORIES, Options, Progress, check};
+use super::{CheckOptions, CheckProgress, DIRECTORIES, check};
 
-/// How often what is shown on a terminal is made anew.
+/// How often the progress on a terminal is updated.
 const SHOW_EVERY: Duration = Duration::from_millis(200);
 
 /// How many threads read by default: on a virtual SSD twice as fast as two, and a disk that turns
 /// can put in order what it is asked.
 const THREADS: usize = 8;
 
-/// Looks at all of a store that no server uses: reads every object from the disk, and looks whether
-/// every image has all that it needs.
+/// Checks a store that no server uses: reads and hashes every object, and checks that every image
+/// has all its objects.
 ///
-/// Changes nothing, unless --repair is given. A server that runs checks its store by itself; stop
-/// it to check all at once, or check a copy, or a snapshot of the disk.
+/// Changes nothing, unless --repair is given. A running server checks its store by itself. Stop it
+/// to check all at once, or check a copy or a snapshot of the disk.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct CheckArgs {
@@ -57,8 +56,8 @@ missing, damaged or unknown.";
 
 /// Checks the store in `data`, and prints what was found.
 pub fn run(data: PathBuf, args: &CheckArgs) -> std::process::ExitCode {
-    let options = Options { data, repair: args.repair, threads: args.threads };
-    let progress = Progress::default();
+    let options = CheckOptions { data, repair: args.repair, threads: args.threads };
+    let progress = CheckProgress::default();
     let done = AtomicBool::new(false);
     let checked = std::thread::scope(|scope| {
         let shown = scope.spawn(|| show(&progress, &done));
@@ -69,7 +68,7 @@ pub fn run(data: PathBuf, args: &CheckArgs) -> std::process::ExitCode {
     });
     let findings = match checked {
         Ok(findings) => findings,
-        Err(error) => return exit(EXIT_FAILED, &report(&error), &[]),
+        Err(error) => return exit(EXIT_FAILED, &error_chain(&error), &[]),
     };
     let code = if findings.is_clean() { EXIT_DONE } else { EXIT_DIFFERENT };
     let text = match args.format {
@@ -80,7 +79,7 @@ pub fn run(data: PathBuf, args: &CheckArgs) -> std::process::ExitCode {
 }
 
 /// Shows on the standard error, if that is a terminal, how far the check is.
-fn show(progress: &Progress, done: &AtomicBool) {
+fn show(progress: &CheckProgress, done: &AtomicBool) {
     let bar = ProgressBar::new(DIRECTORIES);
     let template = "reading: {percent} % [{wide_bar}] {msg}, {eta} left";
     bar.set_style(ProgressStyle::with_template(template).expect("the template is a constant"));

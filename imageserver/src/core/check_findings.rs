@@ -5,120 +5,119 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
+use model::display::{counted, size};
 use model::image::ImageName;
 use model::object::ObjectId;
-use model::words::{counted, size};
 use serde::Serialize;
 
-/// The most of one kind that are named; more are counted.
+/// The most findings that are listed; more are counted.
 const NAMED_MAX: usize = 100_000;
 
-/// How many objects of one image a text names.
+/// The most objects of one image that the text lists.
 const SHOWN_MAX: usize = 10;
 
-/// One thing that was found.
+/// One finding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finding {
-    /// A record of an image, in order or not.
+    /// A record of an image, intact or not.
     Image,
-    /// The mark of a name that was deleted.
+    /// A tombstone.
     Deleted,
-    /// A file that was just made when the machine crashed.
+    /// An empty file that a crash has left.
     Empty,
-    /// An object that is not what its name says.
+    /// An object whose content does not have the digest of its name.
     Corrupt {
         id: ObjectId,
-        /// How long it is.
+        /// The length of the object.
         size_bytes: u64,
-        /// Where it is now, if it was put aside.
-        aside: Option<PathBuf>,
+        /// The file in the quarantine, if it was moved there.
+        quarantined: Option<PathBuf>,
     },
-    /// An object that the disk does not give back.
+    /// An unreadable object.
     Unreadable {
         id: ObjectId,
-        /// What the kernel said.
+        /// The error of the kernel.
         error: String,
     },
-    /// A record that cannot be used.
+    /// A damaged record.
     Record {
-        /// Of which image.
         name: ImageName,
-        /// What is wrong with it.
+        /// Why the record cannot be used.
         why: String,
     },
-    /// An image of which not all is there.
-    Lacks {
+    /// An image with missing objects.
+    Incomplete {
         name: ImageName,
-        /// What it needs.
+        /// The missing objects.
         objects: BTreeSet<ObjectId>,
     },
-    /// A name that was deleted, and has a record.
-    Revived(ImageName),
-    /// The file of directories cannot be used, and why.
+    /// A deleted name that still has a record.
+    DeletedWithRecord(ImageName),
+    /// The file of directories is damaged, with the reason.
     Directories(String),
     /// A file that no server has made.
     Unknown(PathBuf),
 }
 
-/// An object that is not what its name says.
+/// An object whose content does not have the digest of its name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Corrupt {
     pub object: ObjectId,
-    /// How long it is.
+    /// The length of the object.
     pub size_bytes: u64,
-    /// Where it is now, if it was put aside.
+    /// The file in the quarantine, if it was moved there.
     pub put_aside: Option<String>,
 }
 
-/// An image of which not all is there.
+/// An image with missing objects.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct Lacking {
+pub struct IncompleteImage {
     pub image: ImageName,
-    /// What it needs.
+    /// The missing objects.
     pub objects: Vec<ObjectId>,
 }
 
-/// All that was found.
+/// Everything that a check found.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Findings {
     /// True if nothing is missing or damaged.
     pub sound: bool,
     /// Objects that were read.
     pub objects: u64,
-    /// Their length together.
+    /// The length of these objects together, in bytes.
     pub object_bytes: u64,
-    /// How long that took.
+    /// How long reading took.
     pub reading_seconds: f64,
     /// Images.
     pub images: u64,
     /// Names that were deleted.
     pub deleted_names: u64,
-    /// Uploads that were not finished, which the next server removes.
+    /// Unfinished uploads, which the next start of a server removes.
     pub unfinished: u64,
-    /// Objects that were just made when the machine crashed, which the next upload replaces.
+    /// Empty files that a crash has left, which the next upload replaces.
     pub empty: u64,
-    /// Objects that are not what their names say.
+    /// Corrupt objects.
     pub corrupt: Vec<Corrupt>,
-    /// Objects that the disk does not give back, and what the kernel said.
+    /// Unreadable objects, with the errors of the kernel.
     pub unreadable: BTreeMap<ObjectId, String>,
-    /// Images of which not all is there.
-    pub incomplete: Vec<Lacking>,
-    /// Records that cannot be used, and why.
+    /// Images with missing objects.
+    pub incomplete: Vec<IncompleteImage>,
+    /// Damaged records, with the reasons.
     pub damaged_records: BTreeMap<ImageName, String>,
-    /// Names that were deleted and have a record, which the next server removes.
+    /// Deleted names that still have a record, which the next start of a server removes.
     pub revived_names: Vec<ImageName>,
-    /// Why it is not known who owns which directories; `None` if it is.
+    /// Why the directories cannot be used; `None` if they can.
     pub damaged_directories: Option<String>,
     /// Files that no server has made.
     pub unknown_files: Vec<String>,
-    /// How much more was found than is named.
+    /// How many findings are not listed.
     pub more: u64,
     #[serde(skip)]
     bad: BTreeSet<ObjectId>,
 }
 
 impl Findings {
-    /// Takes note of `finding`.
+    /// Records `finding`.
     pub fn add(&mut self, finding: Finding) {
         let named = self.corrupt.len()
             + self.unreadable.len()
@@ -129,9 +128,9 @@ impl Findings {
             Finding::Deleted => self.deleted_names += 1,
             Finding::Empty => self.empty += 1,
             _ if named >= NAMED_MAX => self.more += 1,
-            Finding::Corrupt { id, size_bytes, aside } => {
+            Finding::Corrupt { id, size_bytes, quarantined } => {
                 self.bad.insert(id);
-                let put_aside = aside.map(|path| path.display().to_string());
+                let put_aside = quarantined.map(|path| path.display().to_string());
                 self.corrupt.push(Corrupt { object: id, size_bytes, put_aside });
             }
             Finding::Unreadable { id, error } => {
@@ -141,23 +140,23 @@ impl Findings {
             Finding::Record { name, why } => {
                 self.damaged_records.insert(name, why);
             }
-            Finding::Lacks { name, objects } => {
+            Finding::Incomplete { name, objects } => {
                 let objects = objects.into_iter().collect();
-                self.incomplete.push(Lacking { image: name, objects });
+                self.incomplete.push(IncompleteImage { image: name, objects });
             }
             Finding::Directories(why) => self.damaged_directories = Some(why),
-            Finding::Revived(name) => self.revived_names.push(name),
+            Finding::DeletedWithRecord(name) => self.revived_names.push(name),
             Finding::Unknown(path) => self.unknown_files.push(path.display().to_string()),
         }
     }
 
-    /// True if the object was found to be corrupt or unreadable.
+    /// Returns true if the object was found to be corrupt or unreadable.
     #[must_use]
     pub fn is_bad(&self, id: &ObjectId) -> bool {
         self.bad.contains(id)
     }
 
-    /// Puts all that was found in order, whichever thread found it first.
+    /// Sorts the findings, whichever thread found them first.
     pub fn sort(&mut self) {
         self.corrupt.sort();
         self.incomplete.sort();
@@ -170,7 +169,7 @@ impl Findings {
             && self.more == 0;
     }
 
-    /// True if there is nothing that wants an operator.
+    /// Returns true if there is nothing that wants an operator.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         self.sound
@@ -179,7 +178,7 @@ impl Findings {
             && self.unknown_files.is_empty()
     }
 
-    /// As operators read it.
+    /// Formats the findings for operators.
     #[must_use]
     pub fn text(&self) -> String {
         let mut text = String::new();
@@ -198,16 +197,16 @@ impl Findings {
             line("left over", format!("{files} of a crash, replaced by the next upload"));
         }
         for Corrupt { object, size_bytes, put_aside } in &self.corrupt {
-            let aside = match put_aside {
+            let quarantined = match put_aside {
                 Some(path) => format!("now {path}"),
                 None => "--repair puts it aside".to_owned(),
             };
-            line("corrupt", format!("{object} ({}); {aside}", size(*size_bytes)));
+            line("corrupt", format!("{object} ({}); {quarantined}", size(*size_bytes)));
         }
         for (object, error) in &self.unreadable {
             line("unreadable", format!("{object}: {error}"));
         }
-        for Lacking { image, objects } in &self.incomplete {
+        for IncompleteImage { image, objects } in &self.incomplete {
             for object in objects.iter().take(SHOWN_MAX) {
                 line("missing", format!("{object} of image {image}"));
             }
@@ -282,7 +281,7 @@ mod tests {
                     result      all is there and whole\n";
         assert_eq!((findings.text().as_str(), findings.is_clean()), (text, true));
 
-        let corrupt = |aside| Finding::Corrupt { id: one, size_bytes: 8, aside };
+        let corrupt = |quarantined| Finding::Corrupt { id: one, size_bytes: 8, quarantined };
         for finding in [
             Finding::Image,
             Finding::Image,
@@ -292,8 +291,8 @@ mod tests {
             corrupt(None),
             Finding::Unreadable { id: two, error: "Input/output error".into() },
             Finding::Record { name: name("a/b"), why: "it is cut".into() },
-            Finding::Lacks { name: name("c"), objects: [one, two].into() },
-            Finding::Revived(name("d")),
+            Finding::Incomplete { name: name("c"), objects: [one, two].into() },
+            Finding::DeletedWithRecord(name("d")),
             Finding::Directories("it is cut".into()),
             Finding::Unknown("/data/x".into()),
         ] {

@@ -15,27 +15,25 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
-use api::access::{Owned, Owners, OwnersError};
+use api::access::{OwnedItem, Owners, OwnersError};
 use api::image_server::directories::{DirectorySummary, MakeDirectoryReply};
 use api::image_server::replication::directories::{DirectoriesVersion, MadeDirectory};
+use model::display::counted;
 use model::image::ImageName;
 use model::tree::Time;
-use model::words::counted;
 use serde::{Deserialize, Serialize};
 
 /// The most directories that can be made.
 pub const DIRECTORIES_MAX: usize = 200_000;
 
-/// A directory that was made.
+/// The record of a directory that was made.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Made {
-    /// Who owns it.
     pub owners: Owners,
-    /// When it was made.
     pub made_on: Time,
 }
 
-/// All directories that were made.
+/// The directories that were made.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Directories {
     /// `None` if none was ever made.
@@ -66,7 +64,7 @@ pub enum DirectoryError {
         "there is no directory {directory}, and this server takes images only into directories \
          that were made: `imagetool mkdir -p {directory}`"
     )]
-    Demanded { directory: ImageName },
+    NotMade { directory: ImageName },
 }
 
 fn held(images: u64, directories: u64) -> String {
@@ -92,7 +90,7 @@ pub fn above(name: &ImageName) -> Vec<ImageName> {
     all
 }
 
-/// True if `name` is below `directory`.
+/// Returns true if `name` is below `directory`.
 #[must_use]
 pub fn is_below(name: &ImageName, directory: &ImageName) -> bool {
     let rest = name.as_str().strip_prefix(directory.as_str());
@@ -100,26 +98,26 @@ pub fn is_below(name: &ImageName, directory: &ImageName) -> bool {
 }
 
 impl Directories {
-    /// Those that another server has made, with the version that they have there.
+    /// Returns the directories of another server, with their version.
     #[must_use]
-    pub fn of_version(version: DirectoriesVersion, made: BTreeMap<ImageName, Made>) -> Self {
+    pub fn with_version(version: DirectoriesVersion, made: BTreeMap<ImageName, Made>) -> Self {
         Self { version: Some(version), made }
     }
 
-    /// Which state this is; `None` if no directory was ever made.
+    /// Returns the version; `None` if no directory was ever made.
     #[must_use]
     pub fn version(&self) -> Option<DirectoriesVersion> {
         self.version
     }
 
-    /// Takes note that they were changed. `line` and `id` are random.
+    /// Records that they were changed. `line` and `id` are random.
     pub fn note_change(&mut self, line: u64, id: u64) {
         let first = DirectoriesVersion { line, changes: 0, id };
         let DirectoriesVersion { line, changes, .. } = self.version.unwrap_or(first);
         self.version = Some(DirectoriesVersion { line, changes: changes.saturating_add(1), id });
     }
 
-    /// The first `limit` of those that were made and sort after `after`; true if there are more.
+    /// Returns the first `limit` directories that sort after `after`; true if there are more.
     #[must_use]
     pub fn page(&self, after: Option<&ImageName>, limit: usize) -> (Vec<MadeDirectory>, bool) {
         let start = after.map_or(Bound::Unbounded, Bound::Excluded);
@@ -132,22 +130,22 @@ impl Directories {
         (page, rest.next().is_some())
     }
 
-    /// How many were made.
+    /// How many directories were made.
     #[must_use]
     pub fn count(&self) -> usize {
         self.made.len()
     }
 
-    /// What is known of `name`, if it was made.
+    /// Returns the record of the directory `name`, if it was made.
     #[must_use]
     pub fn get(&self, name: &ImageName) -> Option<&Made> {
         self.made.get(name)
     }
 
-    /// Those that were made below `name`, sorted by name.
+    /// Returns the directories that were made below `name`, sorted by name.
     fn below<'all>(&'all self, name: &'all ImageName) -> impl Iterator<Item = &'all ImageName> {
         let (start, end) = (Bound::Excluded(name), Bound::Unbounded);
-        // What begins alike without being below, as `a-b` does, sorts among them.
+        // Names with the same prefix that are not below, such as `a-b`, sort among them.
         self.made
             .range::<ImageName, _>((start, end))
             .map(|(other, _)| other)
@@ -155,7 +153,8 @@ impl Directories {
             .filter(|other| is_below(other, name))
     }
 
-    /// True if `name` is there; `has_images` says whether an image is below a directory.
+    /// Returns true if the directory `name` exists. `has_images` returns true if an image is below
+    /// a directory.
     #[must_use]
     pub fn is_there(&self, name: &ImageName, has_images: impl Fn(&ImageName) -> bool) -> bool {
         self.made.contains_key(name) || self.below(name).next().is_some() || has_images(name)
@@ -163,22 +162,18 @@ impl Directories {
 
     /// The directories that `name` is in and that were made, with their owners: the nearest first.
     #[must_use]
-    pub fn owned_above(&self, name: &ImageName) -> Vec<Owned> {
+    pub fn owned_above(&self, name: &ImageName) -> Vec<OwnedItem> {
         above(name).into_iter().filter_map(|directory| self.owned(&directory)).collect()
     }
 
-    /// The directory `name` with its owners, if it was made.
+    /// Returns the directory `name` with its owners, if it was made.
     #[must_use]
-    pub fn owned(&self, name: &ImageName) -> Option<Owned> {
+    pub fn owned(&self, name: &ImageName) -> Option<OwnedItem> {
         let Made { owners, .. } = self.made.get(name)?;
-        Some(Owned { what: format!("directory {name}"), owners: owners.clone() })
+        Some(OwnedItem { what: format!("directory {name}"), owners: owners.clone() })
     }
 
-    /// What is to be made so that `name` was made: the outermost first.
-    ///
-    /// # Errors
-    ///
-    /// [`DirectoryError::Exists`] or [`DirectoryError::NoParent`], unless `parents` are asked for.
+    /// Returns the directories to make so that `name` is made: the outermost first.
     pub fn to_make(
         &self,
         name: &ImageName,
@@ -204,12 +199,8 @@ impl Directories {
         Ok(missing)
     }
 
-    /// Makes `names`, the outermost first, as [`Self::to_make`] gives them. The last gets `owners`;
-    /// one without gets those of the nearest one above.
-    ///
-    /// # Errors
-    ///
-    /// [`DirectoryError::Owners`] or [`DirectoryError::TooMany`].
+    /// Makes `names`, the outermost first, as returned by [`Self::to_make`]. The last gets
+    /// `owners`; without owners a directory gets those of the nearest one above it.
     pub fn make(
         &mut self,
         name: &ImageName,
@@ -231,7 +222,7 @@ impl Directories {
         Ok(MakeDirectoryReply { made: names, owners: self.owners_of(name) })
     }
 
-    /// Who owns `name`: its own owners, or those of the nearest one above that was made.
+    /// Returns the owners of `name`, or of the nearest directory above it that was made.
     #[must_use]
     pub fn owners_of(&self, name: &ImageName) -> Owners {
         let own = self.made.get(name);
@@ -239,11 +230,7 @@ impl Directories {
         own.or_else(nearest).map(|made| made.owners.clone()).unwrap_or_default()
     }
 
-    /// Gives `name` to `owners`. One that was there only by what is below it is made.
-    ///
-    /// # Errors
-    ///
-    /// [`DirectoryError::NotFound`], [`DirectoryError::Owners`] or [`DirectoryError::TooMany`].
+    /// Changes the owners of `name`. A directory that exists only by its content is made.
     pub fn give(
         &mut self,
         name: &ImageName,
@@ -263,10 +250,6 @@ impl Directories {
     }
 
     /// Removes `name`, below which there are so many images.
-    ///
-    /// # Errors
-    ///
-    /// [`DirectoryError::NotFound`] or [`DirectoryError::NotEmpty`].
     pub fn remove(&mut self, name: &ImageName, images: u64) -> Result<(), DirectoryError> {
         let directories = self.below(name).count() as u64;
         if images > 0 || directories > 0 {
@@ -278,23 +261,18 @@ impl Directories {
         }
     }
 
-    /// Refuses a new image for whose name no directory was made.
-    ///
-    /// # Errors
-    ///
-    /// [`DirectoryError::Demanded`].
-    pub fn demand(&self, image: &ImageName) -> Result<(), DirectoryError> {
+    /// Refuses a new image in a directory that was never made.
+    pub fn expect_made(&self, image: &ImageName) -> Result<(), DirectoryError> {
         match above(image).into_iter().next() {
             Some(directory) if !self.made.contains_key(&directory) => {
-                Err(DirectoryError::Demanded { directory })
+                Err(DirectoryError::NotMade { directory })
             }
             _ => Ok(()),
         }
     }
 
-    /// What there is to know of the directories, those that were made and those of `images`, which
-    /// come with the length of their files: the first `limit` of those that come after `after`, in
-    /// `below` and below it. Sorted by component. True if there are more.
+    /// Lists the directories that were made and those of `images`: the first `limit` after `after`,
+    /// in and below `below`, sorted by component. The flag is true if there are more.
     #[must_use]
     pub fn list(
         &self,
@@ -353,12 +331,12 @@ impl PartialOrd for ByComponent {
     }
 }
 
-/// What images add up to, by the directories that they are in.
+/// Sums over images by directory.
 #[derive(Clone, Debug, Default)]
-pub struct Sums(BTreeMap<ImageName, Sum>);
+pub struct Sums(BTreeMap<ImageName, DirectorySum>);
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Sum {
+struct DirectorySum {
     images: u64,
     images_below: u64,
     bytes_below: u64,

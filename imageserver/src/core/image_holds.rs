@@ -10,17 +10,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use model::image::ImageName;
 use serde::{Deserialize, Serialize};
 
-/// How long holds of a former server last.
+/// How long saved holds last after a start.
 pub const AFTER_START_SECONDS: u64 = 600;
 
 /// The most holders.
 pub const HOLDERS_MAX: usize = 1_000;
 
-/// What is kept of a holder.
+/// The saved hold of a holder.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedHold {
     pub holder: String,
-    /// Which images.
     pub names: BTreeSet<ImageName>,
 }
 
@@ -28,7 +27,7 @@ pub struct SavedHold {
 struct Hold {
     names: BTreeSet<ImageName>,
     until: u64,
-    /// It has not been renewed since the start.
+    /// True until the holder renews it after a start.
     is_old: bool,
 }
 
@@ -37,18 +36,18 @@ struct Hold {
 #[error("there are {HOLDERS_MAX} dominators already that hold images")]
 pub struct TooManyError;
 
-/// Who holds an image.
+/// A holder of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// Who, for people.
+    /// The holder, for messages.
     pub name: String,
-    /// For how many seconds more.
+    /// The remaining seconds.
     pub seconds: u64,
-    /// It has not said so since the server was started.
+    /// True if the holder has not renewed its hold since the server was started.
     pub is_old: bool,
 }
 
-/// All holds.
+/// The holds of all holders.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holds {
     holds: BTreeMap<String, Hold>,
@@ -57,13 +56,13 @@ pub struct Holds {
 impl Holds {
     /// The holds that a former server knew.
     #[must_use]
-    pub fn new(kept: Vec<SavedHold>) -> Self {
+    pub fn new(saved: Vec<SavedHold>) -> Self {
         let hold = |names| Hold { names, until: AFTER_START_SECONDS, is_old: true };
-        Self { holds: kept.into_iter().map(|kept| (kept.holder, hold(kept.names))).collect() }
+        Self { holds: saved.into_iter().map(|saved| (saved.holder, hold(saved.names))).collect() }
     }
 
-    /// Takes note that `holder` holds `names`, and no others, for `seconds`. True if who holds what
-    /// has changed, so that it must be kept.
+    /// Records that `holder` holds `names`, and no others, for `seconds`. Returns true if the holds
+    /// must be saved.
     pub fn note(
         &mut self,
         now: u64,
@@ -84,7 +83,7 @@ impl Holds {
         Ok(has_changed)
     }
 
-    /// Who holds `name`.
+    /// Returns the holders of `name`.
     #[must_use]
     pub fn holders(&self, now: u64, name: &ImageName) -> Vec<Holder> {
         let holds = self.holds.iter().filter(|(_, hold)| now < hold.until);
@@ -98,25 +97,25 @@ impl Holds {
             .collect()
     }
 
-    /// All images that are held.
+    /// Returns all images that are held.
     #[must_use]
     pub fn held(&self, now: u64) -> BTreeSet<&ImageName> {
         let holds = self.holds.values().filter(|hold| now < hold.until);
         holds.flat_map(|hold| &hold.names).collect()
     }
 
-    /// What is to be kept.
+    /// Returns the holds to save.
     #[must_use]
-    pub fn kept(&self) -> Vec<SavedHold> {
-        let kept = |(holder, hold): (&String, &Hold)| SavedHold {
+    pub fn saved(&self) -> Vec<SavedHold> {
+        let saved = |(holder, hold): (&String, &Hold)| SavedHold {
             holder: holder.clone(),
             names: hold.names.clone(),
         };
-        self.holds.iter().map(kept).collect()
+        self.holds.iter().map(saved).collect()
     }
 }
 
-/// Why an image that `holders` hold is not deleted.
+/// Explains why an image that `holders` hold is not deleted.
 #[must_use]
 pub fn refusal(name: &ImageName, holders: &[Holder]) -> String {
     let names = |is_old: bool| {
@@ -168,14 +167,14 @@ mod tests {
         assert_eq!(holds.note(60, "a", names(&["web/3"]), 100), Ok(true));
         assert_eq!(who(&holds, 60, "web/2"), [""; 0]);
         assert_eq!(holds.held(60), [&name("web/3")].into());
-        assert_eq!(holds.kept(), [SavedHold { holder: "a".to_owned(), names: names(&["web/3"]) }]);
+        assert_eq!(holds.saved(), [SavedHold { holder: "a".to_owned(), names: names(&["web/3"]) }]);
     }
 
     #[test]
     fn holds_of_a_former_server_last_for_a_while() {
-        let kept = vec![SavedHold { holder: "a".to_owned(), names: names(&["web/1"]) }];
-        let mut holds = Holds::new(kept.clone());
-        assert_eq!(holds.kept(), kept);
+        let saved = vec![SavedHold { holder: "a".to_owned(), names: names(&["web/1"]) }];
+        let mut holds = Holds::new(saved.clone());
+        assert_eq!(holds.saved(), saved);
         let holders = holds.holders(30, &name("web/1"));
         assert_eq!(
             refusal(&name("web/1"), &holders),

@@ -6,42 +6,34 @@ use std::collections::BTreeSet;
 use model::object::ObjectId;
 use model::tree::encode::references;
 
-/// What is asked of a store.
+/// Looks up objects in a store.
 pub trait ObjectLookup {
-    /// Why it could not be asked.
+    /// The error of a lookup.
     type Error;
 
-    /// The encoding of a directory, which hashes to `id`; `None` if there is no such thing.
-    ///
-    /// # Errors
-    ///
-    /// If it is not known.
+    /// Returns the encoding of a directory, which hashes to `id`; `None` if there is none.
     fn directory(&mut self, id: &ObjectId) -> Result<Option<Vec<u8>>, Self::Error>;
 
-    /// True if the content of a file of `size_bytes` is there.
-    ///
-    /// # Errors
-    ///
-    /// If it is not known.
+    /// Returns true if the content of a file of `size_bytes` is there.
     fn has(&mut self, id: &ObjectId, size_bytes: u64) -> Result<bool, Self::Error>;
 }
 
-/// Looks through one image after the other. Memory grows with the directories that are different:
-/// images share most of them.
+/// Finds the missing objects of one image after the other. Memory grows with the number of
+/// different directories: images share most of them.
 #[derive(Debug, Default)]
 pub struct MissingObjects {
-    /// Directories of which is known that they are there, with all below them.
+    /// Directories that are complete, with all below them.
     whole: BTreeSet<ObjectId>,
 }
 
 impl MissingObjects {
-    /// What the tree `root` needs and `store` has not.
-    pub fn lacks<H: ObjectLookup>(
+    /// Returns the objects that the tree `root` needs and `store` lacks.
+    pub fn of_tree<H: ObjectLookup>(
         &mut self,
         root: ObjectId,
         store: &mut H,
     ) -> Result<BTreeSet<ObjectId>, H::Error> {
-        let mut lacking = BTreeSet::new();
+        let mut missing = BTreeSet::new();
         let mut seen = BTreeSet::new();
         let mut ahead = vec![root];
         while let Some(id) = ahead.pop() {
@@ -51,20 +43,20 @@ impl MissingObjects {
             let encoding = store.directory(&id)?;
             let named = encoding.and_then(|bytes| references(root.algorithm(), &bytes).ok());
             let Some(named) = named else {
-                lacking.insert(id);
+                missing.insert(id);
                 continue;
             };
             for (file, size_bytes) in named.files {
-                if !lacking.contains(&file) && !store.has(&file, size_bytes)? {
-                    lacking.insert(file);
+                if !missing.contains(&file) && !store.has(&file, size_bytes)? {
+                    missing.insert(file);
                 }
             }
             ahead.extend(named.directories);
         }
-        if lacking.is_empty() {
+        if missing.is_empty() {
             self.whole.append(&mut seen);
         }
-        Ok(lacking)
+        Ok(missing)
     }
 }
 
@@ -74,7 +66,8 @@ mod tests {
     use std::convert::Infallible;
 
     use model::object::Algorithm;
-    use model::tree::{Child, Directory, Tree, text::from_text};
+    use model::tree::text::from_text;
+    use model::tree::{Child, Directory, Tree};
 
     use super::*;
 
@@ -129,18 +122,18 @@ mod tests {
         let mut model = Model::default();
         model.take(one.root());
         model.take(two.root());
-        let mut survey = MissingObjects::default();
-        assert_eq!(survey.lacks(one.digest(), &mut model), Ok(BTreeSet::new()));
+        let mut missing = MissingObjects::default();
+        assert_eq!(missing.of_tree(one.digest(), &mut model), Ok(BTreeSet::new()));
         assert_eq!(model.asked, 4);
-        assert_eq!(survey.lacks(two.digest(), &mut model), Ok(BTreeSet::new()));
+        assert_eq!(missing.of_tree(two.digest(), &mut model), Ok(BTreeSet::new()));
         assert_eq!(model.asked, 6, "only its root and its own file");
 
         let own = Algorithm::Blake3.digest(b"1");
         model.files.remove(&own);
-        let mut survey = MissingObjects::default();
-        assert_eq!(survey.lacks(one.digest(), &mut model), Ok([own].into()));
-        assert_eq!(survey.lacks(two.digest(), &mut model), Ok(BTreeSet::new()));
+        let mut missing = MissingObjects::default();
+        assert_eq!(missing.of_tree(one.digest(), &mut model), Ok([own].into()));
+        assert_eq!(missing.of_tree(two.digest(), &mut model), Ok(BTreeSet::new()));
         model.directories.remove(&one.digest());
-        assert_eq!(survey.lacks(one.digest(), &mut model), Ok([one.digest()].into()));
+        assert_eq!(missing.of_tree(one.digest(), &mut model), Ok([one.digest()].into()));
     }
 }

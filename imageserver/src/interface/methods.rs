@@ -3,56 +3,47 @@
 //! File work runs on separate threads, never on those that serve the network. A change that has
 //! begun is completed even if its caller disconnects.
 
-mod access;
-mod collection;
 mod directories;
-mod download;
+pub mod download;
 mod estimate;
 mod expiry;
 mod images;
 mod notes;
-mod packing;
 mod replication;
 mod writes;
 
-pub(crate) use directories::sums;
-pub use packing::Packers;
-
-use crate::store::error::{fault_of_store, joined};
 use std::sync::Arc;
 
-use api::access::judge;
-use api::image_server::collection::Collect;
+use api::access::{DeniedError, OwnedItem, Owners, authorize};
+use api::fault::{Fault, FaultCode};
+use api::image_server::collection::{Collect, CollectReply, CollectRequest, EstimateImage};
 use api::image_server::directories::{
     ChangeOwner, ListDirectories, MakeDirectory, RemoveDirectory,
 };
-use api::image_server::estimate::EstimateImage;
-use api::image_server::expiry::{AcceptClock, ChangeExpiry};
-use api::image_server::holds::HoldImages;
-use api::image_server::notes::{ChangeTags, CopyImage, FindLatestImage};
+use api::image_server::expiry::{AcceptClock, ChangeExpiry, HoldImages};
+use api::image_server::notes::{ChangeSignatures, ChangeTags, CopyImage, FindLatestImage};
 use api::image_server::replication::directories::GetMadeDirectories;
 use api::image_server::replication::{DropCopy, Forward, GetImageUpdates, GetReplication};
-use api::image_server::signatures::ChangeSignatures;
 use api::image_server::{AddImage, DeleteImage, GetImage, ListImages};
+use api::method::Method;
 use api::object_server::{
     AddObjects, CheckObjects, CheckObjectsReply, CheckObjectsRequest, GetObjects,
     GetObjectsRequest, IDS_MAX,
 };
-use api::{
-    fault::{Fault, FaultCode},
-    method::Method,
-};
-use rpc::server::{Caller, ObjectReader, Router, Share, Shares};
+use download::Packers;
+use model::display::error_chain;
+use model::image::{ImageName, Notes};
+use rpc::server::{Caller, CallerPermit, CallerPermits, ObjectReader, Router};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::collection::Collector;
 use crate::expiry::Expiry;
-use crate::interface::Life;
+use crate::interface::BackgroundTasks;
 use crate::replication::Replication;
-use crate::store::counters::Counters;
-use crate::store::{Store, error::StoreError, upload};
+use crate::store::error::{CollectError, StoreError, fault_of_store, joined};
+use crate::store::{Counters, Store, upload};
 
 /// The most uploads at one time: each has a thread.
 const UPLOADS_MAX: usize = 64;
@@ -61,7 +52,7 @@ const UPLOADS_MAX: usize = 64;
 const DOWNLOADS_MAX: usize = 1_500;
 const DOWNLOADS_OF_ONE_MAX: usize = 1_000;
 
-/// The most images that are looked through at one time: each needs its whole tree in memory.
+/// The most trees that are checked at one time: each is in memory as a whole.
 const ADMISSIONS_MAX: usize = 2;
 
 /// The most estimates at one time: each reads the directories of all images.
@@ -79,7 +70,7 @@ pub struct Service {
     tasks: TaskTracker,
     stop: CancellationToken,
     uploads: Arc<Semaphore>,
-    downloads: Arc<Shares>,
+    downloads: Arc<CallerPermits>,
     admissions: Arc<Semaphore>,
     estimates: Arc<Semaphore>,
 }
@@ -90,7 +81,7 @@ impl Service {
     #[must_use]
     pub fn new(
         store: Arc<Store>,
-        life: Life,
+        background: BackgroundTasks,
         counters: Arc<Counters>,
         packers: Packers,
         tasks: TaskTracker,
@@ -98,15 +89,15 @@ impl Service {
     ) -> Self {
         Self {
             store,
-            collector: life.collector,
-            expiry: life.expiry,
-            replication: life.replication,
+            collector: background.collector,
+            expiry: background.expiry,
+            replication: background.replication,
             counters,
             packers,
             tasks,
             stop,
             uploads: Arc::new(Semaphore::new(UPLOADS_MAX)),
-            downloads: Shares::new(DOWNLOADS_MAX, DOWNLOADS_OF_ONE_MAX),
+            downloads: CallerPermits::new(DOWNLOADS_MAX, DOWNLOADS_OF_ONE_MAX),
             admissions: Arc::new(Semaphore::new(ADMISSIONS_MAX)),
             estimates: Arc::new(Semaphore::new(ESTIMATES_MAX)),
         }
@@ -116,17 +107,29 @@ impl Service {
     pub fn routes<S: Clone + Send + Sync + 'static>(&self, router: Router<S>) -> Router<Self> {
         router
             .with_state(self.clone())
-            .method_of_owners::<AddImage, _>(Self::add_image)
+            .method_of_owners::<AddImage, _>(|service, caller, request| {
+                service.change::<AddImage, _>(caller, request, Self::add_image)
+            })
             .method::<GetImage, _>(|service, _, request| service.get_image(request))
             .method::<ListImages, _>(|service, _, request| service.list_images(request))
-            .method_of_owners::<DeleteImage, _>(Self::delete_image)
+            .method_of_owners::<DeleteImage, _>(|service, caller, request| {
+                service.change::<DeleteImage, _>(caller, request, Self::delete_image)
+            })
             .method::<Collect, _>(Self::collect)
-            .method_of_owners::<ChangeExpiry, _>(Self::change_expiry)
+            .method_of_owners::<ChangeExpiry, _>(|service, caller, request| {
+                service.change::<ChangeExpiry, _>(caller, request, Self::change_expiry)
+            })
             .method::<AcceptClock, _>(|service, caller, _| service.accept_clock(caller))
             .method::<HoldImages, _>(Self::hold_images)
-            .method_of_owners::<CopyImage, _>(Self::copy_image)
-            .method_of_owners::<ChangeTags, _>(Self::change_tags)
-            .method_of_owners::<ChangeSignatures, _>(Self::change_signatures)
+            .method_of_owners::<CopyImage, _>(|service, caller, request| {
+                service.change::<CopyImage, _>(caller, request, Self::copy_image)
+            })
+            .method_of_owners::<ChangeTags, _>(|service, caller, request| {
+                service.change::<ChangeTags, _>(caller, request, Self::change_tags)
+            })
+            .method_of_owners::<ChangeSignatures, _>(|service, caller, request| {
+                service.change::<ChangeSignatures, _>(caller, request, Self::change_signatures)
+            })
             .method::<FindLatestImage, _>(|service, _, request| service.find_latest_image(request))
             .method::<GetMadeDirectories, _>(|service, _, request| {
                 service.get_made_directories(request)
@@ -135,9 +138,15 @@ impl Service {
             .method::<Forward, _>(Self::forward)
             .method::<GetReplication, _>(|service, _, _| service.get_replication())
             .method::<DropCopy, _>(Self::drop_copy)
-            .method_of_owners::<MakeDirectory, _>(Self::make_directory)
-            .method_of_owners::<RemoveDirectory, _>(Self::remove_directory)
-            .method_of_owners::<ChangeOwner, _>(Self::change_owner)
+            .method_of_owners::<MakeDirectory, _>(|service, caller, request| {
+                service.change::<MakeDirectory, _>(caller, request, Self::make_directory)
+            })
+            .method_of_owners::<RemoveDirectory, _>(|service, caller, request| {
+                service.change::<RemoveDirectory, _>(caller, request, Self::remove_directory)
+            })
+            .method_of_owners::<ChangeOwner, _>(|service, caller, request| {
+                service.change::<ChangeOwner, _>(caller, request, Self::change_owner)
+            })
             .method::<ListDirectories, _>(|service, _, request| service.list_directories(request))
             .method::<EstimateImage, _>(|service, _, request| service.estimate_image(request))
             .upload::<AddObjects, _>(|service, _, reader| service.add_objects(reader))
@@ -146,11 +155,20 @@ impl Service {
             .pages_below("/objects/", Self::object_page)
     }
 
+    /// Continues even if the caller disconnects.
+    async fn collect(self, caller: Caller, request: CollectRequest) -> Result<CollectReply, Fault> {
+        tracing::info!(by = %caller, dry_run = request.dry_run, "collecting objects");
+        let (collector, stop) = (Arc::clone(&self.collector), self.stop.clone());
+        let work = move || collector.collect(request, || stop.is_cancelled());
+        let done = joined(self.tasks.spawn_blocking(work).await)?;
+        done.map_err(|error| fault_of_collection(&error))
+    }
+
     async fn add_objects(
         self,
         reader: ObjectReader,
     ) -> Result<api::object_server::AddObjectsReply, Fault> {
-        let _place = place(&self.uploads, "uploads")?;
+        let _permit = permit(&self.uploads, "uploads")?;
         let done = upload::add_objects(self.store, self.counters, &self.tasks, reader).await;
         self.collector.note_upload();
         done
@@ -162,12 +180,12 @@ impl Service {
         request: CheckObjectsRequest,
     ) -> Result<CheckObjectsReply, Fault> {
         let ids = limited(request.ids)?;
-        // Only who may upload has use for a lease; others could keep collection from its work.
+        // Only callers that may upload get leases; others could block collections.
         let may_upload =
-            judge(AddObjects::NAME, AddObjects::ACCESS, &caller.identity, "", &[]).is_ok();
+            authorize(AddObjects::NAME, AddObjects::ACCESS, &caller.identity, "", &[]).is_ok();
         let lease_seconds = if may_upload { request.lease_seconds } else { 0 };
         let missing = self.blocking(move |store| {
-            // Before they are looked for, so that what is found to be there stays.
+            // Leased before the lookup, so that objects that are found stay.
             store.leasing.give(&ids, lease_seconds)?;
             store.objects.missing(&ids)
         });
@@ -181,16 +199,54 @@ impl Service {
         request: GetObjectsRequest,
     ) -> Result<impl futures_util::Stream<Item = std::io::Result<bytes::Bytes>> + Send, Fault> {
         let ids = limited(request.ids)?;
-        let place = self.download_place(&caller)?;
+        let permit = self.download_permit(&caller)?;
         let packers = caller.unpacks.then_some(self.packers);
-        Ok(download::objects(self.store, self.counters, packers, place, ids))
+        Ok(download::objects(self.store, self.counters, packers, permit, ids))
     }
 
-    fn download_place(&self, caller: &Caller) -> Result<Share, Fault> {
+    fn download_permit(&self, caller: &Caller) -> Result<CallerPermit, Fault> {
         self.downloads.take(caller, 1).ok_or_else(|| too_many("downloads"))
     }
 
-    /// Runs work on files where it may block.
+    /// Runs work that holds the whole tree of an image in memory. It is finished even if the caller
+    /// disconnects.
+    async fn with_tree<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Store) -> Result<T, Fault> + Send + 'static,
+    ) -> Result<T, Fault> {
+        let permit = Arc::clone(&self.admissions).acquire_owned().await;
+        let permit = permit.expect("the semaphore is never closed");
+        let store = Arc::clone(&self.store);
+        let work = self.tasks.spawn_blocking(move || {
+            let _permit = permit;
+            work(&store)
+        });
+        joined(work.await)?
+    }
+
+    /// Changes the notes of the image `name` if the caller may do so.
+    async fn change_notes<M: Method>(
+        &self,
+        caller: &Caller,
+        name: &ImageName,
+        change: impl FnOnce(&mut Notes) -> Result<(), StoreError> + Send + 'static,
+    ) -> Result<Notes, Fault> {
+        self.expect_may_change::<M>(caller, name).await?;
+        let name = name.clone();
+        self.blocking(move |store| store.images.change(&name, change)).await
+    }
+
+    /// Refuses a call that changes or deletes the image `name`.
+    async fn expect_may_change<M: Method>(
+        &self,
+        caller: &Caller,
+        name: &ImageName,
+    ) -> Result<(), Fault> {
+        let (caller, name) = (caller.clone(), name.clone());
+        self.blocking(move |store| Ok(expect_may_change::<M>(store, &caller, &name))).await?
+    }
+
+    /// Runs work on the store on a thread that may block.
     async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Store) -> Result<T, StoreError> + Send + 'static,
@@ -201,8 +257,8 @@ impl Service {
     }
 }
 
-fn place(places: &Arc<Semaphore>, what: &str) -> Result<OwnedSemaphorePermit, Fault> {
-    Arc::clone(places).try_acquire_owned().map_err(|_| too_many(what))
+fn permit(semaphore: &Arc<Semaphore>, what: &str) -> Result<OwnedSemaphorePermit, Fault> {
+    Arc::clone(semaphore).try_acquire_owned().map_err(|_| too_many(what))
 }
 
 fn too_many(what: &str) -> Fault {
@@ -216,3 +272,56 @@ fn limited<T>(ids: Vec<T>) -> Result<Vec<T>, Fault> {
     let text = format!("{} ids in one request: at most {IDS_MAX} are accepted", ids.len());
     Err(Fault::new(FaultCode::TooLarge, text))
 }
+
+/// Refuses a call that adds the image `name`.
+fn expect_may_add<M: Method>(
+    store: &Store,
+    caller: &Caller,
+    name: &ImageName,
+) -> Result<(), Fault> {
+    let owned = store.directories.now().owned_above(name);
+    expect_may::<M>(caller, &format!("image {name}"), &owned)
+}
+
+/// Refuses a call that changes or deletes the image `name`.
+fn expect_may_change<M: Method>(
+    store: &Store,
+    caller: &Caller,
+    name: &ImageName,
+) -> Result<(), Fault> {
+    // A caller with the power may delete an image with a damaged record too.
+    let what = format!("image {name}");
+    let mut owned = Vec::new();
+    if let Ok(record) = store.images.get(name) {
+        let notes = record.image.notes;
+        let owners = Owners::new(notes.owner_groups, notes.owner_users);
+        owned.push(OwnedItem { what: what.clone(), owners });
+    }
+    owned.extend(store.directories.now().owned_above(name));
+    expect_may::<M>(caller, &what, &owned)
+}
+
+fn expect_may<M: Method>(caller: &Caller, about: &str, owned: &[OwnedItem]) -> Result<(), Fault> {
+    authorize(M::NAME, M::ACCESS, &caller.identity, about, owned).map_err(|error| denied(&error))
+}
+
+/// Returns the fault for a caller without the permission.
+fn denied(error: &DeniedError) -> Fault {
+    let text = error_chain(error);
+    tracing::debug!("refused: {text}");
+    Fault::new(FaultCode::Denied, text)
+}
+
+fn fault_of_collection(error: &CollectError) -> Fault {
+    let code = match error {
+        CollectError::Store { source } => return fault_of_store(source),
+        CollectError::Busy | CollectError::Elsewhere { .. } => FaultCode::Busy,
+        CollectError::Held { .. } => FaultCode::Held,
+        CollectError::Stopped => FaultCode::Unavailable,
+        CollectError::Damaged { .. } | CollectError::Walk { .. } => FaultCode::Internal,
+    };
+    Fault::new(code, error_chain(error))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,29 +1,34 @@
 //! The metrics of the image server, besides those that every server has.
 
-pub mod replication;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use api::image_server::replication::{
+    GetReplicationReply, LinkState, MasterState, ReplicationTrouble,
+};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
+use system::clock::wall;
 
-use crate::clock::wall;
-use crate::core::clock_trust::ClockTrust;
-use crate::interface::Life;
-use crate::interface::metrics::replication::ReplicationMetrics;
+use crate::core::image_expiry::ClockTrust;
+use crate::interface::BackgroundTasks;
+use crate::replication::Replication;
 use crate::scrub::Scrub;
-use crate::store::Store;
-use crate::store::counters::Counters;
+use crate::store::{Counters, Store};
 
-/// Within how many seconds an image expires soon.
+/// An image that expires within this time is shown as expiring, in seconds.
 pub const EXPIRES_SOON: i64 = 7 * 24 * 3_600;
 
-/// Adds `counters` to `registry`, and gauges of what `store` holds.
-pub fn register(registry: &mut Registry, counters: &Counters, store: &Arc<Store>, life: &Life) {
+/// Registers `counters`, and gauges of the store and of the background tasks.
+pub fn register(
+    registry: &mut Registry,
+    counters: &Counters,
+    store: &Arc<Store>,
+    background: &BackgroundTasks,
+) {
     let named = [
         ("objects_added", "Objects that were stored", &counters.objects_added),
         ("objects_added_bytes", "Length of stored objects", &counters.objects_added_bytes),
@@ -43,15 +48,15 @@ pub fn register(registry: &mut Registry, counters: &Counters, store: &Arc<Store>
     for (name, help, counter) in named {
         registry.register(name, help, counter.clone());
     }
-    let (store, life) = (Arc::clone(store), life.clone());
-    registry.register_collector(Box::new(ScrubMetrics(Arc::clone(&life.scrub))));
-    registry.register_collector(Box::new(ReplicationMetrics(Arc::clone(&life.replication))));
-    registry.register_collector(Box::new(StoreMetrics { store, life }));
+    let (store, background) = (Arc::clone(store), background.clone());
+    registry.register_collector(Box::new(ScrubMetrics(Arc::clone(&background.scrub))));
+    registry.register_collector(Box::new(ReplicationMetrics(Arc::clone(&background.replication))));
+    registry.register_collector(Box::new(StoreMetrics { store, background }));
 }
-/// What the store holds, asked for when metrics are.
+/// Reports the state of the store.
 struct StoreMetrics {
     store: Arc<Store>,
-    life: Life,
+    background: BackgroundTasks,
 }
 
 impl std::fmt::Debug for StoreMetrics {
@@ -83,13 +88,13 @@ impl Collector for StoreMetrics {
         if let Ok(Some(space)) = objects.space() {
             gauges.push(("store_free_bytes", "Space that is left for objects", space.free));
         }
-        gauges.extend(self.of_collections());
-        gauges.extend(self.of_expiry());
+        gauges.extend(self.collection_gauges());
+        gauges.extend(self.expiry_gauges());
         for (name, help, value) in gauges {
             let gauge = ConstGauge::new(whole(value));
             gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
         }
-        let removed = self.life.collector.removed();
+        let removed = self.background.collector.removed();
         let counters = [
             ("objects_corrupt", "Corrupt objects that were found and put aside", objects.corrupt()),
             (
@@ -98,7 +103,7 @@ impl Collector for StoreMetrics {
                 removed.objects,
             ),
             ("objects_collected_bytes", "Space that they took", removed.bytes),
-            ("images_expired", "Images that expired", self.life.expiry.expired()),
+            ("images_expired", "Images that expired", self.background.expiry.expired()),
         ];
         for (name, help, value) in counters {
             let counter = ConstCounter::new(value);
@@ -114,9 +119,9 @@ impl Collector for StoreMetrics {
 }
 
 impl StoreMetrics {
-    /// What there is to know of images that go by themselves.
-    fn of_expiry(&self) -> [(&'static str, &'static str, u64); 4] {
-        let expiry = &self.life.expiry;
+    /// Returns the gauges of expiry.
+    fn expiry_gauges(&self) -> [(&'static str, &'static str, u64); 4] {
+        let expiry = &self.background.expiry;
         let jumped = matches!(expiry.trust(), ClockTrust::Jumped(_));
         let week = wall().seconds.saturating_add(EXPIRES_SOON);
         let expiring = self.store.images.expiring().into_iter();
@@ -131,20 +136,20 @@ impl StoreMetrics {
         ]
     }
 
-    /// What there is to know of leases and collections; nothing of what is not known yet.
-    fn of_collections(&self) -> Vec<(&'static str, &'static str, u64)> {
+    /// Returns the gauges of leases and collections that are known.
+    fn collection_gauges(&self) -> Vec<(&'static str, &'static str, u64)> {
         let leases = self.store.leasing.count() as u64;
-        let held = self.store.leasing.everything_for();
+        let held = self.store.leasing.everything_held_for();
         let mut gauges = vec![
             ("leases", "Objects that are held for callers", leases),
             ("collection_held_seconds", "For how long nothing is collected after a start", held),
         ];
-        if let Some(unneeded) = self.life.collector.unneeded() {
+        if let Some(unneeded) = self.background.collector.unneeded() {
             let help = "Objects that no image needed when the images were last walked";
             gauges.push(("objects_unneeded", help, unneeded.objects));
             gauges.push(("objects_unneeded_bytes", "Space that they take", unneeded.bytes));
         }
-        if let Some(last) = self.life.collector.last() {
+        if let Some(last) = self.background.collector.last() {
             let ended = u64::try_from(last.ended.seconds).unwrap_or(0);
             gauges.push(("collection_ended", "When the last collection ended, Unix time", ended));
             let failed = u64::from(last.outcome.is_err());
@@ -154,7 +159,7 @@ impl StoreMetrics {
     }
 }
 
-/// How far reading all objects is, and what it has found, asked for when metrics are.
+/// Reports the progress and the findings of the scrub.
 #[derive(Debug)]
 struct ScrubMetrics(Arc<Scrub>);
 
@@ -177,4 +182,77 @@ impl Collector for ScrubMetrics {
         let kind = bytes.metric_type();
         bytes.encode(encoder.encode_descriptor("scrub_bytes", "Read again", None, kind)?)
     }
+}
+
+pub struct ReplicationMetrics(pub Arc<Replication>);
+
+impl std::fmt::Debug for ReplicationMetrics {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_tuple("ReplicationMetrics").field(self.0.id()).finish()
+    }
+}
+
+type Gauge = (&'static str, &'static str, u64);
+
+impl Collector for ReplicationMetrics {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        for (name, help, value) in gauges(&self.0.report(wall())) {
+            let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
+            gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
+        }
+        Ok(())
+    }
+}
+
+fn gauges(state: &GetReplicationReply) -> Vec<Gauge> {
+    let connected = state.replicas.iter().filter(|replica| replica.is_connected).count() as u64;
+    let mut gauges = vec![
+        ("replicas", "Replicas that are known", state.replicas.len() as u64),
+        ("replicas_connected", "Replicas that follow just now", connected),
+    ];
+    let Some(master) = &state.master else { return gauges };
+    let MasterState { link, is_level, level_at, images_behind, bytes_left, .. } = master;
+    let seconds = level_at.map_or(0, |at| u64::try_from(at.seconds).unwrap_or(0));
+    let troubled = |wanted: &[ReplicationTrouble]| {
+        master.troubles.iter().filter(|image| wanted.contains(&image.trouble)).count() as u64
+    };
+    let conflicts = troubled(&[
+        ReplicationTrouble::Conflict,
+        ReplicationTrouble::EndedHere,
+        ReplicationTrouble::EndedOther,
+    ]);
+    gauges.extend([
+        (
+            "replication_connected",
+            "1 if the master answers",
+            u64::from(*link == LinkState::Connected),
+        ),
+        (
+            "replication_loop",
+            "1 if the server is its own master",
+            u64::from(*link == LinkState::Loop),
+        ),
+        ("replication_level", "1 if all is here that is followed", u64::from(*is_level)),
+        ("replication_level_timestamp_seconds", "When that was last so", seconds),
+        ("replication_images_behind", "Images still to be fetched or changed", *images_behind),
+        ("replication_bytes_left", "Bytes to be fetched for them, at most", *bytes_left),
+        ("replication_conflicts", "Images that are not the master's of that name", conflicts),
+        (
+            "replication_failing",
+            "Images that are tried again",
+            troubled(&[ReplicationTrouble::Failing]),
+        ),
+        (
+            "replication_held",
+            "Images that have ended on the master and are in use here",
+            troubled(&[ReplicationTrouble::Held]),
+        ),
+        (
+            "replication_directories_troubled",
+            "1 if the directories are not those of the master",
+            master.directories.is_some().into(),
+        ),
+        ("replication_only_here", "Images that the master has not got", master.only_here_total),
+    ]);
+    gauges
 }

@@ -1,62 +1,59 @@
-//! The pages: `/` with all images, `/image?name=NAME` with one, `/directories`.
+//! The pages: `/` with the status and all images, `/image?name=NAME`, `/directories`.
 
-mod directories;
-mod replication;
+mod status;
 
 use std::sync::Arc;
 
 use api::fault::{Fault, FaultCode};
-use api::image_server::collection::Amount;
-use model::image::{Image, ImageName};
-use model::report::report;
+use api::image_server::directories::DirectorySummary;
+use askama::Template;
+use model::display::{error_chain, utc};
+use model::image::{Content, Image, ImageName, Notes, Package};
+use model::object::ObjectId;
 use model::signing::Signature;
 use model::tree::{Time, Totals};
-use model::when::{lasting, moment};
-use model::words::counted;
-use rpc::page_frame::{Cell, Frame, Mark, html_escape, pairs, path_escape, table};
+use model::trigger::Trigger;
+use rpc::page_frame::{Frame, path_escape};
 use rpc::server::{Page, PageRequest, Router};
 
-use crate::clock::wall;
-use crate::collection::{Collector, LastRun};
-use crate::core::clock_trust::ClockTrust;
-use crate::expiry::Expiry;
-use crate::interface::Life;
-use crate::interface::metrics::EXPIRES_SOON;
-use crate::scrub::Losses;
+use crate::interface::BackgroundTasks;
+use crate::store::Store;
+use crate::store::error::StoreError;
 use crate::store::record::Record;
-use crate::store::{Store, error::StoreError};
 
-/// How many images are on one page.
-const PAGE_IMAGES_MAX: usize = 1_000;
+/// The most directories on one page.
+const PAGE_DIRECTORIES_MAX: usize = 1_000;
 
-/// How many packages of an image are named.
+/// The most packages of an image that the page lists.
 const PACKAGES_SHOWN_MAX: usize = 10_000;
 
-/// How many images that are not whole are named.
-const LOST_IMAGES_MAX: usize = 100;
-
-/// What the pages show.
+/// The state that all pages share.
 #[derive(Clone)]
-pub struct Pages {
+pub struct PageState {
     store: Arc<Store>,
-    life: Life,
+    background: BackgroundTasks,
     frame: Frame,
 }
 
 /// Adds the pages to `router`.
-pub fn routes(router: Router, store: &Arc<Store>, life: &Life, frame: &Frame) -> Router<Pages> {
-    let pages = Pages { store: Arc::clone(store), life: life.clone(), frame: frame.clone() };
+pub fn routes(
+    router: Router,
+    store: &Arc<Store>,
+    background: &BackgroundTasks,
+    frame: &Frame,
+) -> Router<PageState> {
+    let state = PageState {
+        store: Arc::clone(store),
+        background: background.clone(),
+        frame: frame.clone(),
+    };
     router
-        .with_state(pages)
-        .page("/directories", |Pages { store, frame, .. }, request| {
-            on_thread(move || directories::directories(&store, &frame, &request))
+        .with_state(state)
+        .page("/", |state, request| on_thread(move || status::page(&state, &request)))
+        .page("/directories", |state, request| {
+            on_thread(move || directories_page(&state, &request))
         })
-        .page("/", |Pages { store, life, frame }, request| {
-            on_thread(move || status(&store, &life, &frame, &request))
-        })
-        .page("/image", |Pages { store, frame, .. }, request| {
-            on_thread(move || image(&store, &frame, &request))
-        })
+        .page("/image", |state, request| on_thread(move || image_page(&state, &request)))
 }
 
 async fn on_thread(
@@ -66,327 +63,185 @@ async fn on_thread(
     made.map_err(|error| Fault::new(FaultCode::Internal, error.to_string()))?
 }
 
-fn name_of(request: &PageRequest, parameter: &str) -> Result<Option<ImageName>, Fault> {
+impl PageState {
+    fn html(&self, title: &str, template: &impl Template) -> Page {
+        let body = template.render().expect("writing to a String cannot fail");
+        Page::Html(self.frame.render(title, &body))
+    }
+}
+
+/// Reads the name of an image or a directory from the query.
+fn name_parameter(request: &PageRequest, parameter: &str) -> Result<Option<ImageName>, Fault> {
     let Some(text) = request.query.get(parameter) else { return Ok(None) };
-    let bad = |error| Fault::new(FaultCode::BadRequest, report(&error));
+    let bad = |error| Fault::new(FaultCode::BadRequest, error_chain(&error));
     ImageName::new(text).map(Some).map_err(bad)
 }
 
-fn status(store: &Store, life: &Life, frame: &Frame, request: &PageRequest) -> Result<Page, Fault> {
-    let held = store.objects.object_counts();
-    let still = if held.complete { "" } else { " (still counting objects of former runs)" };
-    let free = match store.objects.space() {
-        Ok(Some(space)) => size(space.free),
-        Ok(None) => "unlimited".to_owned(),
-        Err(error) => report(&error),
-    };
-    let mut body = lost(&life.scrub.losses());
-    body.push_str(&alarms(store, &life.expiry));
-    let state = life.replication.report(wall());
-    body.push_str(&replication::alarms(&state));
-    body.push_str(&pairs([
-        ("Images", store.images.count().to_string()),
-        ("Objects", format!("{}{still}", held.objects)),
-        ("Bytes of objects", format!("{}{still}", size(held.bytes))),
-        ("Free space", free),
-        ("Corrupt objects put aside since the start", store.objects.corrupt().to_string()),
-        ("Leased objects", store.leasing.count().to_string()),
-        ("Objects that no image needs", unneeded(&life.collector)),
-        ("Last collection", last_collection(store, &life.collector)),
-        ("Images that expire within a week", expiring(store).to_string()),
-        ("Images in use", store.holding.count().to_string()),
-        ("Data directory", store.data().display().to_string()),
-    ]));
-    let damaged = store.images.damaged();
-    if !damaged.is_empty() {
-        body.push_str("<h2>Damaged images</h2>\n");
-        let rows: Vec<Vec<Cell>> = damaged
-            .into_iter()
-            .map(|(name, why)| {
-                let mark = Cell::Mark { mark: Mark::Bad, text: why };
-                vec![Cell::Name(name.to_string()), mark]
-            })
-            .collect();
-        body.push_str(&table(&["Name", "What is wrong"], &rows));
-    }
-    body.push_str(&replication::section(&state, wall()));
-    body.push_str("<h2>Images</h2>\n<p><a href=\"/directories\">Directories</a></p>\n");
-    body.push_str(&list(store, name_of(request, "after")?.as_ref()));
-    Ok(Page::Html(frame.render("Image server", &body)))
+#[derive(Template)]
+#[template(path = "image.html")]
+struct ImagePage<'record> {
+    content: &'record Content,
+    notes: &'record Notes,
+    totals: &'record Totals,
+    digest: ObjectId,
+    size: String,
+    created_on: String,
+    expires: String,
+    owner_groups: String,
+    owner_users: String,
+    source_image: String,
+    build_log: String,
+    triggers: Vec<TriggerRow>,
+    signatures: Vec<Result<SignatureRow, String>>,
+    packages: Vec<PackageRow>,
 }
 
-/// What operators must know at once.
-fn alarms(store: &Store, expiry: &Expiry) -> String {
-    let mut texts = Vec::new();
-    if let Some(why) = store.directories.damage() {
-        texts.push(format!(
-            "The owners of directories are unknown ({why}): only callers with the power can change \
-             images. Restore the file `directories` from a backup, or move it away, and restart \
-             the server."
-        ));
-    }
-    if let ClockTrust::Jumped(seconds) = expiry.trust() {
-        texts.push(format!(
-            "The clock jumped by {seconds} s. No image expires until it is back, or you say that \
-             it is right: imagetool accept-clock"
-        ));
-    }
-    for name in expiry.overdue() {
-        texts.push(format!(
-            "{name} has expired, but it is in use and stays. Extend its expiry, or assign another \
-             image to its machines."
-        ));
-    }
-    let rows: Vec<Vec<Cell>> =
-        texts.into_iter().map(|text| vec![Cell::Mark { mark: Mark::Bad, text }]).collect();
-    if rows.is_empty() { String::new() } else { table(&["Alarms"], &rows) }
+struct TriggerRow {
+    service: String,
+    action: &'static str,
+    impact: &'static str,
+    paths: String,
 }
 
-fn expiring(store: &Store) -> usize {
-    let week = wall().seconds.saturating_add(EXPIRES_SOON);
-    store.images.expiring().into_iter().filter(|(_, at)| at.seconds <= week).count()
+struct SignatureRow {
+    key: String,
+    signed: String,
+    expires: String,
 }
 
-fn unneeded(collector: &Collector) -> String {
-    collector.unneeded().map_or_else(
-        || "unknown: no collection since the start".to_owned(),
-        |Amount { objects, bytes }| format!("{objects}, which take {}", size(bytes)),
-    )
+struct PackageRow {
+    name: String,
+    version: String,
+    size: String,
 }
 
-fn last_collection(store: &Store, collector: &Collector) -> String {
-    let last = match collector.last() {
-        None => "none since the start".to_owned(),
-        Some(LastRun { ended, outcome: Err(why), .. }) => format!("{}: failed: {why}", time(ended)),
-        Some(LastRun { ended, took, outcome: Ok(reply) }) => format!(
-            "{}: removed {} objects, {}, in {} s",
-            time(ended),
-            reply.removed.objects,
-            size(reply.removed.bytes),
-            took.as_secs(),
-        ),
-    };
-    match store.leasing.everything_for() {
-        0 => last,
-        seconds => format!("{last}; nothing is removed for another {}", lasting(seconds)),
-    }
-}
-
-/// What operators must see first: which images cannot be given whole.
-fn lost(losses: &Losses) -> String {
-    if losses.images.is_empty() {
-        return String::new();
-    }
-    let objects = counted(losses.objects.len() as u64, "object");
-    let images = counted(losses.images.len() as u64, "image");
-    let mut html = format!(
-        "<h2>Lost objects</h2>\n<p class=\"bad\">{objects} lost or unreadable, which {images} \
-         cannot do without. Upload one of them again under another name, or start this server \
-         with --repair-from.</p>\n"
-    );
-    let rows: Vec<Vec<Cell>> = losses
-        .images
-        .iter()
-        .take(LOST_IMAGES_MAX)
-        .map(|(name, lacks)| {
-            let first = lacks.iter().next().map(|id| {
-                let damage = losses.objects.get(id).map_or("missing", |damage| damage.name());
-                format!("{id} is {damage}")
-            });
-            vec![
-                Cell::Name(name.to_string()),
-                Cell::Mark { mark: Mark::Bad, text: lacks.len().to_string() },
-                Cell::Text(first.unwrap_or_default()),
-            ]
-        })
-        .collect();
-    html.push_str(&table(&["Image", "Objects", "The first of them"], &rows));
-    html
-}
-
-fn list(store: &Store, after: Option<&ImageName>) -> String {
-    let page = store.images.list(after, PAGE_IMAGES_MAX);
-    if page.images.is_empty() {
-        return "<p>None yet. Add one with <code>imagetool add</code>.</p>\n".to_owned();
-    }
-    let rows: Vec<Vec<Cell>> = page
-        .images
-        .iter()
-        .map(|image| {
-            let filter = match image.filter_lines {
-                None => Cell::Text("sparse".to_owned()),
-                Some(lines) => Cell::Number(lines.to_string()),
-            };
-            let path = format!("/image?name={}", path_escape(image.name.as_str()));
-            vec![
-                Cell::Link { path, text: image.name.to_string() },
-                Cell::Number(image.totals.entries.to_string()),
-                Cell::Number(size(image.totals.bytes)),
-                filter,
-                Cell::Number(image.triggers.to_string()),
-                Cell::Text(time(image.created_on)),
-                Cell::Text(image.expires_at.map_or_else(|| "never".to_owned(), time)),
-            ]
-        })
-        .collect();
-    let head = ["Name", "Entries", "Size", "Filter lines", "Triggers", "Created", "Expires"];
-    let mut html = table(&head, &rows);
-    if let Some(last) = page.images.last().filter(|_| page.more) {
-        let after = path_escape(last.name.as_str());
-        html.push_str(&format!("<p><a href=\"/?after={after}\">More images</a></p>\n"));
-    }
-    html
-}
-
-fn image(store: &Store, frame: &Frame, request: &PageRequest) -> Result<Page, Fault> {
+fn image_page(state: &PageState, request: &PageRequest) -> Result<Page, Fault> {
     let missing = || {
         let text = "which image? The address is /image?name=NAME";
         Fault::new(FaultCode::BadRequest, text)
     };
-    let name = name_of(request, "name")?.ok_or_else(missing)?;
-    let record = store.images.get(&name).map_err(|error| {
+    let name = name_parameter(request, "name")?.ok_or_else(missing)?;
+    let record = state.store.images.get(&name).map_err(|error| {
         let code = match error {
             StoreError::NotFound { .. } => FaultCode::NotFound,
             StoreError::Gone { .. } => FaultCode::Gone,
             _ => FaultCode::Internal,
         };
-        Fault::new(code, report(&error))
+        Fault::new(code, error_chain(&error))
     })?;
-    let mut body = facts(&record);
-    body.push_str(&filter(&record.image));
-    body.push_str(&triggers(&record.image));
-    body.push_str(&notes(&record.image));
-    Ok(Page::Html(frame.render(&format!("Image {name}"), &body)))
+    Ok(state.html(&format!("Image {name}"), &ImagePage::new(&record)))
 }
 
-fn facts(record: &Record) -> String {
-    let Record { image: Image { content, notes }, totals } = record;
-    let Totals { entries, directories, bytes, hard_links, computed, depth } = totals;
-    let list = |texts: &[String]| match texts {
-        [] => "none".to_owned(),
-        texts => texts.join(", "),
+impl<'record> ImagePage<'record> {
+    fn new(record: &'record Record) -> Self {
+        let Record { image: Image { content, notes }, totals } = record;
+        let none = || "none".to_owned();
+        let list = |texts: &[String]| if texts.is_empty() { none() } else { texts.join(", ") };
+        let package = |package: &Package| PackageRow {
+            name: package.name.clone(),
+            version: package.version.clone(),
+            size: size(package.size_bytes),
+        };
+        Self {
+            content,
+            notes,
+            totals,
+            digest: content.digest(),
+            size: size(totals.bytes),
+            created_on: time(notes.created_on),
+            expires: notes.expires_at.map_or_else(|| "never".to_owned(), time),
+            owner_groups: list(&notes.owner_groups),
+            owner_users: list(&notes.owner_users),
+            source_image: notes.source_image.as_ref().map_or_else(none, ToString::to_string),
+            build_log: notes.build_log.map_or_else(none, |id| id.to_string()),
+            triggers: content.triggers.0.iter().map(trigger_row).collect(),
+            signatures: notes.signatures.iter().map(signature_row).collect(),
+            packages: notes.packages.iter().take(PACKAGES_SHOWN_MAX).map(package).collect(),
+        }
+    }
+}
+
+fn trigger_row(trigger: &Trigger) -> TriggerRow {
+    let action = match (trigger.reboots(), trigger.do_reload) {
+        (true, _) => "reboot",
+        (false, true) => "reload",
+        (false, false) => "restart",
     };
-    let or_none = |text: Option<String>| text.unwrap_or_else(|| "none".to_owned());
-    pairs([
-        ("Digest", content.digest().to_string()),
-        ("Tree", content.root.to_string()),
-        ("Entries", format!("{entries}, of which {directories} directories, {depth} levels deep")),
-        ("Bytes of files", size(*bytes)),
-        ("Hard links", hard_links.to_string()),
-        ("Computed files", computed.to_string()),
-        ("Created on", time(notes.created_on)),
-        ("Created by", notes.created_by.clone()),
-        ("Created for", notes.created_for.clone()),
-        ("Expires", notes.expires_at.map_or_else(|| "never".to_owned(), time)),
-        ("Owner groups", list(&notes.owner_groups)),
-        ("Owner users", list(&notes.owner_users)),
-        ("Made from", or_none(notes.source_image.as_ref().map(ToString::to_string))),
-        ("Build log", or_none(notes.build_log.map(|id| id.to_string()))),
-        ("Packages", notes.packages.len().to_string()),
-    ])
-}
-
-fn filter(image: &Image) -> String {
-    let mut html = "<h2>Filter</h2>\n".to_owned();
-    match &image.content.filter {
-        None => {
-            html.push_str("<p>None: the image is sparse, machines keep all it does not name.</p>");
-        }
-        Some(filter) if filter.lines().is_empty() => {
-            html.push_str("<p>Empty: machines keep nothing that the image does not name.</p>");
-        }
-        Some(filter) => {
-            html.push_str(&format!("<pre>{}</pre>", html_escape(&filter.lines().join("\n"))));
-        }
+    TriggerRow {
+        service: trigger.service.clone(),
+        action,
+        impact: if trigger.high_impact { "high" } else { "" },
+        paths: trigger.match_lines.lines().join(" "),
     }
-    html
 }
 
-fn triggers(image: &Image) -> String {
-    let triggers = &image.content.triggers.0;
-    if triggers.is_empty() {
-        return "<h2>Triggers</h2>\n<p>None.</p>".to_owned();
-    }
-    let rows: Vec<Vec<Cell>> = triggers
-        .iter()
-        .map(|trigger| {
-            let action = match (trigger.reboots(), trigger.do_reload) {
-                (true, _) => "reboot",
-                (false, true) => "reload",
-                (false, false) => "restart",
-            };
-            let impact = if trigger.high_impact { "high" } else { "" };
-            vec![
-                Cell::Name(trigger.service.clone()),
-                Cell::Text(action.to_owned()),
-                Cell::Text(impact.to_owned()),
-                Cell::Text(trigger.match_lines.lines().join(" ")),
-            ]
-        })
-        .collect();
-    let head = ["Service", "Action", "Impact", "When these change"];
-    format!("<h2>Triggers</h2>\n{}", table(&head, &rows))
-}
-
-/// Which key, when, and until when; whether it is trusted is for each machine to say.
-fn signature(signature: &Signature) -> Vec<Cell> {
+/// Does not say whether the key is trusted: each machine decides that.
+fn signature_row(signature: &Signature) -> Result<SignatureRow, String> {
     let at = |seconds: u64| {
         let seconds = i64::try_from(seconds).unwrap_or(i64::MAX);
-        moment(Time { seconds, nanoseconds: 0 })
+        utc(Time { seconds, nanoseconds: 0 })
     };
-    match signature.check() {
-        Ok(checked) => vec![
-            Cell::Name(checked.fingerprint()),
-            Cell::Text(at(checked.statement.signed)),
-            Cell::Text(checked.statement.expires.map_or_else(|| "never".to_owned(), at)),
-        ],
-        Err(error) => vec![Cell::Text(error.to_string())],
-    }
+    let checked = signature.check().map_err(|error| error.to_string())?;
+    Ok(SignatureRow {
+        key: checked.fingerprint(),
+        signed: at(checked.statement.signed),
+        expires: checked.statement.expires.map_or_else(|| "never".to_owned(), at),
+    })
 }
 
-fn notes(image: &Image) -> String {
-    let mut html = String::new();
-    let notes = &image.notes;
-    if !notes.tags.is_empty() {
-        html.push_str("<h2>Tags</h2>\n");
-        let tags = notes.tags.iter().map(|(name, value)| (name.as_str(), value.clone()));
-        html.push_str(&pairs(tags));
+#[derive(Template)]
+#[template(path = "directories.html")]
+struct DirectoriesPage {
+    /// How many directories were made.
+    made: String,
+    /// The directory whose content is shown, escaped.
+    below: Option<String>,
+    directories: Vec<DirectoryRow>,
+    /// The last directory of this page if there are more, escaped.
+    next_after: Option<String>,
+}
+
+struct DirectoryRow {
+    name: String,
+    escaped_name: String,
+    owners: String,
+    made: String,
+    images: u64,
+    images_below: u64,
+    size_below: String,
+}
+
+fn directories_page(state: &PageState, request: &PageRequest) -> Result<Page, Fault> {
+    let below = name_parameter(request, "below")?;
+    let after = name_parameter(request, "after")?;
+    let directories = state.store.directories.now();
+    let sums = state.store.images.sums();
+    let (listed, more) =
+        directories.list(&sums, below.as_ref(), after.as_ref(), PAGE_DIRECTORIES_MAX);
+    let escaped = |name: &ImageName| path_escape(name.as_str());
+    let page = DirectoriesPage {
+        made: match directories.count() {
+            1 => "1 directory was made".to_owned(),
+            count => format!("{count} directories were made"),
+        },
+        below: below.as_ref().map(escaped),
+        next_after: listed.last().filter(|_| more).map(|last| escaped(&last.name)),
+        directories: listed.iter().map(directory_row).collect(),
+    };
+    Ok(state.html("Directories", &page))
+}
+
+fn directory_row(directory: &DirectorySummary) -> DirectoryRow {
+    let DirectorySummary { name, made_on, owners, images, images_below, bytes_below } = directory;
+    DirectoryRow {
+        name: name.to_string(),
+        escaped_name: path_escape(name.as_str()),
+        owners: if owners.is_empty() { String::new() } else { owners.in_words() },
+        made: made_on.map_or_else(|| "by its images".to_owned(), time),
+        images: *images,
+        images_below: *images_below,
+        size_below: size(*bytes_below),
     }
-    if !notes.signatures.is_empty() {
-        html.push_str("<h2>Signatures</h2>\n");
-        let rows: Vec<Vec<Cell>> = notes.signatures.iter().map(signature).collect();
-        html.push_str(&table(&["Key", "Signed", "Expires"], &rows));
-    }
-    if !image.content.computed.is_empty() {
-        html.push_str("<h2>Computed files</h2>\n");
-        let rows: Vec<Vec<Cell>> = image
-            .content
-            .computed
-            .iter()
-            .map(|rule| vec![Cell::Name(rule.path.to_string()), Cell::Text(rule.source.clone())])
-            .collect();
-        html.push_str(&table(&["Path", "Source"], &rows));
-    }
-    if !notes.packages.is_empty() {
-        let rows: Vec<Vec<Cell>> = notes
-            .packages
-            .iter()
-            .take(PACKAGES_SHOWN_MAX)
-            .map(|one| {
-                vec![
-                    Cell::Name(one.name.clone()),
-                    Cell::Text(one.version.clone()),
-                    Cell::Number(size(one.size_bytes)),
-                ]
-            })
-            .collect();
-        html.push_str("<h2>Packages</h2>\n");
-        html.push_str(&table(&["Package", "Version", "Installed"], &rows));
-    }
-    if let Some(text) = &notes.release_notes {
-        html.push_str(&format!("<h2>Release notes</h2>\n<pre>{}</pre>", html_escape(text)));
-    }
-    html
 }
 
 fn time(time: Time) -> String {
@@ -397,7 +252,7 @@ fn time(time: Time) -> String {
     }
 }
 
-/// A length for people: `12.3 MiB`.
+/// Formats a length in binary units: `12.3 MiB`.
 fn size(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
     if bytes < 1_024 {

@@ -1,49 +1,47 @@
 //! Fetches the objects of an image that the store lacks.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::error::Error;
 use std::pin::pin;
 use std::sync::{Arc, Mutex};
 
 use api::object_server::{GetObjectsRequest, IDS_MAX};
+use model::display::error_chain;
 use model::image::Image;
 use model::lock::locked;
 use model::object::ObjectId;
-use model::report::report;
 use model::tree::encode::references;
 use rpc::client::Client;
 use tokio::sync::Notify;
 use tokio_util::task::TaskTracker;
 
-use crate::store::admission::{TREE_BYTES_MAX, read_directory};
-use crate::store::counters::Counters;
+use crate::store::error::StoreError;
+use crate::store::image_trees::{TREE_BYTES_MAX, read_directory};
 use crate::store::upload::store_objects;
-use crate::store::{Store, error::StoreError};
+use crate::store::{Counters, Store};
 
-/// For how long objects are held that an image needs which is not visible yet, in seconds. They
-/// are held anew each time that it is tried.
+/// The length of leases for the objects of an image that is being fetched, in seconds. They are
+/// renewed by each attempt.
 const LEASE_SECONDS: u32 = 3_600;
 
-/// The most objects that are asked for at once.
+/// The most objects of one request.
 const BATCH_OBJECTS_MAX: usize = 4_096;
 
-/// The most bytes that are asked for at once, unless one object has more.
+/// The most bytes of one request, unless one object has more.
 const BATCH_BYTES_MAX: u64 = 256 << 20;
 
-/// Gets objects from one server. What several images need is fetched once.
+/// Fetches objects from one server. An object that several images need is fetched once.
 pub struct Fetcher {
     pub client: Client,
-    /// Where to.
     pub store: Arc<Store>,
-    /// What is counted.
     pub counters: Arc<Counters>,
-    /// Tracks threads.
     pub tasks: TaskTracker,
-    /// What is on its way.
+    /// The objects that are being fetched.
     coming: Mutex<BTreeSet<ObjectId>>,
     came: Notify,
 }
 
-/// Objects that are on their way, until this is dropped.
+/// Objects that are being fetched, until this is dropped.
 struct Claim<'fetcher> {
     fetcher: &'fetcher Fetcher,
     ids: Vec<ObjectId>,
@@ -60,11 +58,11 @@ impl Drop for Claim<'_> {
     }
 }
 
-/// The directories below those that were asked for, and files by id with their lengths.
+/// Subdirectories, and files by id with their lengths.
 type Below = (Vec<ObjectId>, BTreeMap<ObjectId, u64>);
 
 impl Fetcher {
-    /// Gets objects from the server of `client` into `store`.
+    /// Fetches objects from the server of `client` into `store`.
     #[must_use]
     pub fn new(
         client: Client,
@@ -76,12 +74,13 @@ impl Fetcher {
         Self { client, store, counters, tasks, coming, came }
     }
 
-    /// Fetches all objects that `image` needs and that are missing here. `left` is told how many
-    /// bytes are to come.
+    /// Fetches all objects that `image` needs and that are missing here. Calls `left` with the
+    /// number of bytes that are still to be fetched. Objects that were fetched before a failure
+    /// stay.
     ///
     /// # Errors
     ///
-    /// Why not all came. What came is kept, and not fetched again.
+    /// Why not all objects were fetched. The fetched ones are stored, and not fetched again.
     pub async fn bring(&self, image: &Image, left: impl Fn(u64)) -> Result<(), String> {
         let root = image.content.root;
         let mut seen = BTreeSet::from([root]);
@@ -102,26 +101,27 @@ impl Fetcher {
         self.fetch(missing.collect(), &left).await
     }
 
-    /// Those of `ids` that are not here; all of them are held for a while.
+    /// Leases `ids`, and returns those that are missing here.
     async fn missing(&self, ids: Vec<ObjectId>) -> Result<Vec<ObjectId>, String> {
-        self.blocking(move |store| {
-            // Before they are looked for, so that what is found to be there stays.
+        self.blocking::<_, StoreError>(move |store| {
+            // Leased before the lookup, so that objects that are found stay.
             store.leasing.give(&ids, LEASE_SECONDS)?;
             store.objects.missing(&ids)
         })
         .await
     }
 
-    async fn blocking<T: Send + 'static>(
+    /// Runs work on the store on a thread that may block.
+    pub async fn blocking<T: Send + 'static, E: Error + Send + 'static>(
         &self,
-        work: impl FnOnce(&Store) -> Result<T, StoreError> + Send + 'static,
+        work: impl FnOnce(&Store) -> Result<T, E> + Send + 'static,
     ) -> Result<T, String> {
         let store = Arc::clone(&self.store);
         let done = self.tasks.spawn_blocking(move || work(&store)).await;
-        done.map_err(|lost| lost.to_string())?.map_err(|error| report(&error))
+        done.map_err(|lost| lost.to_string())?.map_err(|error| error_chain(&error))
     }
 
-    /// What is in directories that are here. `bytes` counts their encodings.
+    /// Reads local directories. `bytes` counts their encodings.
     async fn read(&self, directories: Vec<ObjectId>, bytes: &mut u64) -> Result<Below, String> {
         let store = Arc::clone(&self.store);
         let before = *bytes;
@@ -130,13 +130,14 @@ impl Fetcher {
             let mut bytes = before;
             for id in directories {
                 let encoding =
-                    read_directory(&*store.objects, id).map_err(|error| report(&error))?;
+                    read_directory(&*store.objects, id).map_err(|error| error_chain(&error))?;
                 bytes += encoding.len() as u64;
                 if bytes > TREE_BYTES_MAX {
                     return Err("its tree is larger than a server takes".to_owned());
                 }
-                let named = references(id.algorithm(), &encoding)
-                    .map_err(|error| format!("object {id} is no directory: {}", report(&error)))?;
+                let named = references(id.algorithm(), &encoding).map_err(|error| {
+                    format!("object {id} is no directory: {}", error_chain(&error))
+                })?;
                 files.extend(named.files);
                 below.extend(named.directories);
             }
@@ -157,11 +158,11 @@ impl Fetcher {
                 return Ok(());
             }
             let mut came = pin!(self.came.notified());
-            // From here on nothing that comes is missed.
+            // From here on no notification is missed.
             came.as_mut().enable();
             let claim = self.claim(&rest);
             if claim.ids.is_empty() {
-                // All of it comes for other images.
+                // Other images fetch all of these.
                 came.await;
                 let still = self.missing(rest.keys().copied().collect()).await?;
                 let still: BTreeSet<ObjectId> = still.into_iter().collect();
@@ -175,7 +176,7 @@ impl Fetcher {
         }
     }
 
-    /// Takes a batch of what nobody else fetches just now.
+    /// Claims a batch of objects that no other image is fetching.
     fn claim(&self, wanted: &BTreeMap<ObjectId, u64>) -> Claim<'_> {
         let mut coming = locked(&self.coming);
         let free = wanted.iter().filter(|(id, _)| !coming.contains(id));
@@ -186,7 +187,8 @@ impl Fetcher {
 
     async fn fetch_batch(&self, ids: &[ObjectId]) -> Result<(), String> {
         let request = GetObjectsRequest { ids: ids.to_vec() };
-        let reader = self.client.get_objects(&request).await.map_err(|error| report(&error))?;
+        let reader =
+            self.client.get_objects(&request).await.map_err(|error| error_chain(&error))?;
         let (store, counters) = (Arc::clone(&self.store), Arc::clone(&self.counters));
         let reply = store_objects(store, counters, &self.tasks, reader, ids)
             .await
@@ -205,7 +207,7 @@ impl Fetcher {
     }
 }
 
-/// The first of `wanted`, which are asked for at once.
+/// Returns the first of `wanted`, which are requested at once.
 fn batch(wanted: impl Iterator<Item = (ObjectId, u64)>) -> Vec<ObjectId> {
     let mut ids = Vec::new();
     let mut bytes: u64 = 0;

@@ -4,109 +4,124 @@
 //! not delay others. [`crate::core::replication::decision`] decides what is done,
 //! [`super::image_steps`] does it.
 
-use rpc::tls::Security;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use api::fault::FaultCode;
+use api::image_server::replication::directories::DirectoriesVersion;
 use api::image_server::replication::{
-    ADDRESS_BYTES_MAX, Change, Cursor, GetImageUpdates, GetImageUpdatesReply,
-    GetImageUpdatesRequest, Link, MasterState, NAMED_MAX, ReplicaReport, ServerId, Trouble,
+    ADDRESS_BYTES_MAX, Cursor, GetImageUpdates, GetImageUpdatesReply, GetImageUpdatesRequest,
+    ImageChange, LinkState, MasterState, NAMED_MAX, ReplicaReport, ReplicationTrouble, ServerId,
     TroubledImage,
 };
 use api::image_server::{GetImage, GetImageRequest};
+use model::display::{error_chain, safe_text};
 use model::image::{Image, ImageName};
 use model::lock::locked;
-use model::report::report;
 use model::tree::Time;
-use model::words::plain;
 use rpc::client::{Client, Peer};
+use rpc::tls::Security;
+use system::clock::wall;
+use system::random::random;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::Settings;
 use super::fetch::Fetcher;
-use crate::clock::{random, wall};
-use crate::core::replication::decision::{Decision, Rules};
-use crate::core::replication::queue::{Outcome, Queue, backoff};
-use crate::core::replication::sync_cursor::{SyncCursor, Taken, expect_no_loop};
-use crate::replication::directories::DirectoriesSync;
+use crate::core::replication::decision::{ImageDecision, NamePatterns, ReplicationRules, explain};
+use crate::core::replication::directories::{DirectoriesDecision, decide};
+use crate::core::replication::queue::{ERROR_BYTES_MAX, Outcome, Queue, WAIT_MIN, backoff};
+use crate::core::replication::sync_cursor::{SyncCursor, TakenReply, expect_no_loop};
+use crate::replication::directories::{DirectoriesSync, fetch_directories, local_state};
 use crate::replication::image_steps;
-use crate::store::Store;
-use crate::store::counters::Counters;
+use crate::store::{Counters, Store};
 
-/// How long the master waits for a change before it answers that there is none.
+/// How long the master may wait for a change before it replies.
 const WAIT: Duration = Duration::from_secs(10);
 
-/// How much longer than that its answer may take.
+/// How much longer than [`WAIT`] the reply may take.
 const SLACK: Duration = Duration::from_secs(20);
 
-/// How long one that finds itself its own master waits until it asks again.
+/// How long a server that follows itself waits until it asks again.
 const LOOP_WAIT: Duration = Duration::from_secs(2);
 
 /// How many images are fetched or changed at one time.
 const WORKERS: usize = 4;
 
-/// The longest text of an error that is kept, in bytes.
-pub(super) const ERROR_BYTES_MAX: usize = 2_000;
-
 /// How often the same error is logged again.
-const LOG_AGAIN: Duration = Duration::from_secs(600);
+const LOG_INTERVAL: Duration = Duration::from_secs(600);
 
-pub(super) struct State {
-    pub(super) directories: DirectoriesSync,
+/// Which master a replica follows, and which of its images.
+#[derive(Clone, Debug)]
+pub struct ReplicationSettings {
+    pub from: Peer,
+    /// The patterns of which one must match, as they were written.
+    pub include: Vec<String>,
+    /// The patterns of which none may match, as they were written.
+    pub exclude: Vec<String>,
+    /// Both, compiled.
+    pub patterns: NamePatterns,
+    /// True if images stay that have ended on the master.
+    pub is_archive: bool,
+}
+
+struct State {
+    directories: DirectoriesSync,
     sync_cursor: SyncCursor,
     queue: Queue,
-    link: Link,
+    link: LinkState,
     since: Time,
     failures: u32,
     last_error: Option<(Time, String)>,
     logged_at: Option<Duration>,
     server: Option<ServerId>,
     level_at: Option<Time>,
-    /// Images that the master does not name; of the list that is being told, the second.
+    /// Local images that the master does not list: of the last complete list, and of the current
+    /// one.
     only_here: [BTreeSet<ImageName>; 2],
-    /// Images that end although they are in use: somebody has said so to this server.
+    /// Images that end although they are in use, because a caller has forced it.
     forced: BTreeSet<ImageName>,
 }
 
 /// Follows one master.
 pub struct Follower {
-    pub(super) settings: Settings,
-    pub(super) id: ServerId,
-    pub(super) store: Arc<Store>,
-    pub(super) fetcher: Fetcher,
-    pub(super) client: Client,
-    rules: Rules,
+    settings: ReplicationSettings,
+    id: ServerId,
+    store: Arc<Store>,
+    fetcher: Fetcher,
+    client: Client,
+    rules: ReplicationRules,
     started: Instant,
     state: Mutex<State>,
     work: Notify,
-    pub(super) directories_told: Notify,
-    pub(super) progress: Notify,
+    directories_changed: Notify,
+    progress: Notify,
     upstream: watch::Sender<Vec<ServerId>>,
 }
 
 impl Follower {
     pub(crate) fn new(
-        settings: Settings,
+        settings: ReplicationSettings,
         security: &Security,
         id: ServerId,
         store: Arc<Store>,
         counters: Arc<Counters>,
         tasks: TaskTracker,
     ) -> Self {
-        let rules = Rules { patterns: settings.patterns.clone(), is_archive: settings.is_archive };
-        // What is fetched has a connection of its own, so that it holds up no news.
+        let rules = ReplicationRules {
+            patterns: settings.patterns.clone(),
+            is_archive: settings.is_archive,
+        };
+        // Fetching has its own connection, so that it does not delay changes.
         let client = Client::new(settings.from.clone(), security);
         let fetcher = Fetcher::new(client, Arc::clone(&store), counters, tasks);
         let state = State {
             directories: DirectoriesSync::default(),
             sync_cursor: SyncCursor::default(),
             queue: Queue::default(),
-            link: Link::Connecting,
+            link: LinkState::Connecting,
             since: wall(),
             failures: 0,
             last_error: None,
@@ -126,13 +141,13 @@ impl Follower {
             started: Instant::now(),
             state: Mutex::new(state),
             work: Notify::new(),
-            directories_told: Notify::new(),
+            directories_changed: Notify::new(),
             progress: Notify::new(),
             upstream: watch::Sender::new(Vec::new()),
         }
     }
 
-    /// Follows until `stop` is cancelled. `port` is where this server answers.
+    /// Follows until `stop` is cancelled. `port` is the port of this server.
     pub(crate) fn start(
         self: &Arc<Self>,
         port: u16,
@@ -164,7 +179,7 @@ impl Follower {
         }
     }
 
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, State> {
         locked(&self.state)
     }
 
@@ -172,7 +187,7 @@ impl Follower {
         self.started.elapsed()
     }
 
-    /// Calls the master; not what waits for news.
+    /// Returns the client for calls that do not wait for changes.
     #[must_use]
     pub fn fetch_client(&self) -> &Client {
         &self.fetcher.client
@@ -183,19 +198,19 @@ impl Follower {
         &self.settings.from
     }
 
-    /// What is followed.
+    /// The images that a replica follows.
     #[must_use]
-    pub fn rules(&self) -> &Rules {
+    pub fn rules(&self) -> &ReplicationRules {
         &self.rules
     }
 
-    /// Whether the master answers.
+    /// Returns the state of the connection to the master.
     #[must_use]
-    pub fn link(&self) -> Link {
+    pub fn link(&self) -> LinkState {
         self.state().link
     }
 
-    /// The stores above this one; is changed when they do.
+    /// Returns a receiver of the stores above this one.
     #[must_use]
     pub fn upstream(&self) -> watch::Receiver<Vec<ServerId>> {
         self.upstream.subscribe()
@@ -205,7 +220,7 @@ impl Follower {
         loop {
             let request = {
                 let state = self.state();
-                let wait = if state.link == Link::Connected { WAIT } else { Duration::ZERO };
+                let wait = if state.link == LinkState::Connected { WAIT } else { Duration::ZERO };
                 let replica = ReplicaReport {
                     server: self.id.clone(),
                     port,
@@ -214,19 +229,19 @@ impl Follower {
                 };
                 let position = state.sync_cursor.position();
                 let wait_ms = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
-                let directories = state.directories.told;
+                let directories = state.directories.master_version;
                 GetImageUpdatesRequest { position, wait_ms, replica, directories }
             };
             let call = self.client.call_within::<GetImageUpdates>(&request, WAIT + SLACK);
             let reply = tokio::select! {
                 biased;
                 reply = call => reply,
-                // So that the master knows.
-                () = self.is_level_again(request.replica.is_level) => continue,
+                // Reports to the master that this server is level.
+                () = self.wait_until_level(request.replica.is_level) => continue,
             };
             let wait = match reply {
                 Ok(reply) => self.take(reply),
-                Err(error) => Some(self.failed(Link::Broken, &report(&error))),
+                Err(error) => Some(self.failed(LinkState::Broken, &error_chain(&error))),
             };
             self.progress.notify_waiters();
             if let Some(wait) = wait {
@@ -235,8 +250,8 @@ impl Follower {
         }
     }
 
-    /// Waits until this server is level, unless it `was` when it last said so.
-    async fn is_level_again(&self, was: bool) {
+    /// Waits until this server is level, unless the last request has reported that.
+    async fn wait_until_level(&self, was: bool) {
         loop {
             let mut progress = std::pin::pin!(self.progress.notified());
             progress.as_mut().enable();
@@ -247,20 +262,19 @@ impl Follower {
         }
     }
 
-    /// Takes note that the master cannot be followed; gives how long to wait.
-    fn failed(&self, link: Link, why: &str) -> Duration {
-        let chance = u16::try_from(random() % 1_000).unwrap_or_default();
+    /// Records that the master cannot be followed. Returns how long to wait.
+    fn failed(&self, link: LinkState, why: &str) -> Duration {
         let now = self.now();
         let mut state = self.state();
         let wait = match link {
-            Link::Loop => LOOP_WAIT,
-            _ => backoff(state.failures, chance),
+            LinkState::Loop => LOOP_WAIT,
+            _ => backoff(state.failures, random()),
         };
         state.failures += 1;
-        let why = plain(why, ERROR_BYTES_MAX);
+        let why = safe_text(why, ERROR_BYTES_MAX);
         let is_new = state.last_error.as_ref().is_none_or(|(_, former)| *former != why)
             || state.link != link
-            || state.logged_at.is_none_or(|at| now >= at + LOG_AGAIN);
+            || state.logged_at.is_none_or(|at| now >= at + LOG_INTERVAL);
         if is_new {
             tracing::error!(
                 master = %self.master(), seconds = wait.as_secs_f32(),
@@ -273,19 +287,19 @@ impl Follower {
         wait
     }
 
-    /// Takes a reply; gives how long to wait if it cannot be used.
+    /// Applies a reply. Returns how long to wait if it cannot be used.
     fn take(&self, reply: GetImageUpdatesReply) -> Option<Duration> {
         let upstream = std::iter::once(reply.server.clone()).chain(reply.upstream.iter().cloned());
         let upstream: Vec<ServerId> =
             upstream.take(api::image_server::replication::SERVERS_MAX).collect();
-        // Told also if it is a loop, so that all who are in it know.
+        // Published also for a loop, so that all servers in it report it.
         self.upstream.send_if_modified(|former| {
             let is_new = *former != upstream;
             *former = upstream;
             is_new
         });
         if let Err(error) = expect_no_loop(&self.id, &reply) {
-            return Some(self.failed(Link::Loop, &report(&error)));
+            return Some(self.failed(LinkState::Loop, &error_chain(&error)));
         }
         let mut state = self.state();
         let taken = match state.sync_cursor.take(&reply) {
@@ -293,7 +307,7 @@ impl Follower {
             Err(error) => {
                 state.sync_cursor = SyncCursor::Begin;
                 drop(state);
-                return Some(self.failed(Link::Broken, &report(&error)));
+                return Some(self.failed(LinkState::Broken, &error_chain(&error)));
             }
         };
         let now = self.now();
@@ -305,14 +319,14 @@ impl Follower {
                 "the master has another store than before: images that it lacks stay here"
             );
         }
-        if state.link != Link::Connected {
+        if state.link != LinkState::Connected {
             tracing::info!(master = %self.master(), store = %reply.server, "following the master");
-            state.link_is(Link::Connected);
+            state.link_is(LinkState::Connected);
             state.failures = 0;
             state.queue.hurry(now, None);
             self.work.notify_waiters();
         }
-        self.look_for_others(&mut state, &taken, &reply.changes);
+        self.note_missing_on_master(&mut state, &taken, &reply.changes);
         let mut count = 0;
         for change in reply.changes {
             if self.put(&mut state, now, change) {
@@ -322,15 +336,21 @@ impl Follower {
         if count > 0 {
             self.work.notify_waiters();
         }
-        if self.hear_of_directories(&mut state.directories, reply.directories) {
-            self.directories_told.notify_one();
+        let master = self.master();
+        if state.directories.note_master_version(&self.store, master, reply.directories) {
+            self.directories_changed.notify_one();
         }
         state.note_level();
         None
     }
 
-    /// Finds out which images the master does not name.
-    fn look_for_others(&self, state: &mut State, taken: &Taken, changes: &[Change]) {
+    /// Records which local images the master does not list.
+    fn note_missing_on_master(
+        &self,
+        state: &mut State,
+        taken: &TakenReply,
+        changes: &[ImageChange],
+    ) {
         let State { only_here, sync_cursor, .. } = state;
         let [former, next] = only_here;
         let Some(span) = &taken.span else {
@@ -342,7 +362,7 @@ impl Follower {
         if taken.is_first {
             next.clear();
         }
-        let named: BTreeSet<&ImageName> = changes.iter().map(Change::name).collect();
+        let named: BTreeSet<&ImageName> = changes.iter().map(ImageChange::name).collect();
         let here = self.store.images.between(span).into_iter();
         next.extend(here.filter(|name| self.rules.follow(name) && !named.contains(name)));
         if !sync_cursor.follows() {
@@ -357,12 +377,12 @@ impl Follower {
         }
     }
 
-    /// Queues a change if there is something to do. True if there is.
-    fn put(&self, state: &mut State, now: Duration, change: Change) -> bool {
+    /// Queues a change if there is something to do. Returns true if there is.
+    fn put(&self, state: &mut State, now: Duration, change: ImageChange) -> bool {
         let name = change.name();
         let is_forced = state.forced.contains(name);
-        let here = self.store.images.here(name, || !is_forced && self.is_held(name));
-        let is_idle = self.rules.decide(&change, &here) == Decision::Nothing;
+        let here = self.store.images.local_image(name, || !is_forced && self.is_held(name));
+        let is_idle = self.rules.decide(&change, &here) == ImageDecision::Nothing;
         if is_idle && state.queue.is_empty_of(name) {
             return false;
         }
@@ -371,15 +391,46 @@ impl Follower {
     }
 
     fn is_held(&self, name: &ImageName) -> bool {
-        // If it is not known, it may be.
+        // An unknown state counts as in use.
         self.store.holding.holders(name).map_or(true, |holders| !holders.is_empty())
     }
 
-    /// Does what is in the queue, one after the other.
+    /// Fetches the directories of the master whenever they have changed.
+    async fn follow_directories(&self) {
+        loop {
+            self.directories_changed.notified().await;
+            while !self.state().directories.is_settled() {
+                let wait = match fetch_directories(&self.fetcher, self.master()).await {
+                    Ok(version) if self.note_fetched_directories(version) => break,
+                    // They have changed again meanwhile.
+                    Ok(_) => WAIT_MIN,
+                    Err(why) => {
+                        let mut state = self.state();
+                        let is_connected = state.link == LinkState::Connected;
+                        state.directories.note_failure(self.master(), is_connected, &why)
+                    }
+                };
+                tokio::time::sleep(wait).await;
+            }
+        }
+    }
+
+    /// Returns true if nothing is left to fetch.
+    fn note_fetched_directories(&self, version: Option<DirectoriesVersion>) -> bool {
+        let mut state = self.state();
+        state.directories.note_fetched(&self.store, self.master(), version);
+        state.note_level();
+        let is_settled = state.directories.is_settled();
+        drop(state);
+        self.progress.notify_waiters();
+        is_settled
+    }
+
+    /// Makes the changes in the queue, one after the other.
     async fn work(&self) {
         loop {
             let mut woken = std::pin::pin!(self.work.notified());
-            // From here on nothing that is put in is missed.
+            // From here on no queued change is missed.
             woken.as_mut().enable();
             let now = self.now();
             let (next, due) = {
@@ -402,53 +453,55 @@ impl Follower {
     }
 
     fn ended(&self, name: &ImageName, outcome: Outcome) {
-        let chance = u16::try_from(random() % 1_000).unwrap_or_default();
         let now = self.now();
         let mut state = self.state();
         let former = state.queue.trouble(name);
         match &outcome {
             Outcome::Done => {}
-            Outcome::Kept(trouble, text) if former != Some(*trouble) => {
+            Outcome::Blocked(trouble, text) if former != Some(*trouble) => {
                 tracing::error!(image = %name, trouble = trouble.name(), "{text}");
             }
             Outcome::Failed(why) => {
-                if former != Some(Trouble::Failing) {
+                if former != Some(ReplicationTrouble::Failing) {
                     tracing::error!(image = %name, "an image failed, trying again: {why}");
                 }
-                let text = plain(&format!("{name}: {why}"), ERROR_BYTES_MAX);
+                let text = safe_text(&format!("{name}: {why}"), ERROR_BYTES_MAX);
                 state.last_error = Some((wall(), text));
             }
-            Outcome::Kept(..) => {}
+            Outcome::Blocked(..) => {}
         }
         if !matches!(outcome, Outcome::Failed(_)) {
             state.forced.remove(name);
         }
-        state.queue.end(now, name, outcome, chance);
+        state.queue.end(now, name, outcome, random());
         state.note_level();
         drop(state);
-        // It may be due at once, because it has changed meanwhile.
+        // The name may be due at once, because it changed meanwhile.
         self.work.notify_waiters();
         self.progress.notify_waiters();
     }
 
-    async fn carry_out(&self, change: &Change) -> Outcome {
+    async fn carry_out(&self, change: &ImageChange) -> Outcome {
         let name = change.name();
+        let master = self.master().to_string();
         let is_forced = self.state().forced.contains(name);
-        let here = self.store.images.here(name, || !is_forced && self.is_held(name));
+        let here = self.store.images.local_image(name, || !is_forced && self.is_held(name));
         let done = match (self.rules.decide(change, &here), change) {
-            (Decision::Nothing, _) => Ok(()),
-            (Decision::Keep(trouble), _) => {
-                return Outcome::Kept(trouble, self.trouble_text(name, trouble));
+            (ImageDecision::Nothing, _) => Ok(()),
+            (ImageDecision::Blocked(trouble), _) => {
+                let holders = self.store.holding.holders(name).unwrap_or_default();
+                let holders: Vec<String> = holders.into_iter().map(|holder| holder.name).collect();
+                let text = explain(trouble, name, &master, &holders);
+                return Outcome::Blocked(trouble, text);
             }
-            (Decision::Fetch, _) => self.fetch(change).await,
-            (Decision::Renote, _) => self.renote(change).await,
-            (Decision::End, Change::Ended { how, digest: Some(digest), .. }) => {
-                let (of, how, digest) = (name.clone(), *how, *digest);
-                let ended = self.blocking(move |store, master| {
-                    image_steps::end(store, &of, digest, how, master)
-                        .map_err(|error| report(&error))
-                });
-                // If it was false there is another image now, which is decided on anew.
+            (ImageDecision::Fetch, _) => self.fetch(change).await,
+            (ImageDecision::UpdateNotes, _) => self.update_notes(change).await,
+            (ImageDecision::End, ImageChange::Ended { how, digest: Some(digest), .. }) => {
+                let (ending, how, digest) = (name.clone(), *how, *digest);
+                let ended = self
+                    .fetcher
+                    .blocking(move |store| image_steps::end(store, &ending, digest, how, &master));
+                // If it did not end there is another image by now, which is decided on again.
                 ended.await.map(|ended| {
                     if ended {
                         tracing::info!(image = %name, "{} on the master, and here", how.word());
@@ -456,15 +509,14 @@ impl Follower {
                     }
                 })
             }
-            (Decision::Mark, Change::Ended { how, digest, .. }) => {
-                let (of, how, digest) = (name.clone(), *how, *digest);
-                let marked = self.blocking(move |store, master| {
-                    image_steps::mark_ended(store, &of, digest, how, master)
-                        .map_err(|error| report(&error))
+            (ImageDecision::AddTombstone, ImageChange::Ended { how, digest, .. }) => {
+                let (ended, how, digest) = (name.clone(), *how, *digest);
+                let added = self.fetcher.blocking(move |store| {
+                    image_steps::add_tombstone(store, &ended, digest, how, &master)
                 });
-                marked.await
+                added.await
             }
-            (Decision::End | Decision::Mark, _) => Ok(()),
+            (ImageDecision::End | ImageDecision::AddTombstone, _) => Ok(()),
         };
         match done {
             Ok(()) => Outcome::Done,
@@ -472,27 +524,17 @@ impl Follower {
         }
     }
 
-    /// Runs a step of the store where it may block.
-    pub(super) async fn blocking<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(&Store, &str) -> Result<T, String> + Send + 'static,
-    ) -> Result<T, String> {
-        let (store, master) = (Arc::clone(&self.store), self.master().to_string());
-        let done = self.fetcher.tasks.spawn_blocking(move || work(&store, &master)).await;
-        done.map_err(|lost| lost.to_string())?
-    }
-
-    /// The image that `change` speaks of; `None` if the master has it no more, or has another by
-    /// now, of which it will tell.
-    async fn ask(&self, change: &Change) -> Result<Option<Image>, String> {
-        let Change::Image { name, digest, .. } = change else { return Ok(None) };
+    /// Fetches the record of the image of `change`; `None` if the master has no such image any
+    /// more.
+    async fn ask(&self, change: &ImageChange) -> Result<Option<Image>, String> {
+        let ImageChange::Image { name, digest, .. } = change else { return Ok(None) };
         let request = GetImageRequest { name: name.clone(), wait_ms: 0 };
         let image = match self.fetcher.client.call::<GetImage>(&request).await {
             Ok(image) => image,
             Err(error) => {
                 return match error.code() {
                     Some(FaultCode::NotFound | FaultCode::Gone) => Ok(None),
-                    _ => Err(report(&error)),
+                    _ => Err(error_chain(&error)),
                 };
             }
         };
@@ -502,22 +544,19 @@ impl Follower {
         Ok(Some(image))
     }
 
-    async fn fetch(&self, change: &Change) -> Result<(), String> {
+    async fn fetch(&self, change: &ImageChange) -> Result<(), String> {
         match self.ask(change).await? {
             None => Ok(()),
             Some(image) => self.receive(image).await,
         }
     }
 
-    /// Makes an image of the master visible here, after all that it needs has come.
+    /// Fetches all objects of an image of the master, then makes it visible here.
     pub(crate) async fn receive(&self, image: Image) -> Result<(), String> {
         let name = image.content.name.clone();
         self.fetcher.bring(&image, |bytes| self.state().queue.left(&name, bytes)).await?;
         let image = self.as_here(image);
-        let work = move |store: &Store, _: &str| {
-            image_steps::receive(store, image).map_err(|error| report(&error))
-        };
-        if self.blocking(work).await? {
+        if self.fetcher.blocking(move |store| image_steps::receive(store, image)).await? {
             let master = self.master();
             tracing::info!(image = %name, %master, "took an image from the master");
             self.fetcher.counters.images_replicated.inc();
@@ -526,86 +565,54 @@ impl Follower {
         Ok(())
     }
 
-    async fn renote(&self, change: &Change) -> Result<(), String> {
+    async fn update_notes(&self, change: &ImageChange) -> Result<(), String> {
         let Some(image) = self.ask(change).await? else { return Ok(()) };
         self.fetcher.bring(&image, |_| ()).await?;
         let image = self.as_here(image);
-        let work = move |store: &Store, _: &str| {
-            image_steps::renote(store, &image).map_err(|error| report(&error))
-        };
-        self.blocking(work).await.map(drop)
+        let updated = self.fetcher.blocking(move |store| image_steps::update_notes(store, &image));
+        updated.await.map(drop)
     }
 
-    /// The image as it is kept here.
+    /// Returns the image as it is stored here.
     fn as_here(&self, mut image: Image) -> Image {
         image.notes.expires_at = self.rules.expiry(image.notes.expires_at);
         image
     }
 
-    fn trouble_text(&self, name: &ImageName, trouble: Trouble) -> String {
-        let master = self.master();
-        match trouble {
-            Trouble::Conflict => format!(
-                "{name} is another image here than on the master {master}: neither is changed. \
-                 Add yours on the master under another name if it is needed, then `imagetool \
-                 delete --local {name}` here, and that of the master comes"
-            ),
-            Trouble::EndedHere => format!(
-                "the master {master} has an image {name}, but one of that name has ended here \
-                 before: it is not taken. Add it on the master under another name if it is needed"
-            ),
-            Trouble::EndedOther => format!(
-                "the master {master} has ended an image {name}, but not this one, or it does not \
-                 say which: it stays here. `imagetool delete --local {name}` removes it"
-            ),
-            Trouble::Held => {
-                let holders = self.store.holding.holders(name).unwrap_or_default();
-                let names: Vec<String> = holders.into_iter().map(|holder| holder.name).collect();
-                format!(
-                    "the master {master} has ended {name}, but it is in use here, by {}: it stays \
-                     until it is not. Let the machines have another image",
-                    names.join(", ")
-                )
-            }
-            Trouble::Damaged => format!(
-                "the record of {name} is damaged here: `imagetool delete --local {name}` removes \
-                 it, and it comes again from the master {master}"
-            ),
-            Trouble::Failing => format!("{name} cannot be had from the master {master}"),
-        }
-    }
-
-    /// True if this server may drop its copy of an image: the master would not send it again, or
-    /// not the same.
+    /// Returns true if this server may drop its copy of an image: the master would not send the
+    /// same image again.
     #[must_use]
     pub fn may_drop(&self, name: &ImageName) -> bool {
         let state = self.state();
         !self.rules.follow(name)
-            || state.queue.trouble(name).is_some_and(|trouble| trouble != Trouble::Failing)
+            || state
+                .queue
+                .trouble(name)
+                .is_some_and(|trouble| trouble != ReplicationTrouble::Failing)
             || state.only_here[0].contains(name)
     }
 
-    /// Lets an image end when the master says so, although it is in use: somebody meant it.
+    /// Lets an image end with that of the master although it is in use: a caller has forced it.
     pub fn force(&self, name: &ImageName) {
         if self.store.images.digest(name).is_some() {
             self.state().forced.insert(name.clone());
         }
-        self.look_again(name);
+        self.retry(name);
     }
 
-    /// Takes [`Follower::force`] back.
+    /// Undoes [`Follower::force`].
     pub fn unforce(&self, name: &ImageName) {
         self.state().forced.remove(name);
     }
 
-    /// Looks again at what there is of a name.
-    pub fn look_again(&self, name: &ImageName) {
+    /// Makes the change of a name due at once.
+    pub fn retry(&self, name: &ImageName) {
         let now = self.now();
         self.state().queue.hurry(now, Some(name));
         self.work.notify_waiters();
     }
 
-    /// Waits until what the master had changed up to `cursor` of `name` has come here, but not for
+    /// Waits until the changes of the master up to `cursor` are made here for `name`, but not for
     /// longer than `limit`.
     pub async fn settled(&self, name: &ImageName, cursor: Cursor, limit: Duration) {
         if !self.rules.follow(name) {
@@ -628,7 +635,24 @@ impl Follower {
         }
     }
 
-    /// How this server stands with its master.
+    /// Waits until that version of the master's directories is here, or is blocked, but not for
+    /// longer than `limit`.
+    pub async fn directories_settled(&self, version: Option<DirectoriesVersion>, limit: Duration) {
+        let deadline = Instant::now() + limit;
+        loop {
+            let mut progress = std::pin::pin!(self.progress.notified());
+            progress.as_mut().enable();
+            if decide(version, local_state(&self.store)) != DirectoriesDecision::Fetch {
+                return;
+            }
+            tokio::select! {
+                () = progress => {}
+                () = tokio::time::sleep_until(deadline) => return,
+            }
+        }
+    }
+
+    /// Returns the state of replication from the master.
     #[must_use]
     pub fn report(&self) -> MasterState {
         let images = &self.store.images;
@@ -638,13 +662,13 @@ impl Follower {
         };
         let state = self.state();
         let (images_behind, bytes_left) = state.queue.behind();
-        let troubled = |(name, trouble, text): (&ImageName, Trouble, &str)| {
+        let troubled = |(name, trouble, text): (&ImageName, ReplicationTrouble, &str)| {
             let (name, text) = (name.clone(), text.to_owned());
             TroubledImage { name, trouble, text }
         };
         let only_here = || state.only_here[0].iter().filter(|name| images.digest(name).is_some());
         MasterState {
-            address: plain(&self.master().to_string(), ADDRESS_BYTES_MAX),
+            address: safe_text(&self.master().to_string(), ADDRESS_BYTES_MAX),
             server: state.server.clone(),
             upstream: self.upstream.borrow().iter().skip(1).cloned().collect(),
             link: state.link,
@@ -668,24 +692,20 @@ impl Follower {
 }
 
 impl State {
-    pub(super) fn link(&self) -> Link {
-        self.link
-    }
-
-    fn link_is(&mut self, link: Link) {
+    fn link_is(&mut self, link: LinkState) {
         if self.link != link {
             (self.link, self.since) = (link, wall());
         }
     }
 
     fn is_level(&self) -> bool {
-        self.link == Link::Connected
+        self.link == LinkState::Connected
             && self.sync_cursor.follows()
             && self.queue.behind().0 == 0
             && self.directories.is_settled()
     }
 
-    pub(super) fn note_level(&mut self) {
+    fn note_level(&mut self) {
         if self.is_level() {
             self.level_at = Some(wall());
         }

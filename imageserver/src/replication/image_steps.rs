@@ -2,18 +2,19 @@
 
 use std::sync::PoisonError;
 
-use api::image_server::replication::Ended;
+use api::image_server::replication::ImageEnd;
 use model::image::{Image, ImageName, tags};
 use model::object::ObjectId;
 
+use crate::store::Store;
+use crate::store::error::{AdmissionError, StoreError};
+use crate::store::image_trees::check_tree;
 use crate::store::record::Record;
-use crate::store::{Store, error::StoreError};
-use crate::store::{admission::admit, error::AdmissionError};
 
-/// Why an image was not taken.
+/// Why an image of the master was not added.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum ArrivalError {
+pub enum ReceiveError {
     #[error("cannot take image {name}")]
     Admission {
         name: ImageName,
@@ -32,9 +33,9 @@ pub enum ArrivalError {
     Store(#[from] StoreError),
 }
 
-/// Adds an image with the notes that it has, when all that it needs is here. False if it is here
-/// already.
-pub fn receive(store: &Store, image: Image) -> Result<bool, ArrivalError> {
+/// Adds an image of the master with its notes. All its objects must be here. Returns false if the
+/// image is here already.
+pub fn receive(store: &Store, image: Image) -> Result<bool, ReceiveError> {
     let name = image.content.name.clone();
     let digest = image.content.digest();
     verify(&image)?;
@@ -43,59 +44,59 @@ pub fn receive(store: &Store, image: Image) -> Result<bool, ArrivalError> {
     if let Some(log) = image.notes.build_log
         && store.objects.held(&log)?.is_none()
     {
-        return Err(ArrivalError::BuildLog { name, log });
+        return Err(ReceiveError::BuildLog { name, log });
     }
-    let admitted = admit(&*store.objects, &image.content)
-        .map_err(|source| ArrivalError::Admission { name: name.clone(), source })?;
-    // All objects must be on the medium before an image that needs them is seen.
+    let checked = check_tree(&*store.objects, &image.content)
+        .map_err(|source| ReceiveError::Admission { name: name.clone(), source })?;
+    // All objects must be on the medium before an image that needs them is visible.
     store.objects.sync()?;
-    match store.images.add(&Record { image, totals: admitted.totals }) {
+    match store.images.add(&Record { image, totals: checked.totals }) {
         Err(StoreError::Exists { .. }) if store.images.digest(&name) == Some(digest) => Ok(false),
         other => Ok(other.map(|()| true)?),
     }
 }
 
-/// Gives an image the notes that it has on the master. False if there is another image here.
-pub fn renote(store: &Store, image: &Image) -> Result<bool, ArrivalError> {
+/// Replaces the notes of an image by those on the master. Returns false if the local image differs.
+pub fn update_notes(store: &Store, image: &Image) -> Result<bool, ReceiveError> {
     let Image { content, notes } = image;
     verify(image)?;
     let _adding = store.adding.read().unwrap_or_else(PoisonError::into_inner);
     if let Some(log) = notes.build_log
         && store.objects.held(&log)?.is_none()
     {
-        return Err(ArrivalError::BuildLog { name: content.name.clone(), log });
+        return Err(ReceiveError::BuildLog { name: content.name.clone(), log });
     }
-    Ok(store.images.renote(&content.name, content.digest(), notes)?)
+    Ok(store.images.replace_notes(&content.name, content.digest(), notes)?)
 }
 
-fn verify(image: &Image) -> Result<(), ArrivalError> {
+fn verify(image: &Image) -> Result<(), ReceiveError> {
     tags::verify(&image.notes.tags)
-        .map_err(|source| ArrivalError::Tags { name: image.content.name.clone(), source })
+        .map_err(|source| ReceiveError::Tags { name: image.content.name.clone(), source })
 }
 
-/// Ends the image of that digest, as `master` says. False if there is another image here.
+/// Ends the image of that digest, as on `master`. Returns false if the local image differs.
 pub fn end(
     store: &Store,
     name: &ImageName,
     digest: ObjectId,
-    how: Ended,
+    how: ImageEnd,
     master: &str,
 ) -> Result<bool, StoreError> {
-    store.images.end(name, digest, &mark(how, master))
+    store.images.end(name, digest, &tombstone(how, master))
 }
 
-/// Keeps that an image which never was here has ended.
-pub fn mark_ended(
+/// Records that an image has ended that never was here.
+pub fn add_tombstone(
     store: &Store,
     name: &ImageName,
     digest: Option<ObjectId>,
-    how: Ended,
+    how: ImageEnd,
     master: &str,
 ) -> Result<(), StoreError> {
-    store.images.mark(name, digest, &mark(how, master))
+    store.images.add_tombstone(name, digest, &tombstone(how, master))
 }
 
-fn mark(how: Ended, master: &str) -> String {
+fn tombstone(how: ImageEnd, master: &str) -> String {
     let how = how.word();
     format!("{how} on {master}, which this server followed; the name is never used again\n")
 }

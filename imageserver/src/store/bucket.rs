@@ -1,33 +1,32 @@
 //! A store in an S3-compatible bucket, which several servers may share.
 //!
 //! ```text
-//! PREFIX/format                             what the rest is
-//! PREFIX/objects/<algorithm>/<2 hex>/<hex>  objects; an empty one that should not be is none
-//! PREFIX/images/<escaped name>              a record, or in its place the mark that it is gone
-//! PREFIX/directories                        which directories were made, and who owns them
-//! PREFIX/changed                            written anew after each change of an image
-//! PREFIX/leases/<server>/<number>           objects that a server has promised to callers
-//! PREFIX/holds/<digest of holder>           images that a dominator uses
-//! PREFIX/servers/<server>                   written anew, to learn what the bucket's clock shows
-//! PREFIX/collector/turn                     which server collects
-//! PREFIX/collector/condemned                what it removes just now
-//! PREFIX/collector/unneeded                 what no image needs, and since when
-//! PREFIX/quarantine/...                     objects that were found corrupt
+//! PREFIX/format                             the format of the bucket
+//! PREFIX/objects/<algorithm>/<2 hex>/<hex>  objects; an unexpected empty one does not count
+//! PREFIX/images/<escaped name>              a record, or a tombstone in its place
+//! PREFIX/directories                        the directories that were made, and their owners
+//! PREFIX/changed                            rewritten after each change of an image
+//! PREFIX/leases/<server>/<number>           objects that a server has leased to clients
+//! PREFIX/holds/<digest of holder>           images that a dominator holds
+//! PREFIX/servers/<server>                   rewritten to read the bucket's clock
+//! PREFIX/collector/turn                     the lease of the collector
+//! PREFIX/collector/condemned                the list of pending deletes
+//! PREFIX/collector/unneeded                 objects that no image needs, and since when
+//! PREFIX/quarantine/...                     corrupt objects
 //! ```
 //!
-//! All that is decided is decided by conditional writes of one key: `If-None-Match: *` makes it,
-//! `If-Match` changes it. A bucket that does not honour these is refused at start. A name is one
-//! key for ever: a record, and after that a mark. So of several that take it one gets it, whatever
-//! server they talk to, and nobody gets it a second time. Lists of images are kept in memory.
+//! Each decision is a conditional write of one key: `If-None-Match: *` creates it, `If-Match`
+//! changes it. A bucket that does not honour these is refused at start. A name of an image is one
+//! key for ever: a record, and later a tombstone. So of several servers that use a name one
+//! succeeds, and nobody uses it again. Lists of images are in memory.
 //!
-//! Objects go through a directory of the server's own disk, a store of the other kind: what is
-//! uploaded is hashed there before it is sent, what is fetched before it is served. It holds what
-//! was used last, up to a limit, and can be thrown away.
+//! Objects pass through a cache in a directory of the server's own disk: they are hashed there
+//! before they are uploaded or served. The cache holds the last used objects up to a limit, and can
+//! be deleted.
 //!
 //! [`collecting`] says why no object is lost.
 
 pub mod collecting;
-pub mod directories;
 pub mod gc_lease;
 pub mod image_holds;
 pub mod keys;
@@ -40,40 +39,37 @@ pub(super) mod objects;
 pub(super) mod records;
 pub(super) mod remote;
 
-pub use crate::store::bucket_error::BucketError;
-
 use std::path::Path;
 
 use fs_err::os::unix::fs::OpenOptionsExt as _;
+use remote::Remote;
 
 use super::layout;
 use crate::store::error::{StoreError, failed};
-use remote::Remote;
+use crate::store::files::{if_found, sync_directory};
 
-/// What the key `format` holds.
+/// The content of the key `format`.
 const FORMAT: &[u8] = b"dominator-bucket 1\n";
 
 /// The name of this server in the bucket: drawn once, and kept beside the cache.
 pub(super) fn own_id(data: &Path) -> Result<String, StoreError> {
     let why = || failed("read which server this is");
     let path = data.join(layout::SERVER);
-    match fs_err::read_to_string(&path) {
-        Ok(text) if keys::is_server(text.trim()) => return Ok(text.trim().to_owned()),
-        Ok(_) => {}
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-        Err(error) => return Err(why()(error)),
+    let saved = if_found(fs_err::read_to_string(&path)).map_err(why())?;
+    if let Some(text) = saved.filter(|text| keys::is_server(text.trim())) {
+        return Ok(text.trim().to_owned());
     }
-    let id = remote::random()?;
+    let id = remote::nonce();
     let mut options = fs_err::OpenOptions::new();
     let mut file =
         options.create(true).truncate(true).write(true).mode(0o600).open(&path).map_err(why())?;
     std::io::Write::write_all(&mut file, format!("{id}\n").as_bytes()).map_err(why())?;
     file.sync_all().map_err(why())?;
-    crate::store::files::sync_directory(data)?;
+    sync_directory(data)?;
     Ok(id)
 }
 
-/// Refuses a bucket that takes writes which it must refuse.
+/// Refuses a bucket that does not honour conditional writes.
 pub(super) fn expect_conditional_writes(remote: &Remote) -> Result<(), StoreError> {
     let key = remote.key(&keys::probe(remote.server()));
     remote.delete(std::slice::from_ref(&key))?;

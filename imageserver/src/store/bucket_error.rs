@@ -1,48 +1,48 @@
-//! Why a request to a bucket failed, in few words.
+//! The errors of requests to a bucket, in few words.
 
 use std::error::Error;
 
-/// The longest of what a bucket said that is shown, in characters.
-const SAID_MAX: usize = 300;
+/// The longest shown detail of an answer, in characters.
+const DETAIL_MAX: usize = 300;
 
-/// Why a bucket did not do what it was asked.
+/// Why a request to a bucket failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BucketError {
-    #[error("the bucket {bucket} is unavailable ({said}): try again later")]
-    Unreachable { bucket: String, said: String },
+    #[error("the bucket {bucket} is unavailable ({detail}): try again later")]
+    Unreachable { bucket: String, detail: String },
     #[error(
-        "the bucket {bucket} denies access ({said}): check the credentials of this server and \
+        "the bucket {bucket} denies access ({detail}): check the credentials of this server and \
          their permissions"
     )]
-    Denied { bucket: String, said: String },
-    #[error("the bucket {bucket} is full ({said}): give it more space, or delete images")]
-    Full { bucket: String, said: String },
+    Denied { bucket: String, detail: String },
+    #[error("the bucket {bucket} is full ({detail}): give it more space, or delete images")]
+    Full { bucket: String, detail: String },
     #[error("the bucket {bucket} cannot be used: {why}")]
     Unfit { bucket: String, why: &'static str },
-    #[error("the bucket {bucket} refuses ({said})")]
-    Refused { bucket: String, said: String },
+    #[error("the bucket {bucket} refuses ({detail})")]
+    Refused { bucket: String, detail: String },
 }
 
 impl BucketError {
-    /// What a failure of the library means, which tells the answer of a bucket in its text only.
-    pub(super) fn of(bucket: String, error: &dyn Error) -> Self {
-        let (status, said) = said(error);
-        let is = |codes: &[&str]| codes.iter().any(|code| said.contains(code));
+    /// Classifies a failure of the library, which has the bucket's answer only in its text.
+    pub(super) fn new(bucket: String, error: &dyn Error) -> Self {
+        let (status, detail) = detail(error);
+        let is = |codes: &[&str]| codes.iter().any(|code| detail.contains(code));
         match status {
-            Some(401 | 403) => Self::Denied { bucket, said },
-            Some(507) => Self::Full { bucket, said },
+            Some(401 | 403) => Self::Denied { bucket, detail },
+            Some(507) => Self::Full { bucket, detail },
             _ if is(&["QuotaExceeded", "XMinioStorageFull", "EntityTooLarge"]) => {
-                Self::Full { bucket, said }
+                Self::Full { bucket, detail }
             }
-            Some(408 | 429 | 500..) | None => Self::Unreachable { bucket, said },
-            Some(_) => Self::Refused { bucket, said },
+            Some(408 | 429 | 500..) | None => Self::Unreachable { bucket, detail },
+            Some(_) => Self::Refused { bucket, detail },
         }
     }
 }
 
-/// The status that a bucket answered, if it did, and what it said or what went wrong.
-fn said(error: &dyn Error) -> (Option<u16>, String) {
+/// Returns the status of the answer, if there was one, and the message or the cause.
+fn detail(error: &dyn Error) -> (Option<u16>, String) {
     let text = error.to_string();
     let Some((_, answer)) = text.split_once("status code: ") else {
         let mut root = error;
@@ -57,17 +57,17 @@ fn said(error: &dyn Error) -> (Option<u16>, String) {
         let (_, rest) = body.split_once(&format!("<{name}>"))?;
         Some(rest.split_once(&format!("</{name}>"))?.0)
     };
-    let said = match (part("Code"), part("Message")) {
+    let detail = match (part("Code"), part("Message")) {
         (Some(code), Some(message)) => format!("{line}, {code}: {message}"),
         (Some(code), None) => format!("{line}, {code}"),
         _ => line.to_owned(),
     };
-    (status, short(&said))
+    (status, short(&detail))
 }
 
 fn short(text: &str) -> String {
     let plain = text.chars().map(|letter| if letter.is_control() { ' ' } else { letter });
-    plain.take(SAID_MAX).collect()
+    plain.take(DETAIL_MAX).collect()
 }
 
 #[cfg(test)]
@@ -76,7 +76,7 @@ mod tests {
 
     #[derive(Debug, thiserror::Error)]
     #[error("{0}")]
-    struct Said(&'static str);
+    struct TestError(&'static str);
 
     #[test]
     fn what_a_bucket_answers_has_a_meaning() {
@@ -84,14 +84,14 @@ mod tests {
         let answer = "Generic S3 error: Error performing PUT http://h/b in 1ms - Server returned \
                       non-2xx status code: 403 Forbidden: <?xml?><Error><Code>AccessDenied</Code>\
                       <Message>no\n</Message></Error>";
-        let said = "403 Forbidden, AccessDenied: no ".to_owned();
-        let expected = BucketError::Denied { bucket: bucket(), said };
-        assert_eq!(BucketError::of(bucket(), &Said(answer)), expected);
-        let of = |text| match BucketError::of(bucket(), &Said(text)) {
-            BucketError::Unreachable { said, .. } => ("unreachable", said),
-            BucketError::Denied { said, .. } => ("denied", said),
-            BucketError::Full { said, .. } => ("full", said),
-            BucketError::Refused { said, .. } => ("refused", said),
+        let detail = "403 Forbidden, AccessDenied: no ".to_owned();
+        let expected = BucketError::Denied { bucket: bucket(), detail };
+        assert_eq!(BucketError::new(bucket(), &TestError(answer)), expected);
+        let of = |text| match BucketError::new(bucket(), &TestError(text)) {
+            BucketError::Unreachable { detail, .. } => ("unreachable", detail),
+            BucketError::Denied { detail, .. } => ("denied", detail),
+            BucketError::Full { detail, .. } => ("full", detail),
+            BucketError::Refused { detail, .. } => ("refused", detail),
             BucketError::Unfit { why, .. } => ("unfit", why.to_owned()),
         };
         #[rustfmt::skip]
@@ -102,8 +102,8 @@ mod tests {
              "404 Not Found, NoSuchBucket"),
             ("connection refused",                       "unreachable", "connection refused"),
         ];
-        for (text, kind, said) in table {
-            assert_eq!(of(text), (kind, said.to_owned()));
+        for (text, kind, detail) in table {
+            assert_eq!(of(text), (kind, detail.to_owned()));
         }
     }
 }

@@ -4,28 +4,28 @@ use std::io::{self, Cursor, Read, Seek as _, SeekFrom, Take};
 
 use bytes::Bytes;
 
-use super::packed::Reader;
+use super::packed::PackedReader;
 
 /// An object whose content was found to be what its id says.
 pub enum Content {
-    /// All of it.
+    /// The whole content.
     Whole(Bytes),
     /// The file, at its beginning, and its length in bytes.
     File(fs_err::File, u64),
-    /// It is packed.
+    /// Packed content.
     Packed(PackedContent),
 }
 
-/// Content in chunks, as it travels to who takes it so.
+/// Packed content in chunks, as clients receive it.
 pub struct PackedContent {
     size_bytes: u64,
     chunks: RawReader,
     chunks_bytes: u64,
 }
 
-/// What is in a file, or was read from it.
+/// Reads content as it is in a file.
 pub enum RawReader {
-    /// It was read.
+    /// Content in memory.
     Memory(Cursor<Bytes>),
     /// The rest of a file.
     File(Take<fs_err::File>),
@@ -33,14 +33,14 @@ pub enum RawReader {
 
 /// Reads content.
 pub enum ContentReader {
-    /// What is as it is in the file.
+    /// Content as it is in the file.
     Raw(RawReader),
-    /// What is unpacked.
-    Packed(Box<Reader<RawReader>>),
+    /// Packed content, which is unpacked while it is read.
+    Packed(Box<PackedReader<RawReader>>),
 }
 
 impl Content {
-    /// Its length, in bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         match self {
@@ -59,12 +59,12 @@ impl Content {
                 ContentReader::Raw(RawReader::File(file.take(size_bytes)))
             }
             Self::Packed(PackedContent { size_bytes, chunks, .. }) => {
-                ContentReader::Packed(Box::new(Reader::behind_head(chunks, size_bytes)))
+                ContentReader::Packed(Box::new(PackedReader::behind_head(chunks, size_bytes)))
             }
         }
     }
 
-    /// All of it, which is known to be short enough for the memory.
+    /// Reads all of the content, which the caller knows to fit into memory.
     pub fn into_bytes(self) -> io::Result<Bytes> {
         if let Self::Whole(bytes) = self {
             return Ok(bytes);
@@ -82,12 +82,12 @@ impl PackedContent {
         Self { size_bytes, chunks: RawReader::Memory(Cursor::new(chunks)), chunks_bytes }
     }
 
-    /// `file` stands behind its head.
+    /// `file` is positioned behind the head.
     pub(super) fn in_file(size_bytes: u64, file: fs_err::File, chunks_bytes: u64) -> Self {
         Self { size_bytes, chunks: RawReader::File(file.take(chunks_bytes)), chunks_bytes }
     }
 
-    /// Its chunks as they are, and their length in bytes.
+    /// Returns the chunks as they are stored, and their length in bytes.
     #[must_use]
     pub fn into_chunks(self) -> (ContentReader, u64) {
         (ContentReader::Raw(self.chunks), self.chunks_bytes)
@@ -95,7 +95,7 @@ impl PackedContent {
 }
 
 impl ContentReader {
-    /// Leaves `bytes` out, of which there are as many. Only before anything is read.
+    /// Skips `bytes`, which must be there. Must be called before anything is read.
     pub fn skip(&mut self, bytes: u64) -> io::Result<()> {
         match self {
             Self::Packed(reader) => reader.skip(bytes),

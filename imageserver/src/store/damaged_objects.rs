@@ -13,10 +13,10 @@ use tokio::sync::Notify;
 /// The most objects that are remembered. A disk that fails as a whole needs no longer list.
 const REMEMBERED_MAX: usize = 100_000;
 
-/// What is wrong with an object.
+/// The damage of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Damage {
-    /// It was not what its name says, and was put aside.
+    /// The content did not have the digest of the id, and was quarantined.
     Corrupt,
     /// The disk does not give it back.
     Unreadable,
@@ -45,7 +45,7 @@ pub struct DamagedObjects {
 }
 
 impl DamagedObjects {
-    /// Takes note that there is something wrong with `id`.
+    /// Records that there is something wrong with `id`.
     pub fn add(&self, id: ObjectId, damage: Damage) {
         let mut known = locked(&self.known);
         if known.len() >= REMEMBERED_MAX || known.insert(id, damage) == Some(damage) {
@@ -56,7 +56,7 @@ impl DamagedObjects {
         self.changed.notify_one();
     }
 
-    /// Takes note that `id` is whole.
+    /// Records that `id` is whole.
     pub fn mark_repaired(&self, id: &ObjectId) {
         let mut known = locked(&self.known);
         if known.is_empty() || known.remove(id).is_none() {
@@ -67,35 +67,36 @@ impl DamagedObjects {
         self.changed.notify_one();
     }
 
-    /// What is wrong with `id`, if that is known.
+    /// Returns the damage of `id`, if it is known.
     #[must_use]
-    pub fn of(&self, id: &ObjectId) -> Option<Damage> {
+    pub fn damage(&self, id: &ObjectId) -> Option<Damage> {
         locked(&self.known).get(id).copied()
     }
 
-    /// All of them.
+    /// Returns all damaged objects.
     #[must_use]
     pub fn all(&self) -> BTreeMap<ObjectId, Damage> {
         locked(&self.known).clone()
     }
 
-    /// How many there are.
+    /// Returns their number.
     #[must_use]
     pub fn count(&self) -> usize {
         locked(&self.known).len()
     }
 
-    /// Forgets what was missing and is not needed any more.
+    /// Forgets missing objects that are not needed any more.
     pub fn forget_missing(&self, is_needed: impl Fn(&ObjectId) -> bool) {
         locked(&self.known).retain(|id, damage| *damage != Damage::Missing || is_needed(id));
     }
 
-    /// True if they have changed since it was last asked, or since [`DamagedObjects::changed`].
+    /// Returns true if they have changed since it was last asked, or since
+    /// [`DamagedObjects::changed`].
     pub fn take_changed(&self) -> bool {
         self.is_changed.swap(false, Ordering::AcqRel)
     }
 
-    /// Resolves when they have changed since it last did. One waits for it.
+    /// Resolves when the damaged objects have changed since the last call. Only one task may wait.
     pub async fn changed(&self) {
         while !self.take_changed() {
             self.changed.notified().await;
@@ -103,7 +104,7 @@ impl DamagedObjects {
     }
 }
 
-/// True if the kernel says that the medium does not give back what it was given.
+/// Returns true if the kernel says that the medium does not give back what it was given.
 #[must_use]
 pub fn is_unreadable(error: &io::Error) -> bool {
     let Some(errno) = error.raw_os_error().map(Errno::from_raw) else { return false };

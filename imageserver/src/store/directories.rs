@@ -1,8 +1,8 @@
-//! Keeps over a restart which directories were made, and who owns them.
+//! Stores which directories were made, and who owns them.
 //!
-//! All of them are in one file, which is replaced as a whole and guarded like the record of an
-//! image. If it is damaged, nobody owns anything and no directory is changed, until it is put back
-//! or taken away: images are served all the same.
+//! All directories are in one file, which is replaced as a whole and has a checksum like the record
+//! of an image. While it is damaged, nobody owns anything and no directory is changed, until the
+//! file is restored or moved away; images are served all the same.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,21 +10,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use api::codec::{self, CodecError, Encoding};
 use api::image_server::replication::directories::DirectoriesVersion;
+use model::display::error_chain;
 use model::image::ImageName;
 use model::lock::locked;
 use model::object::Algorithm;
-use model::report::report;
+use system::random::random;
 use tokio::sync::watch;
 
-use super::contract::{Register, Version};
+use super::contract::{DirectoriesStorage, RecordVersion};
 use super::record::{RecordError, guard, unguard};
-use crate::clock::random;
 use crate::core::directories::{Directories, DirectoryError};
 use crate::store::error::StoreError;
 
 const MAGIC: &str = "dominator-directories 2 ";
 
-/// What a file without a version begins with: nothing but a map.
+/// The beginning of a file without a version, which is only a map.
 const FIRST_MAGIC: &str = "dominator-directories 1 ";
 
 /// The longest such file, in bytes.
@@ -32,7 +32,7 @@ pub const BYTES_MAX: usize = 256 << 20;
 
 /// Why directories are not changed.
 #[derive(Debug, thiserror::Error)]
-pub enum KeepError {
+pub enum DirectoriesChangeError {
     #[error(transparent)]
     Directory(#[from] DirectoryError),
     #[error(transparent)]
@@ -54,60 +54,56 @@ pub enum KeepError {
 }
 
 /// The directories of a store.
-pub struct KeptDirectories {
-    register: Box<dyn Register>,
+pub struct StoredDirectories {
+    storage: Box<dyn DirectoriesStorage>,
     known: RwLock<Arc<Directories>>,
-    told: watch::Sender<Option<DirectoriesVersion>>,
+    version_sender: watch::Sender<Option<DirectoriesVersion>>,
     damage: Option<String>,
-    demanded: AtomicBool,
-    /// With the version that is known.
-    change: Mutex<Version>,
+    is_made_required: AtomicBool,
+    /// The known version. Locked while directories change.
+    change: Mutex<RecordVersion>,
 }
 
-/// While it is there, no directory is changed.
+/// While this exists, no directory is changed.
 #[must_use = "directories are changed when it is dropped"]
-pub struct Steady<'kept> {
-    kept: &'kept KeptDirectories,
-    _change: MutexGuard<'kept, Version>,
+pub struct DirectoriesLock<'directories> {
+    directories: &'directories StoredDirectories,
+    _change: MutexGuard<'directories, RecordVersion>,
 }
 
-impl Steady<'_> {
-    /// Refuses a new image in a directory that was never made, if that is demanded.
-    ///
-    /// # Errors
-    ///
-    /// [`DirectoryError::Demanded`].
-    pub fn admit(&self, image: &ImageName) -> Result<(), DirectoryError> {
-        if self.kept.demanded.load(Ordering::Relaxed) {
-            self.kept.now().demand(image)
+impl DirectoriesLock<'_> {
+    /// Refuses a new image in a directory that was never made, if directories must be made.
+    pub fn expect_made(&self, image: &ImageName) -> Result<(), DirectoryError> {
+        if self.directories.is_made_required.load(Ordering::Relaxed) {
+            self.directories.now().expect_made(image)
         } else {
             Ok(())
         }
     }
 }
 
-impl KeptDirectories {
-    pub(super) fn open(register: Box<dyn Register>) -> Self {
-        let (known, version, damage) = match load(&*register) {
+impl StoredDirectories {
+    pub(super) fn open(storage: Box<dyn DirectoriesStorage>) -> Self {
+        let (known, version, damage) = match load(&*storage) {
             Ok((known, version)) => (known, version, None),
             Err(why) => {
                 tracing::error!("who owns which directories is not known: {why}");
-                (Directories::default(), Version::default(), Some(why))
+                (Directories::default(), RecordVersion::default(), Some(why))
             }
         };
         Self {
-            register,
-            told: watch::Sender::new(known.version()),
+            storage,
+            version_sender: watch::Sender::new(known.version()),
             known: RwLock::new(Arc::new(known)),
             damage,
-            demanded: AtomicBool::new(false),
+            is_made_required: AtomicBool::new(false),
             change: Mutex::new(version),
         }
     }
 
-    /// Lets images be added from now on only into directories that were made.
-    pub fn demand(&self) {
-        self.demanded.store(true, Ordering::Relaxed);
+    /// Allows new images only in directories that were made.
+    pub fn require_made(&self) {
+        self.is_made_required.store(true, Ordering::Relaxed);
     }
 
     /// The directories as they are now.
@@ -116,23 +112,23 @@ impl KeptDirectories {
         Arc::clone(&self.known.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// What is wrong with the file; `None` if it can be used.
+    /// Returns why the file cannot be used; `None` if it can.
     #[must_use]
     pub fn damage(&self) -> Option<&str> {
         self.damage.as_deref()
     }
 
-    /// Takes note of what other servers have changed, if several share the store.
+    /// Records what other servers have changed, if several share the store.
     pub fn refresh(&self) -> Result<(), StoreError> {
         let mut version = locked(&self.change);
-        if self.damage.is_none() && self.register.has_changed(&version)? {
+        if self.damage.is_none() && self.storage.has_changed(&version)? {
             self.reload(&mut version);
         }
         Ok(())
     }
 
-    fn reload(&self, version: &mut Version) {
-        match load(&*self.register) {
+    fn reload(&self, version: &mut RecordVersion) {
+        match load(&*self.storage) {
             Ok((directories, found)) => {
                 self.set(directories);
                 *version = found;
@@ -146,32 +142,28 @@ impl KeptDirectories {
     fn set(&self, directories: Directories) {
         let version = directories.version();
         *self.known.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(directories);
-        self.told.send_replace(version);
+        self.version_sender.send_replace(version);
     }
 
-    /// The version of the directories; `None` if none was ever made, or what was cannot be used. Is
-    /// changed whenever they are.
+    /// Returns a receiver of the version of the directories; `None` if none was ever made, or they
+    /// are damaged.
     #[must_use]
-    pub fn told(&self) -> watch::Receiver<Option<DirectoriesVersion>> {
-        self.told.subscribe()
+    pub fn subscribe(&self) -> watch::Receiver<Option<DirectoriesVersion>> {
+        self.version_sender.subscribe()
     }
 
     /// Keeps directories from being changed while an image is made visible.
-    pub fn steady(&self) -> Steady<'_> {
+    pub fn lock(&self) -> DirectoriesLock<'_> {
         let change = locked(&self.change);
-        Steady { kept: self, _change: change }
+        DirectoriesLock { directories: self, _change: change }
     }
 
-    /// Changes the directories durably. If that fails they are as they were. No image becomes
-    /// visible meanwhile.
-    ///
-    /// # Errors
-    ///
-    /// [`KeepError`], or what `change` says.
+    /// Changes the directories durably. On failure they stay as they were. No image becomes visible
+    /// meanwhile.
     pub fn change<T>(
         &self,
-        change: impl FnOnce(&mut Directories) -> Result<T, KeepError>,
-    ) -> Result<T, KeepError> {
+        change: impl FnOnce(&mut Directories) -> Result<T, DirectoriesChangeError>,
+    ) -> Result<T, DirectoriesChangeError> {
         let mut version = self.lock_usable()?;
         let former = self.now();
         let mut directories = Directories::clone(&former);
@@ -183,13 +175,13 @@ impl KeptDirectories {
         Ok(done)
     }
 
-    /// Takes all directories of a master, if `may` they take the place of those that are here then.
+    /// Replaces all directories by those of a master if `may` returns true for the local ones.
     /// Durable as [`Self::change`]. False if they may not.
-    pub fn take(
+    pub fn replace_all(
         &self,
         theirs: Directories,
         may: impl FnOnce(&Directories) -> bool,
-    ) -> Result<bool, KeepError> {
+    ) -> Result<bool, DirectoriesChangeError> {
         let mut version = self.lock_usable()?;
         let is_taken = may(&self.now());
         if is_taken {
@@ -198,54 +190,57 @@ impl KeptDirectories {
         Ok(is_taken)
     }
 
-    /// Keeps others from changing directories; what is known is true then.
-    fn lock_usable(&self) -> Result<MutexGuard<'_, Version>, KeepError> {
+    /// Locks the directories against changes, and reads those of other servers.
+    fn lock_usable(&self) -> Result<MutexGuard<'_, RecordVersion>, DirectoriesChangeError> {
         let mut version = locked(&self.change);
         if let Some(why) = &self.damage {
-            let path = self.register.place();
-            return Err(KeepError::Damaged { path, why: why.clone() });
+            let path = self.storage.location();
+            return Err(DirectoriesChangeError::Damaged { path, why: why.clone() });
         }
-        // Who may do what is decided by what is true now.
-        if self.register.has_changed(&version)? {
+        // Callers are judged by the owners as they are now.
+        if self.storage.has_changed(&version)? {
             self.reload(&mut version);
         }
         Ok(version)
     }
 
-    fn replace(&self, version: &mut Version, directories: Directories) -> Result<(), KeepError> {
+    fn replace(
+        &self,
+        version: &mut RecordVersion,
+        directories: Directories,
+    ) -> Result<(), DirectoriesChangeError> {
         let body = codec::encode(Encoding::Json, "directories", &directories);
-        let mut body = body.map_err(|source| KeepError::Encode { source })?;
+        let mut body = body.map_err(|source| DirectoriesChangeError::Encode { source })?;
         body.push(b'\n');
         let bytes = guard(MAGIC, body);
         if bytes.len() > BYTES_MAX {
-            return Err(KeepError::TooLong);
+            return Err(DirectoriesChangeError::TooLong);
         }
-        *version = self.register.replace(version, &bytes)?;
+        *version = self.storage.replace(version, &bytes)?;
         self.set(directories);
         Ok(())
     }
 }
 
-/// Reads the directories from `register`; there are none if it was never written.
-///
-/// # Errors
-///
-/// Why it cannot be used.
-pub(crate) fn load(register: &dyn Register) -> Result<(Directories, Version), String> {
-    let Some((bytes, version)) = register.read(BYTES_MAX).map_err(|error| report(&error))? else {
+/// Reads the directories from `storage`; there are none if it was never written.
+pub(crate) fn load(
+    storage: &dyn DirectoriesStorage,
+) -> Result<(Directories, RecordVersion), String> {
+    let Some((bytes, version)) = storage.read(BYTES_MAX).map_err(|error| error_chain(&error))?
+    else {
         return Ok(Default::default());
     };
-    let unknown = |source| report(&RecordError::Unknown { source });
+    let unknown = |source| error_chain(&RecordError::Unknown { source });
     if bytes.starts_with(FIRST_MAGIC.as_bytes()) {
-        let body = unguard(FIRST_MAGIC, &bytes).map_err(|error| report(&error))?;
+        let body = unguard(FIRST_MAGIC, &bytes).map_err(|error| error_chain(&error))?;
         let made = codec::decode(Encoding::Json, "directories", body, BYTES_MAX);
-        // What has the file is this server alone, or servers that must agree.
+        // All servers that have this file must derive the same version.
         let line = Algorithm::Blake3.digest(body).digest()[..8].try_into().map(u64::from_le_bytes);
         let line = line.expect("a digest has more than eight bytes");
         let first = DirectoriesVersion { line, changes: 1, id: line };
-        return Ok((Directories::of_version(first, made.map_err(unknown)?), version));
+        return Ok((Directories::with_version(first, made.map_err(unknown)?), version));
     }
-    let body = unguard(MAGIC, &bytes).map_err(|error| report(&error))?;
+    let body = unguard(MAGIC, &bytes).map_err(|error| error_chain(&error))?;
     let directories = codec::decode(Encoding::Json, "directories", body, BYTES_MAX);
     Ok((directories.map_err(unknown)?, version))
 }

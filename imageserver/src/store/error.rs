@@ -4,12 +4,11 @@ use std::io;
 use std::path::PathBuf;
 
 use api::fault::{Fault, FaultCode};
+use model::display::{error_chain, rough_duration};
 use model::image::{ImageError, ImageName};
 use model::object::ObjectId;
 use model::path::TreePath;
-use model::report::report;
 use model::tree::TreeError;
-use model::when::lasting;
 use tokio::task::JoinError;
 
 use super::bucket_error::BucketError;
@@ -19,15 +18,15 @@ use crate::core::image_expiry::ShorterError;
 /// How an image has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// It was deleted.
+    /// Somebody deleted the image.
     Deleted,
-    /// Its time had come.
+    /// The image has expired.
     Expired,
 }
 
 impl Ending {
     /// Reads the ending from a tombstone.
-    pub(crate) fn of(mark: &[u8]) -> Self {
+    pub(crate) fn read(mark: &[u8]) -> Self {
         if mark.starts_with(b"expired") { Self::Expired } else { Self::Deleted }
     }
 
@@ -127,8 +126,8 @@ pub enum StoreError {
     #[error("the directories were changed through another server at the same time: try again")]
     RacedDirectories,
     #[error(
-        "the name {name} is too long for a bucket, where all but letters and digits counts \
-         threefold"
+        "the name {name} is too long for a bucket, where each byte except letters, digits, `.`, \
+         `_` and `-` counts threefold"
     )]
     LongName { name: ImageName },
     #[error(
@@ -157,7 +156,7 @@ pub(crate) fn failed(what: impl Into<String>) -> impl FnOnce(io::Error) -> Store
     }
 }
 
-/// Why an image is refused.
+/// Why a tree is refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AdmissionError {
@@ -199,7 +198,7 @@ impl From<StoreError> for AdmissionError {
     }
 }
 
-/// Why it is not known what an image needs.
+/// Why an image could not be walked.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot look through image {image}")]
 pub struct WalkError {
@@ -208,7 +207,7 @@ pub struct WalkError {
     pub source: AdmissionError,
 }
 
-/// Why nothing, or not all, was collected.
+/// Why a collection failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CollectError {
@@ -221,7 +220,7 @@ pub enum CollectError {
     #[error(
         "nothing is collected for another {}: until then, objects that were uploaded or leased \
          before the restart of the server may still be added to an image",
-        lasting(*seconds)
+        rough_duration(*seconds)
     )]
     Held { seconds: u64 },
     #[error(
@@ -282,7 +281,7 @@ pub(crate) fn fault_of_store(error: &StoreError) -> Fault {
         },
         _ => FaultCode::Internal,
     };
-    let message = report(error);
+    let message = error_chain(error);
     if matches!(code, FaultCode::Internal | FaultCode::NoSpace | FaultCode::Unavailable) {
         tracing::error!("{message}");
     }

@@ -7,19 +7,19 @@ use std::path::Path;
 
 use api::codec::{self, CodecError, Encoding};
 use fs_err::os::unix::fs::OpenOptionsExt as _;
+use nix::fcntl::{Flock, FlockArg};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::layout;
 use crate::store::error::{StoreError, failed};
-use nix::fcntl::{Flock, FlockArg};
 
 /// The longest such file, in bytes.
 const BYTES_MAX: usize = 64 << 20;
 
 /// A small file cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum SmallError {
+pub enum SmallFileError {
     #[error("cannot read `{name}`")]
     Read {
         name: &'static str,
@@ -38,7 +38,7 @@ pub enum SmallError {
 ///
 /// # Errors
 ///
-/// What the file-system says; then the former file is there.
+/// On failure the former file stays.
 pub fn write(data: &Path, name: &'static str, value: &impl Serialize) -> Result<(), StoreError> {
     let what = || failed(format!("write `{name}`"));
     let mut bytes = codec::encode(Encoding::Json, name, value)
@@ -57,18 +57,28 @@ pub fn write(data: &Path, name: &'static str, value: &impl Serialize) -> Result<
     sync_directory(data)
 }
 
-/// Reads what [`write()`] wrote; `None` if nothing was written ever.
-pub fn read<T: DeserializeOwned>(data: &Path, name: &'static str) -> Result<Option<T>, SmallError> {
-    match fs_err::read(data.join(name)) {
-        Ok(bytes) => codec::decode(Encoding::Json, name, &bytes, BYTES_MAX)
-            .map(Some)
-            .map_err(|source| SmallError::Damaged { name, source }),
+/// Reads the value that [`write()`] wrote; `None` if there is no file.
+pub fn read<T: DeserializeOwned>(
+    data: &Path,
+    name: &'static str,
+) -> Result<Option<T>, SmallFileError> {
+    let bytes = if_found(fs_err::read(data.join(name)))
+        .map_err(|source| SmallFileError::Read { name, source })?;
+    bytes
+        .map(|bytes| codec::decode(Encoding::Json, name, &bytes, BYTES_MAX))
+        .transpose()
+        .map_err(|source| SmallFileError::Damaged { name, source })
+}
+
+/// Converts the error that a file is missing to `None`.
+pub(crate) fn if_found<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(SmallError::Read { name, source }),
+        other => other.map(Some),
     }
 }
 
-/// Takes the data directory for this process alone.
+/// Locks the data directory for this process.
 pub(crate) fn lock(data: &Path) -> Result<Flock<std::fs::File>, StoreError> {
     let path = data.join(layout::LOCK);
     let file = fs_err::OpenOptions::new()
@@ -85,8 +95,7 @@ pub(crate) fn lock(data: &Path) -> Result<Flock<std::fs::File>, StoreError> {
     })
 }
 
-/// Makes a directory that only this server may enter, and its parents. Leaves one that is there
-/// as it is.
+/// Creates a directory with mode 700, and its parents. An existing directory stays as it is.
 pub(crate) fn make_directory(path: &Path) -> Result<(), StoreError> {
     use std::os::unix::fs::DirBuilderExt as _;
     std::fs::DirBuilder::new()

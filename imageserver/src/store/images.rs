@@ -1,55 +1,42 @@
 //! Images by name: one record each, made visible in one step.
 //!
-//! Memory holds only what lists show of each image. Changes are made one after the other; reads
-//! never wait for them.
+//! Memory holds only an index of the images. Changes are made one after the other; reads never wait
+//! for them.
 
 pub mod changes;
 
-use std::collections::BTreeMap;
 use std::ops::Bound;
-use std::sync::{Mutex, PoisonError, RwLock, RwLockWriteGuard};
+use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use api::image_server::ImageSummary;
 use model::image::tags::{self, Tags};
 use model::image::{Image, ImageName, Notes};
 use model::lock::locked;
-use model::object::ObjectId;
-use model::report::report;
 use model::tree::Time;
+use system::random::random;
 use tokio::sync::{Notify, watch};
 
-use super::contract::{Found, Look, Records, Version};
+use super::contract::{FoundRecord, RecordVersion, Records, Refresh};
 use super::record::Record;
-use crate::clock::random;
-use crate::core::directories::is_below;
-use crate::core::replication::change_log::Log;
+use crate::core::directories::{Sums, is_below};
+use crate::core::replication::master::ChangeLog;
 use crate::store::error::StoreError;
-use crate::store::image_walk::ImageRoots;
-use changes::Tombstone;
-
-struct Index {
-    images: BTreeMap<ImageName, ImageSummary>,
-    notes: BTreeMap<ImageName, ObjectId>,
-    ended: BTreeMap<ImageName, Tombstone>,
-    log: Log<ImageName>,
-    damaged: BTreeMap<ImageName, String>,
-    build_logs: BTreeMap<ImageName, ObjectId>,
-    additions: u64,
-}
+use crate::store::image_index::{ImageIndex, Tombstone};
+use crate::store::image_trees::ImageRoots;
 
 /// The images of a store.
 pub struct Images {
     records: Box<dyn Records>,
-    index: RwLock<Index>,
+    index: RwLock<ImageIndex>,
     // Held while the records change, so that a name cannot be deleted while it is being added.
     change: Mutex<()>,
     added: Notify,
-    told: watch::Sender<u64>,
+    sequence: watch::Sender<u64>,
 }
 
 /// Some of the images, sorted by name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Page {
+pub struct ImageList {
     pub images: Vec<ImageSummary>,
     /// True if there are more after the last of these.
     pub more: bool,
@@ -59,64 +46,60 @@ impl Images {
     pub(super) fn open(records: Box<dyn Records>) -> Result<Self, StoreError> {
         let images = Self {
             records,
-            index: RwLock::new(Index::new(random())),
+            index: RwLock::new(ImageIndex::new(random())),
             change: Mutex::new(()),
             added: Notify::new(),
-            told: watch::Sender::new(0),
+            sequence: watch::Sender::new(0),
         };
-        images.refresh(Look::Close)?;
+        images.refresh(Refresh::Complete)?;
         let mut index = images.write_index();
-        // None of them was added since the start.
+        // None of these images was added since the start.
         index.additions = 0;
-        index.log = Log::new(random());
+        index.log = ChangeLog::new(random());
         drop(index);
         Ok(images)
     }
 
-    /// Takes note of what other servers have changed, if several share the store.
-    pub fn refresh(&self, look: Look) -> Result<(), StoreError> {
+    /// Records what other servers have changed, if several share the store.
+    pub fn refresh(&self, look: Refresh) -> Result<(), StoreError> {
         self.records.changes(look, &mut |name, found| self.note(&name, found))
     }
 
-    /// Takes note of what is under `name` now.
-    fn note(&self, name: &ImageName, found: Result<Found, StoreError>) {
+    /// Records what is under `name` now.
+    fn note(&self, name: &ImageName, found: Result<FoundRecord, StoreError>) {
         let record = match found {
-            Ok(Found::Record(bytes, _)) => decode(name, &bytes),
-            Ok(Found::Absent) => {
+            Ok(FoundRecord::Record(bytes, _)) => decode(name, &bytes),
+            Ok(FoundRecord::Absent) => {
                 self.changed(name, |index| index.remove(name));
                 return;
             }
-            Ok(Found::Gone(ending)) => {
+            Ok(FoundRecord::Gone(ending)) => {
                 let mark = self.tombstone_of(name, ending);
                 self.changed(name, |index| index.end(name, mark));
                 return;
             }
             Err(error) => Err(error),
         };
-        let is_new = self.changed(name, |index| index.take(name, record));
+        let is_new = self.changed(name, |index| index.insert_read(name, record));
         if is_new {
             self.added.notify_waiters();
         }
     }
 
-    fn write_index(&self) -> RwLockWriteGuard<'_, Index> {
+    fn read_index(&self) -> RwLockReadGuard<'_, ImageIndex> {
+        self.index.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write_index(&self) -> RwLockWriteGuard<'_, ImageIndex> {
         self.index.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Refuses a name that is or was used.
-    ///
-    /// # Errors
-    ///
-    /// [`StoreError::Exists`] or [`StoreError::Gone`].
     pub fn expect_new(&self, name: &ImageName) -> Result<(), StoreError> {
         self.records.expect_new(name)
     }
 
     /// Makes an image durable, then visible. All that it needs is durable already.
-    ///
-    /// # Errors
-    ///
-    /// As [`Images::expect_new`]; otherwise what the store says.
     pub fn add(&self, record: &Record) -> Result<(), StoreError> {
         let name = &record.image.content.name;
         let bytes =
@@ -124,39 +107,36 @@ impl Images {
         let _change = locked(&self.change);
         self.records.create(name, &bytes)?;
         let mut index = self.write_index();
-        // Unless it was heard of already that it is there.
+        // Unless a refresh has added the image already.
         index.additions += u64::from(!index.images.contains_key(name));
         index.insert(record);
-        self.tell(&mut index, name);
+        self.publish(&mut index, name);
         drop(index);
         self.added.notify_waiters();
         Ok(())
     }
 
     /// Reads an image.
-    ///
-    /// # Errors
-    ///
-    /// [`StoreError::NotFound`], [`StoreError::Gone`], or [`StoreError::Damaged`].
     pub fn get(&self, name: &ImageName) -> Result<Record, StoreError> {
         self.read(name).map(|(record, _)| record)
     }
 
-    fn read(&self, name: &ImageName) -> Result<(Record, Version), StoreError> {
+    fn read(&self, name: &ImageName) -> Result<(Record, RecordVersion), StoreError> {
         match self.records.read(name)? {
             // A record that is still being made durable is not there yet.
-            Found::Record(_, version) if !self.is_visible(name, &version) => {
+            FoundRecord::Record(_, version) if !self.is_visible(name, &version) => {
                 Err(StoreError::NotFound { name: name.clone() })
             }
-            Found::Record(bytes, version) => Ok((decode(name, &bytes)?, version)),
-            Found::Absent => Err(StoreError::NotFound { name: name.clone() }),
-            Found::Gone(ending) => Err(StoreError::Gone { name: name.clone(), ending }),
+            FoundRecord::Record(bytes, version) => Ok((decode(name, &bytes)?, version)),
+            FoundRecord::Absent => Err(StoreError::NotFound { name: name.clone() }),
+            FoundRecord::Gone(ending) => Err(StoreError::Gone { name: name.clone(), ending }),
         }
     }
 
-    /// True if the list has `name`; or if others may have added it, which do so in one step.
-    fn is_visible(&self, name: &ImageName, version: &Version) -> bool {
-        let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
+    /// Returns true if the index has `name`, or if the record was added by another server in one
+    /// step.
+    fn is_visible(&self, name: &ImageName, version: &RecordVersion) -> bool {
+        let index = self.read_index();
         !version.0.is_empty() || index.images.contains_key(name) || index.damaged.contains_key(name)
     }
 
@@ -165,41 +145,41 @@ impl Images {
         self.added.notified()
     }
 
-    /// At most `limit` images whose names sort after `after`.
+    /// Returns at most `limit` images whose names sort after `after`.
     #[must_use]
-    pub fn list(&self, after: Option<&ImageName>, limit: usize) -> Page {
-        let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
+    pub fn list(&self, after: Option<&ImageName>, limit: usize) -> ImageList {
+        let index = self.read_index();
         let start = after.map_or(Bound::Unbounded, Bound::Excluded);
         let mut rest = index.images.range::<ImageName, _>((start, Bound::Unbounded));
         let images = rest.by_ref().take(limit).map(|(_, summary)| summary.clone()).collect();
-        Page { images, more: rest.next().is_some() }
+        ImageList { images, more: rest.next().is_some() }
     }
 
     /// The image of `directory` itself that was added last, of those that have all of `tags`.
     #[must_use]
     pub fn latest(&self, directory: &ImageName, tags: &Tags) -> Option<ImageName> {
-        let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
+        let index = self.read_index();
         let below =
             index.images.range::<ImageName, _>((Bound::Excluded(directory), Bound::Unbounded));
         let images = below
             .map(|(_, image)| image)
             .take_while(|image| image.name.as_str().starts_with(directory.as_str()))
             .filter(|image| image.name.directory() == Some(directory.as_str()))
-            .filter(|image| tags::have(&image.tags, tags));
+            .filter(|image| tags::contain_all(&image.tags, tags));
         let latest = images.max_by_key(|image| (image.created_on, &image.name));
         latest.map(|image| image.name.clone())
     }
 
-    /// How many images were added since the start.
+    /// Returns how many images were added since the start.
     #[must_use]
     pub fn additions(&self) -> u64 {
-        self.index.read().unwrap_or_else(PoisonError::into_inner).additions
+        self.read_index().additions
     }
 
-    /// What all images need, and how many of them had been added.
+    /// Returns what all images need, and how many had been added.
     #[must_use]
-    pub fn starts(&self) -> (u64, Vec<ImageRoots>) {
-        let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
+    pub fn roots(&self) -> (u64, Vec<ImageRoots>) {
+        let index = self.read_index();
         let start = |(name, summary): (&ImageName, &ImageSummary)| ImageRoots {
             image: name.clone(),
             root: summary.root,
@@ -208,22 +188,22 @@ impl Images {
         (index.additions, index.images.iter().map(start).collect())
     }
 
-    /// How many images there are.
+    /// Returns the number of images.
     #[must_use]
     pub fn count(&self) -> usize {
-        self.index.read().unwrap_or_else(PoisonError::into_inner).images.len()
+        self.read_index().images.len()
     }
 
     /// The images whose records cannot be used, with the reasons.
     #[must_use]
     pub fn damaged(&self) -> Vec<(ImageName, String)> {
-        let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
+        let index = self.read_index();
         index.damaged.iter().map(|(name, why)| (name.clone(), why.clone())).collect()
     }
 
     /// Calls `visit` with each image below `directory`, or with all.
     pub fn visit(&self, directory: Option<&ImageName>, mut visit: impl FnMut(&ImageSummary)) {
-        let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
+        let index = self.read_index();
         let start = directory.map_or(Bound::Unbounded, Bound::Excluded);
         let images = index.images.range::<ImageName, _>((start, Bound::Unbounded));
         images
@@ -233,26 +213,30 @@ impl Images {
             .for_each(&mut visit);
     }
 
-    /// How many images are below `directory`, those whose records are damaged among them.
+    /// Returns the sums over all images by directory.
+    #[must_use]
+    pub fn sums(&self) -> Sums {
+        let mut sums = Sums::default();
+        self.visit(None, |image| sums.count(&image.name, image.totals.bytes));
+        sums
+    }
+
+    /// Returns how many images are below `directory`, damaged ones included.
     #[must_use]
     pub fn count_below(&self, directory: &ImageName) -> u64 {
         let mut count = 0;
         self.visit(Some(directory), |_| count += 1);
-        let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
+        let index = self.read_index();
         count + index.damaged.keys().filter(|name| is_below(name, directory)).count() as u64
     }
 
-    /// Deletes an image, and lets no other have its name. Its objects stay.
-    ///
-    /// # Errors
-    ///
-    /// [`StoreError::NotFound`] or [`StoreError::Gone`]; otherwise what the file-system says.
+    /// Deletes an image and reserves its name. Its objects stay.
     pub fn delete(&self, name: &ImageName, mark: &str) -> Result<(), StoreError> {
         let _change = locked(&self.change);
         self.delete_locked(name, None, mark)
     }
 
-    /// Deletes an image if it `is_due` by when it goes. True if it was.
+    /// Deletes an image if `is_due` returns true for its expiry. Returns true if it was deleted.
     pub fn expire(
         &self,
         name: &ImageName,
@@ -261,13 +245,13 @@ impl Images {
     ) -> Result<bool, StoreError> {
         let _change = locked(&self.change);
         let expires_at = {
-            let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
+            let index = self.read_index();
             index.images.get(name).map(|summary| summary.expires_at)
         };
         if expires_at.is_none() {
             return Ok(false);
         }
-        // Another server may have changed when it goes, or have let it go.
+        // Another server may have changed the expiry, or deleted the image.
         let (record, version) = match self.read(name) {
             Ok(found) => found,
             Err(StoreError::Gone { .. } | StoreError::NotFound { .. }) => {
@@ -285,19 +269,15 @@ impl Images {
         }
     }
 
-    /// All images that go by themselves, with the times at which they do.
+    /// Returns all images that expire, with their expiry.
     #[must_use]
     pub fn expiring(&self) -> Vec<(ImageName, Time)> {
-        let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
+        let index = self.read_index();
         let images = index.images.values();
         images.filter_map(|image| Some((image.name.clone(), image.expires_at?))).collect()
     }
 
-    /// Changes the notes of an image by `change`, durably, and gives what they became.
-    ///
-    /// # Errors
-    ///
-    /// As [`Images::get`], or what `change` says; otherwise what the file-system says.
+    /// Changes the notes of an image by `change`, durably, and returns the new notes.
     pub fn change<E: From<StoreError>>(
         &self,
         name: &ImageName,
@@ -317,7 +297,7 @@ impl Images {
         &self,
         name: &ImageName,
         record: &Record,
-        version: &Version,
+        version: &RecordVersion,
     ) -> Result<(), StoreError> {
         let bytes =
             record.encode().map_err(|source| StoreError::Record { name: name.clone(), source })?;
@@ -326,9 +306,9 @@ impl Images {
             Ok(()) => {
                 let mut index = self.write_index();
                 index.insert(record);
-                self.tell(&mut index, name);
+                self.publish(&mut index, name);
             }
-            // Either may be there.
+            // Either version may be there.
             Err(_) => self.note(name, self.records.read(name)),
         }
         replaced
@@ -337,14 +317,14 @@ impl Images {
     fn delete_locked(
         &self,
         name: &ImageName,
-        version: Option<&Version>,
+        version: Option<&RecordVersion>,
         mark: &str,
     ) -> Result<(), StoreError> {
         let mark = Tombstone::text(mark, self.digest(name));
-        let deleted = self.records.bury(name, version, &mark, &mut || {
+        let deleted = self.records.end(name, version, &mark, &mut || {
             let mut index = self.write_index();
             index.end(name, Tombstone::read(mark.as_bytes()));
-            self.tell(&mut index, name);
+            self.publish(&mut index, name);
         });
         if matches!(deleted, Err(StoreError::Gone { .. })) {
             // Another server may have been first.
@@ -354,52 +334,7 @@ impl Images {
     }
 }
 
-impl Index {
-    fn new(instance: u64) -> Self {
-        let (images, notes, ended) = Default::default();
-        let (damaged, build_logs) = Default::default();
-        Self { images, notes, ended, log: Log::new(instance), damaged, build_logs, additions: 0 }
-    }
-
-    fn insert(&mut self, record: &Record) {
-        let Image { content, notes } = &record.image;
-        self.images.insert(content.name.clone(), record.summary());
-        self.notes.insert(content.name.clone(), changes::notes_of(record));
-        match notes.build_log {
-            Some(log) => self.build_logs.insert(content.name.clone(), log),
-            None => self.build_logs.remove(&content.name),
-        };
-    }
-
-    /// True if it was there.
-    fn remove(&mut self, name: &ImageName) -> bool {
-        self.build_logs.remove(name);
-        self.notes.remove(name);
-        self.images.remove(name).is_some() | self.damaged.remove(name).is_some()
-    }
-
-    /// Takes an image into the lists, or among the damaged. True if it was in neither.
-    fn take(&mut self, name: &ImageName, record: Result<Record, StoreError>) -> bool {
-        let is_new = !self.images.contains_key(name) && !self.damaged.contains_key(name);
-        match record {
-            Ok(record) => {
-                self.damaged.remove(name);
-                self.insert(&record);
-            }
-            Err(error) => {
-                let why = report(&error);
-                tracing::error!(image = %name, error = %why, "an image cannot be used");
-                self.images.remove(name);
-                self.build_logs.remove(name);
-                self.damaged.insert(name.clone(), why);
-            }
-        }
-        self.additions += u64::from(is_new);
-        is_new
-    }
-}
-
-/// True if one name begins with all of the other, be it below it or not.
+/// Returns true if one name begins with all of the other, be it below it or not.
 fn begins(name: &ImageName, with: &ImageName) -> bool {
     name.as_str().starts_with(with.as_str())
 }
@@ -411,7 +346,7 @@ fn decode(name: &ImageName, bytes: &[u8]) -> Result<Record, StoreError> {
     if content.name == *name {
         return Ok(record);
     }
-    // A copy under another name would be served as what it is not.
+    // A record copied to another name must not be served under that name.
     let source = super::record::RecordError::Damaged;
     Err(StoreError::Damaged { name: name.clone(), source })
 }

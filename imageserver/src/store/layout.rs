@@ -1,26 +1,26 @@
 //! Where things are in the data directory: names and ids as paths, and back.
 //!
 //! ```text
-//! DATA/lock                                 held by the running server
-//! DATA/leases                               for how long leases may last, in seconds
-//! DATA/holds                                which images were in use, by whom
-//! DATA/clock                                what the clock showed when it was believed
+//! DATA/lock                                 locked by the running server
+//! DATA/leases                               the longest time that leases may last, in seconds
+//! DATA/holds                                the images in use and their holders
+//! DATA/clock                                the last trusted readings of the clocks
 //! DATA/objects/<algorithm>/<2 hex>/<hex>    objects, files and directories alike
 //! DATA/objects/<algorithm>/<2 hex>/<hex>.packed  the same, packed
 //! DATA/images/<component>.d/.../<last>.image    one record for each image
-//! DATA/images/<component>.d/.../<last>.deleted  the name was used, and never is again
-//! DATA/directories                          which directories were made, and their owners
-//! DATA/incoming/                            what is being written; emptied at start
-//! DATA/unsynced                             objects may not be on the medium; empty
-//! DATA/scrub                                how far reading all objects is
-//! DATA/quarantine/                          objects that were found corrupt
-//! DATA/audit/                               who changed what
-//! DATA/server-id                            which store this is, for servers that replicate
-//! DATA/archive                              it keeps images that have ended on its master
+//! DATA/images/<component>.d/.../<last>.deleted  the tombstone of a used name
+//! DATA/directories                          the directories that were made, and their owners
+//! DATA/incoming/                            temporary files; emptied at start
+//! DATA/unsynced                             exists while objects may not be on the medium; empty
+//! DATA/scrub                                the progress of the scrub
+//! DATA/quarantine/                          corrupt objects
+//! DATA/audit/                               the audit log
+//! DATA/server-id                            the id of the store, for replication
+//! DATA/archive                              marks an archive, which keeps images that have ended
 //! ```
 //!
-//! A server whose store is a bucket keeps its cache so: without leases, holds, and images, and with
-//! a file `server`, which says what the server is called in the bucket.
+//! A server whose store is a bucket uses the same layout for its cache, without leases, holds and
+//! images, and with the file `server`, which has its name in the bucket.
 //!
 //! A component of an image name is a safe file name as it is: it is neither empty nor `.` nor
 //! `..`, holds no slash and no control character, and is short. The suffix says what the file is,
@@ -29,43 +29,43 @@
 
 use std::path::{Path, PathBuf};
 
-use api::object_stream::Form;
+use api::object_stream::ContentForm;
 use model::image::ImageName;
 use model::object::{Algorithm, ObjectId};
 
 /// The file that the running server has locked.
 pub const LOCK: &str = "lock";
-/// The file that says how long leases may last.
+/// The file with the longest time that leases may last.
 pub const LEASES: &str = "leases";
-/// The file that says which images were in use.
+/// The file of the holds.
 pub const HOLDS: &str = "holds";
-/// The file that says what the clock showed when it was believed.
+/// The file with the last trusted readings of the clocks.
 pub const CLOCK: &str = "clock";
 /// The directory of objects.
 pub const OBJECTS: &str = "objects";
 /// The directory of image records.
 pub const IMAGES: &str = "images";
-/// The file that says which directories were made.
+/// The file of the directories that were made.
 pub const DIRECTORIES: &str = "directories";
 /// The directory of what is being written.
 pub const INCOMING: &str = "incoming";
-/// The file that is there while objects may have been stored that are not on the medium.
+/// The file that exists while stored objects may not be on the medium.
 pub const UNSYNCED: &str = "unsynced";
-/// The file that says how far reading all objects is.
+/// The file with the progress of the scrub.
 pub const SCRUB: &str = "scrub";
-/// The file that says what a server is called that shares a bucket.
+/// The file with the name of this server in its bucket.
 pub const SERVER: &str = "server";
-/// The directory of objects that were found corrupt.
+/// The directory of corrupt objects.
 pub const QUARANTINE: &str = "quarantine";
 
-/// The file that says which store this is.
+/// The file with the id of this store.
 pub const SERVER_ID: &str = "server-id";
-/// The file that is there if the store keeps what has ended on its master.
+/// The file that marks a store as an archive.
 pub const ARCHIVE: &str = "archive";
 /// The directory of the audit log.
 pub const AUDIT: &str = "audit";
 
-/// What may be at the top of the data directory; a file-system of its own has the last one.
+/// The names at the top of the data directory; the last one is made by mkfs.
 pub const TOP: [&str; 15] = [
     LOCK,
     LEASES,
@@ -92,10 +92,10 @@ const IMAGE_SUFFIX: &str = ".image";
 const DELETED_SUFFIX: &str = ".deleted";
 const PACKED_SUFFIX: &str = ".packed";
 
-/// In what forms an object may be stored: the first one is looked for first.
-pub const FORMS: [Form; 2] = [Form::Plain, Form::Packed];
+/// The forms in which an object may be stored, in the order in which they are looked for.
+pub const FORMS: [ContentForm; 2] = [ContentForm::Plain, ContentForm::Packed];
 
-/// The path of an object below the directory of objects.
+/// Returns the path of an object below the directory of objects.
 #[must_use]
 pub fn object_path(id: &ObjectId) -> PathBuf {
     let hex = id.hex();
@@ -123,9 +123,9 @@ pub fn object_at(path: &Path) -> Option<ObjectId> {
     (object_path(&id) == path).then_some(id)
 }
 
-/// The path of an object in that form below the directory of objects.
+/// Returns the path of an object in that form below the directory of objects.
 #[must_use]
-pub fn stored_path(id: &ObjectId, form: Form) -> PathBuf {
+pub fn stored_path(id: &ObjectId, form: ContentForm) -> PathBuf {
     let mut path = object_path(id).into_os_string();
     path.push(form_suffix(form));
     PathBuf::from(path)
@@ -133,36 +133,36 @@ pub fn stored_path(id: &ObjectId, form: Form) -> PathBuf {
 
 /// The object that lies at `path` below the directory of objects, and its form, if one may.
 #[must_use]
-pub fn stored_at(path: &Path) -> Option<(ObjectId, Form)> {
+pub fn stored_at(path: &Path) -> Option<(ObjectId, ContentForm)> {
     let (plain, form) = form_of(path.to_str()?);
     object_at(Path::new(plain)).map(|id| (id, form))
 }
 
 /// A file name of an object as it would be if the object was not packed, and its form.
 #[must_use]
-pub fn form_of(name: &str) -> (&str, Form) {
+pub fn form_of(name: &str) -> (&str, ContentForm) {
     match name.strip_suffix(PACKED_SUFFIX) {
-        Some(plain) => (plain, Form::Packed),
-        None => (name, Form::Plain),
+        Some(plain) => (plain, ContentForm::Packed),
+        None => (name, ContentForm::Plain),
     }
 }
 
-fn form_suffix(form: Form) -> &'static str {
+fn form_suffix(form: ContentForm) -> &'static str {
     match form {
-        Form::Plain => "",
-        Form::Packed => PACKED_SUFFIX,
+        ContentForm::Plain => "",
+        ContentForm::Packed => PACKED_SUFFIX,
     }
 }
 
 /// The name of an object in the quarantine, whose file has that number.
 #[must_use]
-pub fn aside(id: &ObjectId, form: Form, inode: u64) -> String {
+pub fn quarantine_name(id: &ObjectId, form: ContentForm, inode: u64) -> String {
     format!("{}-{}-{inode}{}", id.algorithm(), id.hex(), form_suffix(form))
 }
 
 /// The object that has such a name in the quarantine.
 #[must_use]
-pub fn put_aside(name: &str) -> Option<ObjectId> {
+pub fn quarantined_object(name: &str) -> Option<ObjectId> {
     let (name, _) = form_of(name);
     let (id, inode) = name.rsplit_once('-')?;
     inode.parse::<u64>().ok()?;
@@ -171,26 +171,26 @@ pub fn put_aside(name: &str) -> Option<ObjectId> {
 }
 
 /// The fan-out directories of all algorithms, below the directory of objects.
-pub fn places() -> impl Iterator<Item = PathBuf> {
+pub fn object_directories() -> impl Iterator<Item = PathBuf> {
     ALGORITHMS.into_iter().flat_map(fan_out)
 }
 
-/// What a file below the directory of images stands for.
+/// A file below the directory of images.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Placed {
+pub enum ImageFile {
     /// The record of an image.
     Image(ImageName),
     /// The mark that a name was used.
     Deleted(ImageName),
 }
 
-/// The path of an image's record below the directory of images.
+/// Returns the path of an image's record below the directory of images.
 #[must_use]
 pub fn image_path(name: &ImageName) -> PathBuf {
     with_suffix(name, IMAGE_SUFFIX)
 }
 
-/// The path of the mark that a name was used, below the directory of images.
+/// Returns the path of the tombstone of a name below the directory of images.
 #[must_use]
 pub fn deleted_path(name: &ImageName) -> PathBuf {
     with_suffix(name, DELETED_SUFFIX)
@@ -206,10 +206,10 @@ fn with_suffix(name: &ImageName, suffix: &str) -> PathBuf {
     path
 }
 
-/// What the file at `path`, below the directory of images, stands for; `None` if the server never
-/// wrote such a file.
+/// Returns the meaning of the file at `path` below the directory of images; `None` if no server
+/// writes such a file.
 #[must_use]
-pub fn placed(path: &Path) -> Option<Placed> {
+pub fn image_file(path: &Path) -> Option<ImageFile> {
     let mut name = String::new();
     for component in path.parent()?.components() {
         let component = component.as_os_str().to_str()?;
@@ -223,7 +223,7 @@ pub fn placed(path: &Path) -> Option<Placed> {
     };
     name.push_str(last);
     let image = ImageName::new(&name).ok().filter(|image| image.as_str() == name)?;
-    Some(if deleted { Placed::Deleted(image) } else { Placed::Image(image) })
+    Some(if deleted { ImageFile::Deleted(image) } else { ImageFile::Image(image) })
 }
 
 #[cfg(test)]
@@ -251,17 +251,17 @@ mod tests {
             let id = algorithm.digest(b"content");
             assert_eq!(object_at(&object_path(&id)), Some(id));
             for form in FORMS {
-                assert_eq!(put_aside(&aside(&id, form, 77)), Some(id));
+                assert_eq!(quarantined_object(&quarantine_name(&id, form, 77)), Some(id));
                 assert_eq!(stored_at(&stored_path(&id, form)), Some((id, form)));
             }
-            assert_eq!(stored_path(&id, Form::Plain), object_path(&id));
+            assert_eq!(stored_path(&id, ContentForm::Plain), object_path(&id));
             let wrong = object_path(&id).with_file_name("x");
             let moved = Path::new(algorithm.name()).join("00").join(id.hex());
             for path in [wrong, moved, PathBuf::from(id.hex()), PathBuf::new()] {
                 assert_eq!(object_at(&path), None, "{path:?}");
             }
             for name in [id.hex(), format!("{}-{}", algorithm, id.hex()), "-1".to_owned()] {
-                assert_eq!(put_aside(&name), None, "{name}");
+                assert_eq!(quarantined_object(&name), None, "{name}");
             }
         }
     }
@@ -283,8 +283,8 @@ mod tests {
         for (text, image, deleted) in table {
             assert_eq!(image_path(&name(text)), PathBuf::from(image));
             assert_eq!(deleted_path(&name(text)), PathBuf::from(deleted));
-            assert_eq!(placed(Path::new(image)), Some(Placed::Image(name(text))));
-            assert_eq!(placed(Path::new(deleted)), Some(Placed::Deleted(name(text))));
+            assert_eq!(image_file(Path::new(image)), Some(ImageFile::Image(name(text))));
+            assert_eq!(image_file(Path::new(deleted)), Some(ImageFile::Deleted(name(text))));
             assert!(paths.insert(image) && paths.insert(deleted), "{text}");
         }
     }
@@ -301,7 +301,7 @@ mod tests {
     #[test]
     fn other_files_stand_for_nothing() {
         for path in ["", "a", "a.txt", "a/b.image", ".image", "...d/x.image", "a.d/.deleted"] {
-            assert_eq!(placed(Path::new(path)), None, "{path}");
+            assert_eq!(image_file(Path::new(path)), None, "{path}");
         }
     }
 }

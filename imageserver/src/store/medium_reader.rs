@@ -6,31 +6,30 @@ use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
-use api::object_stream::Form;
+use api::object_stream::ContentForm;
 use model::object::{Hasher, ObjectId};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 
-use super::packed::{Reader, is_damage};
+use super::packed::{PackedReader, is_damage};
 
-/// What an object on the medium is.
+/// The result of reading an object from the medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnMedium {
-    /// It is what its id says, of that length in bytes.
+    /// The content has the digest of the id, and that length in bytes.
     Whole(u64),
-    /// It is not there, or is the empty file that a crash leaves.
+    /// The object is not there, or is the empty file that a crash leaves.
     Absent,
-    /// It was not what its id says, and was put aside.
+    /// The content did not have the digest of the id, and was quarantined.
     Corrupt,
-    /// Who reads it was told to stop.
+    /// The reader was stopped.
     Stopped,
 }
 
 /// How much is read at once, in bytes.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// What the addresses of buffers, and what is read at once, are multiples of: enough for any
-/// device.
+/// The alignment of buffers and of reads: enough for any device.
 const ALIGNMENT: usize = 4_096;
 
 /// Reads files with one buffer.
@@ -39,12 +38,12 @@ pub struct MediumReader {
     start: usize,
 }
 
-/// What a file turned out to be.
+/// The result of hashing a file.
 #[derive(Debug)]
-pub struct Found {
-    /// Whether it is the object that it should be.
+pub struct HashedFile {
+    /// True if the content has the digest of the id.
     pub is_whole: bool,
-    /// The length of its content, in bytes; of what is damaged, that of the file.
+    /// The length of the content in bytes; of a damaged file, that of the file.
     pub size_bytes: u64,
     /// The file, as it was when it was opened.
     pub metadata: std::fs::Metadata,
@@ -59,23 +58,18 @@ impl Default for MediumReader {
 }
 
 impl MediumReader {
-    /// Hashes the file at `path`, which holds `id` in that form. `pace` is told the length in bytes
-    /// of each piece that was read, and may take its time; when it says `false`, there is no
-    /// result.
-    ///
-    /// # Errors
-    ///
-    /// What the kernel said.
+    /// Hashes the file at `path`, which holds `id` in that form. Calls `pace` with the length in
+    /// bytes of each piece that was read; it may wait. Returns `None` if `pace` returns false.
     pub fn hash(
         &mut self,
         path: &Path,
-        form: Form,
+        form: ContentForm,
         id: &ObjectId,
         pace: &mut dyn FnMut(u64) -> bool,
-    ) -> io::Result<Option<Found>> {
+    ) -> io::Result<Option<HashedFile>> {
         let tried = self.hash_with(path, OFlag::O_DIRECT, form, id, pace);
         match tried {
-            // Not every file-system can read around the cache.
+            // Not every file-system supports `O_DIRECT`.
             Err(error) if error.raw_os_error() == Some(Errno::EINVAL as i32) => {
                 self.hash_with(path, OFlag::empty(), form, id, pace)
             }
@@ -87,10 +81,10 @@ impl MediumReader {
         &mut self,
         path: &Path,
         flags: OFlag,
-        form: Form,
+        form: ContentForm,
         id: &ObjectId,
         pace: &mut dyn FnMut(u64) -> bool,
-    ) -> io::Result<Option<Found>> {
+    ) -> io::Result<Option<HashedFile>> {
         let flags = flags | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
         let file = std::fs::OpenOptions::new().read(true).custom_flags(flags.bits()).open(path)?;
         let metadata = file.metadata()?;
@@ -98,8 +92,8 @@ impl MediumReader {
         let mut pieces =
             Pieces { file, buffer, range: 0..0, is_at_end: false, is_stopped: false, pace };
         let hashed = match form {
-            Form::Plain => pieces.hash(id).map(|got| (got, metadata.len())),
-            Form::Packed => Reader::open(&mut pieces, id).and_then(|reader| {
+            ContentForm::Plain => pieces.hash(id).map(|got| (got, metadata.len())),
+            ContentForm::Packed => PackedReader::open(&mut pieces, id).and_then(|reader| {
                 let size_bytes = reader.size_bytes();
                 reader.hash(id).map(|got| (got, size_bytes))
             }),
@@ -112,7 +106,7 @@ impl MediumReader {
             Err(error) if is_damage(&error) => (false, metadata.len()),
             Err(error) => return Err(error),
         };
-        Ok(Some(Found { is_whole, size_bytes, metadata }))
+        Ok(Some(HashedFile { is_whole, size_bytes, metadata }))
     }
 }
 
@@ -120,7 +114,7 @@ impl MediumReader {
 struct Pieces<'reader> {
     file: std::fs::File,
     buffer: &'reader mut [u8],
-    /// What of the buffer was read and not given out.
+    /// The part of the buffer that was read and not returned.
     range: std::ops::Range<usize>,
     is_at_end: bool,
     is_stopped: bool,
@@ -128,7 +122,7 @@ struct Pieces<'reader> {
 }
 
 impl Pieces<'_> {
-    /// The next piece; empty at the end, and when it was told to stop.
+    /// Returns the next piece; empty at the end, and when `pace` has returned false.
     fn piece(&mut self) -> io::Result<&[u8]> {
         if self.range.is_empty() && !self.is_at_end {
             let length = loop {
@@ -192,11 +186,12 @@ mod tests {
                 told += bytes;
                 true
             };
-            let found = reader.hash(&path, Form::Plain, &id, &mut pace).unwrap().unwrap();
+            let found = reader.hash(&path, ContentForm::Plain, &id, &mut pace).unwrap().unwrap();
             assert_eq!((found.is_whole, told), (true, length as u64));
-            assert!(reader.hash(&path, Form::Plain, &id, &mut |_| false).unwrap().is_none());
+            assert!(reader.hash(&path, ContentForm::Plain, &id, &mut |_| false).unwrap().is_none());
             let other = Algorithm::Sha512.digest(b"other");
-            let found = reader.hash(&path, Form::Plain, &other, &mut |_| true).unwrap().unwrap();
+            let found =
+                reader.hash(&path, ContentForm::Plain, &other, &mut |_| true).unwrap().unwrap();
             assert_eq!((found.is_whole, found.size_bytes), (false, length as u64));
 
             // Packed, it is as long as before and not.
@@ -211,12 +206,15 @@ mod tests {
                 told += bytes;
                 true
             };
-            let found = reader.hash(&path, Form::Packed, &id, &mut pace).unwrap().unwrap();
+            let found = reader.hash(&path, ContentForm::Packed, &id, &mut pace).unwrap().unwrap();
             assert_eq!((found.is_whole, found.size_bytes), (true, length as u64));
             assert_eq!(told, packed.len() as u64);
-            assert!(reader.hash(&path, Form::Packed, &id, &mut |_| false).unwrap().is_none());
+            assert!(
+                reader.hash(&path, ContentForm::Packed, &id, &mut |_| false).unwrap().is_none()
+            );
             std::fs::write(&path, &packed[..packed.len() - 1]).unwrap();
-            let found = reader.hash(&path, Form::Packed, &id, &mut |_| true).unwrap().unwrap();
+            let found =
+                reader.hash(&path, ContentForm::Packed, &id, &mut |_| true).unwrap().unwrap();
             assert!(!found.is_whole);
         }
     }

@@ -19,26 +19,25 @@ use crate::store::error::StoreError;
 /// How many objects the store holds, and the length of their files together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ObjectCounts {
-    /// How many.
     pub objects: u64,
-    /// The length of their files together, in bytes; of what is packed, as it is packed.
+    /// The length of their files together in bytes, packed ones as stored.
     pub bytes: u64,
     /// False until those of former runs have been counted too.
     pub complete: bool,
 }
 
-/// An object that came, went, or took the place of a damaged one: the length of its file in bytes
-/// before and after, `None` where it was not there.
+/// A change of an object: the length of its file in bytes before and after, `None` where it was
+/// missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Change {
     pub before: Option<u64>,
     pub after: Option<u64>,
 }
 
-/// How far the walk is with one directory.
+/// The state of the walk in one directory.
 enum Walk {
     Ahead,
-    /// With what became of the objects that changed since it began, by file name.
+    /// The objects that changed since the walk of this directory began, by file name.
     Under(HashMap<String, Option<u64>>),
     Done,
 }
@@ -51,7 +50,7 @@ pub(super) struct ObjectCounter {
     complete: AtomicBool,
 }
 
-/// Every directory of objects, below the one of all, and the algorithm of its objects.
+/// Returns the directories of objects with their algorithms.
 pub(super) fn directories() -> impl Iterator<Item = (model::object::Algorithm, std::path::PathBuf)>
 {
     layout::ALGORITHMS.into_iter().flat_map(|algorithm| {
@@ -68,14 +67,14 @@ impl ObjectCounter {
         }
     }
 
-    /// Does `change` to the file of `id` and takes note of it. Changes in one directory wait for
-    /// each other.
+    /// Makes `change` to the file of `id` and counts it. Changes in one directory are made one
+    /// after the other.
     pub fn note(
         &self,
         id: &ObjectId,
         change: impl FnOnce() -> Result<Change, StoreError>,
     ) -> Result<(), StoreError> {
-        let mut walk = locked(&self.walks[place(id)]);
+        let mut walk = locked(&self.walks[directory_index(id)]);
         let change = change()?;
         match &mut *walk {
             Walk::Ahead => (),
@@ -127,14 +126,14 @@ impl ObjectCounter {
     fn add(&self, Change { before, after }: Change) {
         let mut total = locked(&self.total);
         let (objects, bytes) = &mut *total;
-        // Files may have been taken away or cut by hand: never less than nothing.
+        // Files may have been removed or truncated by hand: saturates at zero.
         *objects = (*objects + u64::from(after.is_some())).saturating_sub(before.is_some().into());
         *bytes = (*bytes + after.unwrap_or(0)).saturating_sub(before.unwrap_or(0));
     }
 }
 
 /// The place of the directory of `id` among [`directories`].
-fn place(id: &ObjectId) -> usize {
+fn directory_index(id: &ObjectId) -> usize {
     let algorithm = layout::ALGORITHMS.iter().position(|algorithm| *algorithm == id.algorithm());
     let before = algorithm.expect("every algorithm has a directory") * 256;
     before + usize::from(id.digest()[0])
@@ -174,7 +173,10 @@ mod tests {
         for algorithm in layout::ALGORITHMS {
             for content in 0..2_000_u32 {
                 let id = algorithm.digest(&content.to_le_bytes());
-                assert_eq!(layout::object_path(&id).parent().unwrap(), places[place(&id)]);
+                assert_eq!(
+                    layout::object_path(&id).parent().unwrap(),
+                    places[directory_index(&id)]
+                );
             }
         }
     }
@@ -190,7 +192,7 @@ mod tests {
         let counter = ObjectCounter::new();
         counter.note(&changing, || Ok(CAME)).unwrap();
         assert_eq!(counter.object_counts(), held(0, 0, false));
-        let directory = place(&changing);
+        let directory = directory_index(&changing);
         let looks = std::cell::Cell::new(0);
         counter.count(&objects, || {
             if matches!(&*locked(&counter.walks[directory]), Walk::Under(_)) {

@@ -6,36 +6,27 @@ use std::sync::{Arc, RwLock};
 use nix::fcntl::Flock;
 use tokio::runtime::Handle;
 
-use super::Store;
 use super::bucket::collecting::BucketCollecting;
-use super::bucket::directories::BucketRegister;
 use super::bucket::image_holds::BucketHolding;
 use super::bucket::leases::BucketLeasing;
 use super::bucket::objects::BucketObjects;
-use super::bucket::records::BucketRecords;
+use super::bucket::records::{BucketDirectories, BucketRecords};
 use super::bucket::remote::Remote;
-use super::bucket::settings::Settings;
+use super::bucket::settings::BucketSettings;
 use super::bucket::{expect_conditional_writes, expect_format, own_id};
-use super::directories::KeptDirectories;
+use super::directories::StoredDirectories;
 use super::error::StoreError;
 use super::files::{empty, lock, make_directory};
 use super::images::Images;
-use super::layout;
 use super::local::collecting::LocalCollecting;
-use super::local::directories::LocalRegister;
-use super::local::image_holds::LocalHolding;
-use super::local::leasing::LocalLeasing;
+use super::local::leasing::{LocalHolding, LocalLeasing};
 use super::local::objects::LocalObjects;
-use super::local::records::LocalRecords;
+use super::local::records::{LocalDirectories, LocalRecords};
+use super::{Store, layout};
 
 impl Store {
-    /// Opens the data directory, creates what is missing in it, and removes what a former server
-    /// had not finished. Reads the record of each image, but no object.
-    ///
-    /// # Errors
-    ///
-    /// [`StoreError::Locked`] if another server uses the directory; otherwise what the file-system
-    /// says.
+    /// Opens the data directory, creates missing parts, and removes unfinished files of a former
+    /// server. Reads the record of each image, but no object.
     pub fn open(data: &Path) -> Result<Self, StoreError> {
         Self::open_packing(data, 0)
     }
@@ -47,7 +38,7 @@ impl Store {
         let lock = take_directory(data, layout::SERVER, what)?;
         empty_incoming(data)?;
         let is_new = !data.join(layout::OBJECTS).exists();
-        let objects = Arc::new(LocalObjects::open_packing(data, level)?);
+        let objects = Arc::new(LocalObjects::open(data, level)?);
         let leasing = Arc::new(LocalLeasing::open(data, is_new)?);
         let images = Arc::new(Images::open(Box::new(LocalRecords::open(data)?))?);
         let adding = Arc::<RwLock<()>>::default();
@@ -60,7 +51,7 @@ impl Store {
         Ok(Self {
             objects,
             images,
-            directories: KeptDirectories::open(Box::new(LocalRegister::new(data))),
+            directories: StoredDirectories::open(Box::new(LocalDirectories::new(data))),
             holding: Box::new(LocalHolding::open(data)),
             leasing,
             collecting: Box::new(collecting),
@@ -73,14 +64,9 @@ impl Store {
     /// Opens the store in a bucket, which this server may share with others. `data` is for the
     /// server's own files. Requests to the bucket run on `runtime`; the threads that make them
     /// block.
-    ///
-    /// # Errors
-    ///
-    /// [`StoreError::Locked`] if another server uses the directory, [`StoreError::OfTheOtherKind`]
-    /// if it is a local store, [`StoreError::Bucket`] if the bucket cannot be used.
     pub fn open_bucket(
         data: &Path,
-        settings: &Settings,
+        settings: &BucketSettings,
         runtime: Handle,
     ) -> Result<Self, StoreError> {
         let lock =
@@ -91,7 +77,7 @@ impl Store {
         expect_conditional_writes(&remote)?;
         expect_format(&remote)?;
         remote.tell_time()?;
-        let cache = LocalObjects::open(data)?;
+        let cache = LocalObjects::open(data, 0)?;
         let leasing = Arc::new(BucketLeasing::new(Arc::clone(&remote)));
         let objects = Arc::new(BucketObjects::new(
             Arc::clone(&remote),
@@ -109,7 +95,9 @@ impl Store {
         Ok(Self {
             objects,
             images,
-            directories: KeptDirectories::open(Box::new(BucketRegister::new(Arc::clone(&remote)))),
+            directories: StoredDirectories::open(Box::new(BucketDirectories::new(Arc::clone(
+                &remote,
+            )))),
             holding: Box::new(BucketHolding::new(remote)),
             leasing,
             collecting: Box::new(collecting),

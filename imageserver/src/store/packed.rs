@@ -1,21 +1,21 @@
-//! Objects whose files are packed: what travels to those who take it packed, as it is.
+//! Files of packed objects, in the format in which packed objects are sent.
 //!
 //! | bytes | what |
 //! |---|---|
 //! | 42 or 74 | the head of a packed object in an object stream ([`api::object_stream`]) |
 //! | | its chunks ([`rpc::packing`]) until all of the content has come |
 //!
-//! A file that is anything else, or goes on, is damaged. What a file says of lengths is limited
-//! before memory is taken for it: a reader has one chunk at a time.
+//! Any other file, or a longer one, is damaged. Lengths in a file are limited before memory is
+//! allocated: a reader holds one chunk at a time.
 
 use std::io::{self, Read};
 
-use api::object_stream::{Form, HEAD_BYTES_MAX, Head};
+use api::object_stream::{ContentForm, HEAD_BYTES_MAX, ObjectHead};
 use bytes::Bytes;
 use model::object::{Hasher, ObjectId};
 use rpc::packing::{CHUNK_HEAD_BYTES, ChunkHead, UnpackError, Unpacker};
 
-/// Content of at most so many bytes stays as it is: it takes one block of a disk.
+/// Content of at most this length in bytes is not packed: it takes one block of a disk.
 pub const PLAIN_BYTES_MAX: u64 = 4_096;
 
 /// The part of its length by which content must become shorter.
@@ -24,7 +24,7 @@ const GAIN_PART: u64 = 8;
 /// The unit in which disks give space, in bytes.
 const BLOCK_BYTES: u64 = 4_096;
 
-/// True if a file of `packed_bytes` is worth to be unpacked again and again in the place of one of
+/// Returns true if a packed file of `packed_bytes` saves enough space for content of
 /// `content_bytes`.
 #[must_use]
 pub fn is_worth(content_bytes: u64, packed_bytes: u64) -> bool {
@@ -32,15 +32,15 @@ pub fn is_worth(content_bytes: u64, packed_bytes: u64) -> bool {
         && packed_bytes.div_ceil(BLOCK_BYTES) < content_bytes.div_ceil(BLOCK_BYTES)
 }
 
-/// What stands at the beginning of the file of `id`.
+/// Returns the head of the packed file of `id`.
 #[must_use]
 pub fn head(id: ObjectId, size_bytes: u64) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(HEAD_BYTES_MAX);
-    Head::Object { id, size_bytes }.encode_as(Form::Packed, &mut bytes);
+    ObjectHead::Object { id, size_bytes }.encode_as(ContentForm::Packed, &mut bytes);
     bytes
 }
 
-/// How long that is, in bytes.
+/// Returns the length of the head, in bytes.
 #[must_use]
 pub fn head_bytes(id: &ObjectId) -> u64 {
     head(*id, 0).len() as u64
@@ -50,7 +50,7 @@ fn damaged(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Erro
     io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
-/// True if reading failed because of what the file holds, not because of the medium.
+/// Returns true if reading failed because of what the file holds, not because of the medium.
 #[must_use]
 pub fn is_damage(error: &io::Error) -> bool {
     let is_ours = matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof);
@@ -58,37 +58,35 @@ pub fn is_damage(error: &io::Error) -> bool {
 }
 
 /// Reads packed content, a chunk at a time.
-pub struct Reader<R> {
+pub struct PackedReader<R> {
     file: R,
     size_bytes: u64,
-    /// How much content is still to come of the file.
+    /// The length of the content that was not read yet, in bytes.
     rest_bytes: u64,
     unpacker: Unpacker,
     packed: Vec<u8>,
-    /// What was unpacked and not given out.
+    /// Content that was unpacked and not returned.
     content: Bytes,
 }
 
 /// A chunk as it is in the file.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Chunk<'reader> {
+pub enum PackedChunk<'reader> {
     /// Content.
     Plain(&'reader [u8]),
     /// A zstd frame, and the length of its content in bytes.
     Frame(&'reader [u8], usize),
 }
 
-impl<R: Read> Reader<R> {
+impl<R: Read> PackedReader<R> {
     /// Reads the file of `id` from its beginning.
-    ///
-    /// # Errors
-    ///
-    /// What the kernel says, or [`is_damage`] if it is not that of `id`.
     pub fn open(mut file: R, id: &ObjectId) -> io::Result<Self> {
         let mut bytes = head(*id, 0);
         file.read_exact(&mut bytes)?;
-        match Head::decode(&bytes) {
-            Ok(Some((Head::Object { id: of, size_bytes }, Form::Packed, _))) if of == *id => {
+        match ObjectHead::decode(&bytes) {
+            Ok(Some((ObjectHead::Object { id: of, size_bytes }, ContentForm::Packed, _)))
+                if of == *id =>
+            {
                 Ok(Self::behind_head(file, size_bytes))
             }
             _ => Err(damaged("it does not begin as the packed file of its object")),
@@ -126,16 +124,17 @@ impl<R: Read> Reader<R> {
         Ok(Some(head))
     }
 
-    /// The next chunk as it is; `None` at the end. For who asks for nothing else.
-    pub fn chunk(&mut self) -> io::Result<Option<Chunk<'_>>> {
+    /// Returns the next chunk as it is stored; `None` at the end. Must not be mixed with other
+    /// reads.
+    pub fn chunk(&mut self) -> io::Result<Option<PackedChunk<'_>>> {
         let head = self.chunk_head()?;
         Ok(head.map(|head| match head.is_plain() {
-            true => Chunk::Plain(&self.packed),
-            false => Chunk::Frame(&self.packed, head.content_bytes),
+            true => PackedChunk::Plain(&self.packed),
+            false => PackedChunk::Frame(&self.packed, head.content_bytes),
         }))
     }
 
-    /// The content that comes next, of at most one chunk; empty at the end.
+    /// Returns the next content, of at most one chunk; empty at the end.
     fn next(&mut self) -> io::Result<&mut Bytes> {
         if self.content.is_empty()
             && let Some(head) = self.chunk_head()?
@@ -148,13 +147,13 @@ impl<R: Read> Reader<R> {
         Ok(&mut self.content)
     }
 
-    /// Leaves `bytes` of the content out.
+    /// Skips `bytes` of the content.
     pub fn skip(&mut self, mut bytes: u64) -> io::Result<()> {
         while bytes > 0 {
             if self.content.is_empty() {
                 match self.chunk_head()? {
                     None => return Err(io::ErrorKind::UnexpectedEof.into()),
-                    // Nothing of it is unpacked.
+                    // The chunk is skipped without unpacking.
                     Some(head) if head.content_bytes as u64 <= bytes => {
                         bytes -= head.content_bytes as u64;
                         continue;
@@ -175,7 +174,7 @@ impl<R: Read> Reader<R> {
         Ok(())
     }
 
-    /// Hashes all content, which must be all that is in the file.
+    /// Hashes all content. Fails if the file is longer.
     pub fn hash(mut self, id: &ObjectId) -> io::Result<ObjectId> {
         let mut hasher = Hasher::new(id.algorithm());
         loop {
@@ -192,7 +191,7 @@ impl<R: Read> Reader<R> {
     }
 }
 
-impl<R: Read> Read for Reader<R> {
+impl<R: Read> Read for PackedReader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let content = self.next()?;
         let part = content.split_to(content.len().min(buffer.len()));
@@ -232,7 +231,7 @@ mod tests {
         let content = content();
         let (id, bytes) = packed(&content);
         assert_eq!(bytes.len() as u64 - head_bytes(&id), bytes.len() as u64 - 74);
-        let open = || Reader::open(&bytes[..], &id).unwrap();
+        let open = || PackedReader::open(&bytes[..], &id).unwrap();
         assert_eq!(open().size_bytes(), content.len() as u64);
         assert_eq!(open().hash(&id).unwrap(), id);
         for from in [0, 1, CHUNK_BYTES_MAX, CHUNK_BYTES_MAX + 1, 300_000, content.len()] {
@@ -247,8 +246,8 @@ mod tests {
         let mut kinds = Vec::new();
         while let Some(chunk) = chunks.chunk().unwrap() {
             kinds.push(match chunk {
-                Chunk::Plain(bytes) => (false, bytes.len()),
-                Chunk::Frame(_, content_bytes) => (true, content_bytes),
+                PackedChunk::Plain(bytes) => (false, bytes.len()),
+                PackedChunk::Frame(_, content_bytes) => (true, content_bytes),
             });
         }
         let whole = CHUNK_BYTES_MAX;
@@ -260,7 +259,7 @@ mod tests {
         let content = vec![b'a'; 10_000];
         let (id, bytes) = packed(&content);
         let is_whole = |bytes: &[u8]| {
-            let hashed = Reader::open(bytes, &id).and_then(|reader| reader.hash(&id));
+            let hashed = PackedReader::open(bytes, &id).and_then(|reader| reader.hash(&id));
             match hashed {
                 Ok(got) => got == id,
                 Err(error) => {
@@ -281,7 +280,7 @@ mod tests {
         let bomb = [&head(id, u64::MAX)[..], &[0xff; 8], &bytes[..]].concat();
         assert!(!is_whole(&bomb));
         let (other, _) = packed(b"other");
-        assert!(is_damage(&Reader::open(&bytes[..], &other).err().unwrap()));
+        assert!(is_damage(&PackedReader::open(&bytes[..], &other).err().unwrap()));
     }
 
     #[test]

@@ -15,7 +15,7 @@ use model::object::Algorithm;
 use model::tree::Totals;
 use serde::{Deserialize, Serialize};
 
-/// Puts a line before `body` that says what it is, and guards it.
+/// Prepends a line with `magic` and the digest of `body`.
 #[must_use]
 pub fn guard(magic: &str, mut body: Vec<u8>) -> Vec<u8> {
     let mut bytes = format!("{magic}{}\n", Algorithm::Blake3.digest(&body)).into_bytes();
@@ -23,11 +23,7 @@ pub fn guard(magic: &str, mut body: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
-/// What [`guard`] has put a line before.
-///
-/// # Errors
-///
-/// [`RecordError`] for any other bytes.
+/// Checks and removes the line that [`guard`] has prepended.
 pub fn unguard<'bytes>(magic: &str, bytes: &'bytes [u8]) -> Result<&'bytes [u8], RecordError> {
     let rest = bytes.strip_prefix(magic.as_bytes()).ok_or(RecordError::Magic)?;
     let end = rest.iter().position(|&byte| byte == b'\n').ok_or(RecordError::Damaged)?;
@@ -51,7 +47,7 @@ pub struct Record {
     pub totals: Totals,
 }
 
-/// Bytes that are no intact record.
+/// Why bytes are not an intact record.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
     #[error("it does not begin as such a file does")]
@@ -67,10 +63,6 @@ pub enum RecordError {
 
 impl Record {
     /// The bytes of the file.
-    ///
-    /// # Errors
-    ///
-    /// [`CodecError`] if the record cannot be written as JSON.
     pub fn encode(&self) -> Result<Vec<u8>, CodecError> {
         let mut body = codec::encode(Encoding::Json, "image record", self)?;
         body.push(b'\n');
@@ -78,17 +70,13 @@ impl Record {
     }
 
     /// Reads the bytes of the file.
-    ///
-    /// # Errors
-    ///
-    /// [`RecordError`] for any bytes but those that [`Record::encode`] makes.
     pub fn decode(bytes: &[u8]) -> Result<Self, RecordError> {
         let body = unguard(MAGIC, bytes)?;
         codec::decode(Encoding::Json, "image record", body, RECORD_BYTES_MAX)
             .map_err(|source| RecordError::Unknown { source })
     }
 
-    /// What lists show of the image.
+    /// Returns the summary for lists.
     #[must_use]
     pub fn summary(&self) -> ImageSummary {
         let Image { content, notes } = &self.image;

@@ -2,28 +2,32 @@
 //!
 //! One thread for each upload hashes and writes while the next objects arrive. The queue between
 //! them is bounded, so memory does not grow with the size of objects or with a slow disk.
+//!
+//! An uploaded object that is stored already is compared byte by byte. No two contents with the
+//! same digest are known for the algorithms in use. If there are two, or if the memory of a machine
+//! is faulty, no caller may get one for the other.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::future::poll_fn;
+use std::io::Read as _;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
 
 use api::fault::{Fault, FaultCode};
 use api::object_server::{AddObjectsReply, LEASE_SECONDS_MAX};
-use api::object_stream::Head;
+use api::object_stream::ObjectHead;
 use bytes::Bytes;
-use model::object::ObjectId;
-use model::report::report;
+use model::display::error_chain;
+use model::object::{Hasher, ObjectId};
 use rpc::server::{ObjectReader, StreamError};
 use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
 
-use crate::store::comparing::Comparing;
+use super::content::{Content, ContentReader};
 use crate::store::contract::{PendingStore, Receiving};
-use crate::store::counters::Counters;
-use crate::store::error::{fault_of_store, joined};
-use crate::store::{Store, error::StoreError};
+use crate::store::error::{StoreError, failed, fault_of_store, joined};
+use crate::store::{Counters, Store};
 
 /// The most content that is handed to the writer at once, in bytes.
 const BATCH_BYTES_MAX: usize = 256 << 10;
@@ -34,11 +38,11 @@ const BATCH_STEPS_MAX: usize = 256;
 /// How many batches may wait for the writer.
 const BATCHES_MAX: usize = 4;
 
-/// How many objects of one upload may be on their way to their places.
-const LANDING_MAX: usize = 64;
+/// The most objects of one upload that are complete but not yet stored.
+const PENDING_MAX: usize = 64;
 
 /// A step for the writer.
-enum Step {
+enum UploadStep {
     Begin { id: ObjectId, size_bytes: u64 },
     Content(Bytes),
     Finish,
@@ -48,31 +52,30 @@ enum Step {
 struct WriterGone;
 
 /// Why the stream was not read to its end.
-enum Stopped {
+enum ReadError {
     Writer,
     Stream(StreamError),
     Absent(ObjectId),
     Unasked(ObjectId),
 }
 
-impl From<WriterGone> for Stopped {
+impl From<WriterGone> for ReadError {
     fn from(_: WriterGone) -> Self {
         Self::Writer
     }
 }
 
-/// Stores all objects of the stream. Each is kept as soon as it is complete.
+/// Stores all objects of the stream, each as soon as it is complete.
 pub(crate) async fn add_objects(
     store: Arc<Store>,
     counters: Arc<Counters>,
     tasks: &TaskTracker,
     reader: ObjectReader,
 ) -> Result<AddObjectsReply, Fault> {
-    store_stream(store, counters, tasks, reader, Expected::Anything).await
+    store_stream(store, counters, tasks, reader, ExpectedObjects::Anything).await
 }
 
-/// As an upload is stored, of what another server has answered that was asked for `ids`: it need
-/// not have all of them, and must send no others.
+/// Stores the objects that another server returned for `ids`. It may return fewer, but no others.
 pub(crate) async fn store_objects(
     store: Arc<Store>,
     counters: Arc<Counters>,
@@ -81,19 +84,19 @@ pub(crate) async fn store_objects(
     ids: &[ObjectId],
 ) -> Result<AddObjectsReply, Fault> {
     let ids = ids.iter().copied().collect();
-    store_stream(store, counters, tasks, reader, Expected::SomeOf(&ids)).await
+    store_stream(store, counters, tasks, reader, ExpectedObjects::SomeOf(&ids)).await
 }
 
-/// What a stream may bring.
+/// The objects that a stream may contain.
 #[derive(Clone, Copy, Debug)]
-enum Expected<'ids> {
-    /// All objects that it names, whichever they are.
+enum ExpectedObjects<'ids> {
+    /// Any object.
     Anything,
-    /// Some of these.
+    /// A subset of these.
     SomeOf(&'ids BTreeSet<ObjectId>),
 }
 
-impl Expected<'_> {
+impl ExpectedObjects<'_> {
     fn has(self, id: &ObjectId) -> bool {
         match self {
             Self::Anything => true,
@@ -107,31 +110,33 @@ async fn store_stream(
     counters: Arc<Counters>,
     tasks: &TaskTracker,
     reader: ObjectReader,
-    expected: Expected<'_>,
+    expected: ExpectedObjects<'_>,
 ) -> Result<AddObjectsReply, Fault> {
     let (sender, receiver) = mpsc::channel(BATCHES_MAX);
     let writer = tasks.spawn_blocking(move || Writer::new(&store, &counters).run(receiver));
     let read = {
         let mut feed = Feed { sender, batch: Vec::new(), batch_bytes: 0 };
         let read = feed.read(reader, expected).await;
-        // What was complete when the stream broke is kept.
+        // Objects that were complete when the stream broke are stored.
         let flushed = feed.flush().await;
-        read.and(flushed.map_err(Stopped::from))
+        read.and(flushed.map_err(ReadError::from))
     };
     let written = joined(writer.await)?;
     // If both failed, the writer did first: it stopped listening, the caller then stopped sending.
     let reply = written.map_err(|error| fault_of_store(&error))?;
     match read {
         Ok(()) => Ok(reply),
-        Err(Stopped::Stream(error)) => Err(Fault::new(FaultCode::BadRequest, report(&error))),
-        Err(Stopped::Absent(id)) => Err(Fault::new(
+        Err(ReadError::Stream(error)) => {
+            Err(Fault::new(FaultCode::BadRequest, error_chain(&error)))
+        }
+        Err(ReadError::Absent(id)) => Err(Fault::new(
             FaultCode::BadRequest,
             format!("object {id} is said to be absent in a stream that should bring it"),
         )),
-        Err(Stopped::Unasked(id)) => {
+        Err(ReadError::Unasked(id)) => {
             Err(Fault::new(FaultCode::BadRequest, format!("object {id} was not asked for")))
         }
-        Err(Stopped::Writer) => {
+        Err(ReadError::Writer) => {
             Err(Fault::new(FaultCode::Internal, "the writer of the upload went away"))
         }
     }
@@ -139,8 +144,8 @@ async fn store_stream(
 
 /// Gathers steps, so that the writer is not woken for each of sixteen thousand small objects.
 struct Feed {
-    sender: mpsc::Sender<Vec<Step>>,
-    batch: Vec<Step>,
+    sender: mpsc::Sender<Vec<UploadStep>>,
+    batch: Vec<UploadStep>,
     batch_bytes: usize,
 }
 
@@ -149,31 +154,31 @@ impl Feed {
     async fn read(
         &mut self,
         mut reader: ObjectReader,
-        expected: Expected<'_>,
-    ) -> Result<(), Stopped> {
+        expected: ExpectedObjects<'_>,
+    ) -> Result<(), ReadError> {
         loop {
-            match self.flush_unless_ready(reader.head()).await?.map_err(Stopped::Stream)? {
-                Head::End => return Ok(()),
-                Head::Absent(_) if matches!(expected, Expected::SomeOf(_)) => continue,
-                Head::Absent(id) => return Err(Stopped::Absent(id)),
-                Head::Object { id, .. } if !expected.has(&id) => {
-                    return Err(Stopped::Unasked(id));
+            match self.flush_unless_ready(reader.head()).await?.map_err(ReadError::Stream)? {
+                ObjectHead::End => return Ok(()),
+                ObjectHead::Absent(_) if matches!(expected, ExpectedObjects::SomeOf(_)) => continue,
+                ObjectHead::Absent(id) => return Err(ReadError::Absent(id)),
+                ObjectHead::Object { id, .. } if !expected.has(&id) => {
+                    return Err(ReadError::Unasked(id));
                 }
-                Head::Object { id, size_bytes } => {
-                    self.push(Step::Begin { id, size_bytes }).await?;
+                ObjectHead::Object { id, size_bytes } => {
+                    self.push(UploadStep::Begin { id, size_bytes }).await?;
                 }
             }
             while let Some(content) =
-                self.flush_unless_ready(reader.chunk()).await?.map_err(Stopped::Stream)?
+                self.flush_unless_ready(reader.chunk()).await?.map_err(ReadError::Stream)?
             {
-                self.push(Step::Content(content)).await?;
+                self.push(UploadStep::Content(content)).await?;
             }
-            self.push(Step::Finish).await?;
+            self.push(UploadStep::Finish).await?;
         }
     }
 
-    async fn push(&mut self, step: Step) -> Result<(), WriterGone> {
-        if let Step::Content(content) = &step {
+    async fn push(&mut self, step: UploadStep) -> Result<(), WriterGone> {
+        if let UploadStep::Content(content) = &step {
             self.batch_bytes += content.len();
         }
         self.batch.push(step);
@@ -192,15 +197,15 @@ impl Feed {
         self.sender.send(batch).await.map_err(|_| WriterGone)
     }
 
-    /// Waits for `future`; if it is not ready at once, the writer gets what there is first, so
-    /// that an object is kept as soon as it is complete even if nothing else ever comes.
+    /// Waits for `future`. If it is not ready at once, the batch is flushed first, so that an
+    /// object is stored as soon as it is complete.
     async fn flush_unless_ready<F: Future>(&mut self, future: F) -> Result<F::Output, WriterGone> {
         let mut future = pin!(future);
         match poll_fn(|context| Poll::Ready(future.as_mut().poll(context))).await {
             Poll::Ready(output) => Ok(output),
             Poll::Pending => {
                 self.flush().await?;
-                // A caller that is refused is told so, even if it sends nothing more.
+                // A refused caller gets its fault even if it sends nothing more.
                 tokio::select! {
                     biased;
                     output = future => Ok(output),
@@ -212,58 +217,58 @@ impl Feed {
 }
 
 /// The object that is being uploaded.
-enum Current<'store> {
+enum CurrentUpload<'store> {
     /// Between two objects.
     None,
-    /// It is stored.
+    /// A new object is being stored.
     Stored(ObjectId, Box<dyn Receiving + 'store>, u64),
-    /// It is there already, so it is only compared.
-    Known(Comparing),
+    /// The object is stored already, so the upload is only compared with it.
+    Known(ComparedUpload),
 }
 
 /// Carries out the steps of one upload.
 struct Writer<'store> {
     store: &'store Store,
     counters: &'store Counters,
-    current: Current<'store>,
-    /// Objects that are on their way to their places, with their lengths.
-    landing: VecDeque<(ObjectId, PendingStore, u64)>,
+    current: CurrentUpload<'store>,
+    /// Complete objects that are not stored yet, with their lengths.
+    pending: VecDeque<(ObjectId, PendingStore, u64)>,
     reply: AddObjectsReply,
 }
 
 impl<'store> Writer<'store> {
     fn new(store: &'store Store, counters: &'store Counters) -> Self {
         let reply = AddObjectsReply::default();
-        let landing = VecDeque::new();
-        Self { store, counters, current: Current::None, landing, reply }
+        let pending = VecDeque::new();
+        Self { store, counters, current: CurrentUpload::None, pending, reply }
     }
 
-    /// Runs until the sender is gone. An object that is incomplete then leaves nothing.
+    /// Runs until the sender is gone. An incomplete object is discarded.
     fn run(
         mut self,
-        mut batches: mpsc::Receiver<Vec<Step>>,
+        mut batches: mpsc::Receiver<Vec<UploadStep>>,
     ) -> Result<AddObjectsReply, StoreError> {
         while let Some(batch) = batches.blocking_recv() {
-            let begun = |step: &Step| match step {
-                Step::Begin { id, .. } => Some(*id),
-                Step::Content(_) | Step::Finish => None,
+            let begun = |step: &UploadStep| match step {
+                UploadStep::Begin { id, .. } => Some(*id),
+                UploadStep::Content(_) | UploadStep::Finish => None,
             };
             let ids: Vec<ObjectId> = batch.iter().filter_map(begun).collect();
-            // Before they are looked for, so that what is found to be there stays.
+            // Leased before the lookup, so that objects that are found stay.
             self.store.leasing.give(&ids, LEASE_SECONDS_MAX)?;
             for step in batch {
                 self.step(step)?;
             }
         }
-        self.land(0)?;
+        self.finish_pending(0)?;
         Ok(self.reply)
     }
 
-    /// Waits until at most `left` objects are still on their way.
-    fn land(&mut self, left: usize) -> Result<(), StoreError> {
-        while self.landing.len() > left {
-            let Some((_, landing, size_bytes)) = self.landing.pop_front() else { break };
-            landing.wait()?;
+    /// Waits until at most `left` objects are not stored yet.
+    fn finish_pending(&mut self, left: usize) -> Result<(), StoreError> {
+        while self.pending.len() > left {
+            let Some((_, pending, size_bytes)) = self.pending.pop_front() else { break };
+            pending.wait()?;
             self.reply.added += 1;
             self.reply.added_bytes += size_bytes;
             self.counters.objects_added.inc();
@@ -272,11 +277,11 @@ impl<'store> Writer<'store> {
         Ok(())
     }
 
-    fn step(&mut self, step: Step) -> Result<(), StoreError> {
+    fn step(&mut self, step: UploadStep) -> Result<(), StoreError> {
         match step {
-            Step::Begin { id, size_bytes } => {
-                if self.landing.iter().any(|(landing, ..)| *landing == id) {
-                    self.land(0)?;
+            UploadStep::Begin { id, size_bytes } => {
+                if self.pending.iter().any(|(pending, ..)| *pending == id) {
+                    self.finish_pending(0)?;
                 }
                 let objects = &self.store.objects;
                 let here = match objects.known(&id)? {
@@ -284,27 +289,113 @@ impl<'store> Writer<'store> {
                     None => None,
                 };
                 self.current = match here {
-                    Some(content) => Current::Known(Comparing::new(id, size_bytes, content)),
-                    None => Current::Stored(id, objects.receive(id, size_bytes)?, size_bytes),
+                    Some(content) => {
+                        CurrentUpload::Known(ComparedUpload::new(id, size_bytes, content))
+                    }
+                    None => CurrentUpload::Stored(id, objects.receive(id, size_bytes)?, size_bytes),
                 };
             }
-            Step::Content(content) => match &mut self.current {
-                Current::None => {}
-                Current::Stored(_, receiving, _) => receiving.write(&content)?,
-                Current::Known(comparing) => comparing.write(&content)?,
+            UploadStep::Content(content) => match &mut self.current {
+                CurrentUpload::None => {}
+                CurrentUpload::Stored(_, receiving, _) => receiving.write(&content)?,
+                CurrentUpload::Known(comparing) => comparing.write(&content)?,
             },
-            Step::Finish => match std::mem::replace(&mut self.current, Current::None) {
-                Current::None => {}
-                Current::Known(comparing) => {
+            UploadStep::Finish => match std::mem::replace(&mut self.current, CurrentUpload::None) {
+                CurrentUpload::None => {}
+                CurrentUpload::Known(comparing) => {
                     comparing.finish()?;
                     self.reply.known += 1;
                 }
-                Current::Stored(id, receiving, size_bytes) => {
-                    self.landing.push_back((id, receiving.finish()?, size_bytes));
-                    self.land(LANDING_MAX)?;
+                CurrentUpload::Stored(id, receiving, size_bytes) => {
+                    self.pending.push_back((id, receiving.finish()?, size_bytes));
+                    self.finish_pending(PENDING_MAX)?;
                 }
             },
         }
         Ok(())
+    }
+}
+
+/// Compares what comes with what is here.
+pub struct ComparedUpload {
+    id: ObjectId,
+    hasher: Hasher,
+    content: ContentReader,
+    buffer: Vec<u8>,
+    differs: bool,
+}
+
+impl ComparedUpload {
+    /// Compares an upload of `size_bytes` with the stored and verified `content`.
+    #[must_use]
+    pub fn new(id: ObjectId, size_bytes: u64, content: Content) -> Self {
+        let (hasher, differs) = (Hasher::new(id.algorithm()), content.size_bytes() != size_bytes);
+        Self { id, hasher, content: content.into_reader(), buffer: Vec::new(), differs }
+    }
+
+    /// Compares the next part.
+    pub fn write(&mut self, part: &[u8]) -> Result<(), StoreError> {
+        self.hasher.update(part);
+        if self.differs {
+            return Ok(());
+        }
+        self.buffer.clear();
+        (&mut self.content)
+            .take(part.len() as u64)
+            .read_to_end(&mut self.buffer)
+            .map_err(failed(format!("read object {}", self.id)))?;
+        self.differs = self.buffer != part;
+        Ok(())
+    }
+
+    /// Ends the comparison.
+    pub fn finish(self) -> Result<(), StoreError> {
+        let got = self.hasher.finish();
+        if got != self.id {
+            return Err(StoreError::Content { want: self.id, got });
+        }
+        if self.differs {
+            return Err(StoreError::Collision { id: self.id });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use model::object::Algorithm;
+
+    use super::*;
+
+    #[test]
+    fn what_comes_is_the_same_or_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let id = Algorithm::Blake3.digest(b"abcdef");
+        // What the store says to have, and what comes as `id`.
+        let table: [(&[u8], &[u8], &str); 5] = [
+            (b"abcdef", b"abcdef", "same"),
+            (b"abcdef", b"abcdeX", "other content"),
+            (b"abcdef", b"abc", "other content"),
+            (b"abXdef", b"abcdef", "collision"),
+            (b"abcde", b"abcdef", "collision"),
+        ];
+        for (here, comes, expected) in table {
+            let path = directory.path().join("object");
+            std::fs::write(&path, here).unwrap();
+            let file = fs_err::File::open(&path).unwrap();
+            let whole = Content::Whole(Bytes::copy_from_slice(here));
+            for content in [whole, Content::File(file, here.len() as u64)] {
+                let mut comparing = ComparedUpload::new(id, comes.len() as u64, content);
+                comes.chunks(2).for_each(|part| comparing.write(part).unwrap());
+                let got = match comparing.finish() {
+                    Ok(()) => "same",
+                    Err(StoreError::Content { .. }) => "other content",
+                    Err(StoreError::Collision { .. }) => "collision",
+                    Err(error) => panic!("{error}"),
+                };
+                assert_eq!(got, expected, "{here:?} {comes:?}");
+            }
+        }
     }
 }

@@ -6,26 +6,26 @@ use std::sync::Arc;
 
 use api::access::Owners;
 use api::image_server::collection::CollectRequest;
-use api::image_server::replication::Ended;
+use api::image_server::replication::ImageEnd;
 use api::image_server::replication::directories::DirectoriesVersion;
 use imageserver::collection::Collector;
 use imageserver::core::collection::disk_pressure::Bounds;
 use imageserver::core::directories::{Directories, DirectoryError, Made, Sums};
 use imageserver::replication::image_steps;
 use imageserver::store::contract::PendingStore;
-use imageserver::store::directories::KeepError;
+use imageserver::store::directories::DirectoriesChangeError;
 use imageserver::store::medium_reader::MediumReader;
 use imageserver::store::record::Record;
 use imageserver::store::{Store, error::StoreError};
-use imageserver::store::{admission::admit, error::AdmissionError};
+use imageserver::store::{error::AdmissionError, image_trees::check_tree};
+use model::display::error_chain;
 use model::filter::Filter;
 use model::image::{Content, FORMAT, Image, ImageName, Notes, computed_rules};
 use model::object::{Algorithm, ObjectId};
-use model::report::report;
 use model::tree::{Child, Directory, File, Leaf, Metadata, Node, Time, Tree, TreeBuilder};
 use model::trigger::Triggers;
+use testing::strace::MARK;
 
-use crate::calls::{BEGIN, END};
 use crate::trial;
 
 const ALGORITHM: Algorithm = Algorithm::Blake3;
@@ -206,7 +206,7 @@ impl Change {
             encodings(tree.root(), &mut objects);
             // The first is what all images have.
             for id in objects[1..].iter().map(|content| ALGORITHM.digest(content)) {
-                if store.objects.size_bytes(&id).map_err(|error| report(&error))?.is_some() {
+                if store.objects.size_bytes(&id).map_err(|error| error_chain(&error))?.is_some() {
                     return Err(format!("{id} is left, which only {image} needed"));
                 }
             }
@@ -218,12 +218,12 @@ impl Change {
 /// The program that is disturbed: makes the change that the environment names in the store in
 /// `directory`. Its last line says how that ended.
 pub fn act(directory: &Path) -> ExitCode {
-    let change = Change::called(&std::env::var(trial::CHANGE).unwrap());
+    let change = Change::called(&std::env::var(trial::CHANGE_VARIABLE).unwrap());
     let store = Arc::new(Store::open_packing(directory, change.packed).unwrap());
-    let mark = |path| assert!(std::fs::symlink_metadata(path).is_err());
-    mark(BEGIN);
+    let mark = || assert!(std::fs::symlink_metadata(MARK).is_err());
+    mark();
     let made = change.make(&store);
-    mark(END);
+    mark();
     // As a server does in the background, which hears that the disk gives it now.
     let mut reader = MediumReader::default();
     for id in store.objects.damaged_objects().all().keys() {
@@ -247,33 +247,34 @@ fn add(store: &Arc<Store>) -> Result<(), String> {
 fn delete(store: &Arc<Store>) -> Result<(), String> {
     match store.images.delete(&name("base/2"), "deleted by a test\n") {
         Ok(()) | Err(StoreError::Gone { .. }) => Ok(()),
-        Err(error) => Err(report(&error)),
+        Err(error) => Err(error_chain(&error)),
     }
 }
 
 fn receive(store: &Arc<Store>) -> Result<(), String> {
     let image = upload(store, "base/2")?;
     // False if it was there already.
-    image_steps::receive(store, image).map(drop).map_err(|error| report(&error))
+    image_steps::receive(store, image).map(drop).map_err(|error| error_chain(&error))
 }
 
 fn end(store: &Arc<Store>) -> Result<(), String> {
     let digest = content_of("base/2").digest();
-    let ended = image_steps::end(store, &name("base/2"), digest, Ended::Expired, "another server");
+    let ended =
+        image_steps::end(store, &name("base/2"), digest, ImageEnd::Expired, "another server");
     // False if it was done before.
-    ended.map(drop).map_err(|error| report(&error))
+    ended.map(drop).map_err(|error| error_chain(&error))
 }
 
 fn mark(store: &Arc<Store>) -> Result<(), String> {
-    let (how, master) = (Ended::Deleted, "another server");
-    match image_steps::mark_ended(store, &name("base/2"), None, how, master) {
+    let (how, master) = (ImageEnd::Deleted, "another server");
+    match image_steps::add_tombstone(store, &name("base/2"), None, how, master) {
         Ok(()) | Err(StoreError::Gone { .. }) => {}
-        Err(error) => return Err(report(&error)),
+        Err(error) => return Err(error_chain(&error)),
     }
     match store.images.expect_new(&name("base/2")) {
         Err(StoreError::Gone { .. }) => Ok(()),
         Ok(()) => Err("the name can be used".to_owned()),
-        Err(error) => Err(report(&error)),
+        Err(error) => Err(error_chain(&error)),
     }
 }
 
@@ -281,9 +282,9 @@ fn renote(store: &Arc<Store>) -> Result<(), String> {
     let tags = [("tested".to_owned(), "yes".to_owned())].into();
     let notes = Notes { tags, ..Notes::default() };
     let image = Image { content: content_of("base/1"), notes };
-    let changed = image_steps::renote(store, &image).map_err(|error| report(&error))?;
+    let changed = image_steps::update_notes(store, &image).map_err(|error| error_chain(&error))?;
     assert!(changed);
-    let notes = store.images.get(&name("base/1")).map_err(|error| report(&error))?.image.notes;
+    let notes = store.images.get(&name("base/1")).map_err(|error| error_chain(&error))?.image.notes;
     assert_eq!(notes, image.notes);
     Ok(())
 }
@@ -291,7 +292,7 @@ fn renote(store: &Arc<Store>) -> Result<(), String> {
 fn drop_copy(store: &Arc<Store>) -> Result<(), String> {
     match store.images.drop_copy(&name("base/2")) {
         Ok(()) | Err(StoreError::NotFound { .. }) => Ok(()),
-        Err(error) => Err(report(&error)),
+        Err(error) => Err(error_chain(&error)),
     }
 }
 
@@ -299,7 +300,7 @@ fn collect(store: &Arc<Store>) -> Result<(), String> {
     let never = Bounds { above_percent: 100, down_to_percent: 100 };
     let all = CollectRequest { dry_run: false, bytes: 0 };
     let collected = Collector::new(Arc::clone(store), never).collect(all, || false);
-    collected.map(drop).map_err(|error| report(&error))
+    collected.map(drop).map_err(|error| error_chain(&error))
 }
 
 fn group(text: &str) -> Owners {
@@ -322,8 +323,8 @@ fn prepare_directory(store: &Store, told: &str) {
     made.unwrap();
 }
 
-fn changed<T>(done: Result<T, KeepError>) -> Result<(), String> {
-    done.map(drop).map_err(|error| report(&error))
+fn changed<T>(done: Result<T, DirectoriesChangeError>) -> Result<(), String> {
+    done.map(drop).map_err(|error| error_chain(&error))
 }
 
 fn make_directory(store: &Arc<Store>) -> Result<(), String> {
@@ -349,7 +350,7 @@ fn remove_directory(store: &Arc<Store>) -> Result<(), String> {
         Ok(directories.remove(&name("web"), store.images.count_below(&name("web")))?)
     });
     match removed {
-        Err(KeepError::Directory(DirectoryError::NotFound { .. })) => Ok(()),
+        Err(DirectoriesChangeError::Directory(DirectoryError::NotFound { .. })) => Ok(()),
         other => changed(other),
     }
 }
@@ -359,9 +360,9 @@ fn take_directories(store: &Arc<Store>) -> Result<(), String> {
     let version = DirectoriesVersion { changes: 9, id: 9, ..own };
     let made = |(text, owners)| (name(text), Made { owners, made_on: now() });
     let theirs = [("base", group("web")), ("lib", Owners::default())].map(made).into();
-    let theirs = Directories::of_version(version, theirs);
+    let theirs = Directories::with_version(version, theirs);
     // False if it was done before.
-    changed(store.directories.take(theirs, |own| own.version() != Some(version)))
+    changed(store.directories.replace_all(theirs, |own| own.version() != Some(version)))
 }
 
 /// The tree of an image: a file that all have, a small one, a large one, and a second name.
@@ -410,7 +411,7 @@ fn content_of(image: &str) -> Content {
 
 /// Stores what is missing of an image.
 fn upload(store: &Store, image: &str) -> Result<Image, String> {
-    let failed = |error: StoreError| report(&error);
+    let failed = |error: StoreError| error_chain(&error);
     let (tree, mut objects) = tree_of(image);
     encodings(tree.root(), &mut objects);
     for content in objects {
@@ -430,14 +431,14 @@ fn upload(store: &Store, image: &str) -> Result<Image, String> {
 /// Uploads what is missing and adds the image, in the order in which the service does.
 fn store_image(store: &Store, image: &str) -> Result<(), String> {
     let image = upload(store, image)?;
-    let admitted =
-        admit(&*store.objects, &image.content).map_err(|error: AdmissionError| report(&error))?;
-    store.objects.sync().map_err(|error| report(&error))?;
-    let record = Record { image, totals: admitted.totals };
+    let checked = check_tree(&*store.objects, &image.content)
+        .map_err(|error: AdmissionError| error_chain(&error))?;
+    store.objects.sync().map_err(|error| error_chain(&error))?;
+    let record = Record { image, totals: checked.totals };
     match store.images.add(&record) {
         // It was there already.
         Ok(()) | Err(StoreError::Exists { .. }) => Ok(()),
-        Err(error) => Err(report(&error)),
+        Err(error) => Err(error_chain(&error)),
     }
 }
 
@@ -474,9 +475,10 @@ pub fn expect_whole(store: &Store) -> Result<(), String> {
         return Err(format!("damaged records: {damaged:?}"));
     }
     for image in images(store) {
-        let record = store.images.get(&name(&image)).map_err(|error| report(&error))?;
+        let record = store.images.get(&name(&image)).map_err(|error| error_chain(&error))?;
         let content = record.image.content;
-        let totals = admit(&*store.objects, &content).map_err(|error| report(&error))?.totals;
+        let totals =
+            check_tree(&*store.objects, &content).map_err(|error| error_chain(&error))?.totals;
         if totals != record.totals {
             return Err(format!("{image} has {totals:?}"));
         }
@@ -495,6 +497,6 @@ fn expect_object(store: &Store, id: &ObjectId) -> Result<(), String> {
     match store.objects.open_verified(id) {
         Ok(Some(_)) => Ok(()),
         Ok(None) => Err(format!("object {id} is missing or corrupt")),
-        Err(error) => Err(report(&error)),
+        Err(error) => Err(error_chain(&error)),
     }
 }

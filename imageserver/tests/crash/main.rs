@@ -1,19 +1,17 @@
-//! Proof that an image which is added or deleted is there whole or not at all, whatever happens.
+//! Tests that an interrupted change of a store is made as a whole or not at all.
 //!
-//! The store's own code makes one change in a program of one thread, and each of its calls that
-//! change something is made to kill it, or to fail, or the power is cut there; then the store is
-//! opened again and all of it is looked at. The whole is
+//! The store's own code makes one change in a program of one thread. At each of its calls that
+//! change something, the program is killed, the call fails, or the power is cut; then the store is
+//! opened again and checked as a whole. All points are tried by
 //!
 //! ```text
 //! CRASH_POINTS=all cargo test --release -p imageserver --test crash -- --nocapture
 //! ```
 //!
-//! and without the variable some points are tried. `CRASH_POINT` tries only the one that is called
-//! so, as a failure names it. What can be done to a store is in [`change`]: a change more is one
-//! more entry there. Needs root, strace, e2fsprogs, python3 and loop devices.
+//! and without the variable some points; see [`testing::crash_points`]. The changes are listed in
+//! [`change`]. Needs root, strace, e2fsprogs, perl and loop devices.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
-mod calls;
 mod change;
 mod power;
 mod trial;
@@ -28,7 +26,7 @@ use crate::change::CHANGES;
 use crate::trial::Lab;
 
 fn main() -> ExitCode {
-    if let Some(directory) = std::env::var_os(trial::ACT) {
+    if let Some(directory) = std::env::var_os(trial::DIRECTORY_VARIABLE) {
         return change::act(Path::new(&directory));
     }
     let mut arguments = Arguments::from_args();

@@ -1,143 +1,62 @@
-//! Stores on a file-system that is cut off, so that what was not synced is really gone.
-//!
-//! An ext4 on a loop device is told to shut down: what the kernel has in memory and not on the
-//! medium is lost then, as when the power fails.
+//! Power cuts at each call of a change.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
-use crate::calls::{Call, Fault, Kind, disturb, without_syncs};
-use crate::trial::{Aside, Lab, Told, copy, judge, told};
+use testing::crash_points::copy;
+use testing::power_cut::{Cut, Image};
+use testing::strace::{Class, Fault, Faults, Point};
 
-/// How long the kernel may take to let go of a file-system.
-const PATIENCE: Duration = Duration::from_secs(20);
+use crate::trial::{Lab, Outcome, Quarantine, check, outcome};
 
-/// How long to wait before it is asked again: nobody tells.
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
+/// The size of the file-system whose power is cut.
+const DISK_BYTES: u64 = 24 << 20;
 
-/// How large the file-system is, in bytes.
-const BYTES: u64 = 24 << 20;
-
-/// `EXT4_IOC_SHUTDOWN`. A program of its own, because Rust has no safe way.
-const SHUTDOWN: &str = "
-import fcntl, os, struct, sys
-top = os.open(sys.argv[1], os.O_RDONLY)
-fcntl.ioctl(top, 0x8004587d, struct.pack('I', int(sys.argv[2])))
-";
-
-/// What reaches the medium in the last moment.
-#[derive(Clone, Copy, Debug)]
-pub enum Cut {
-    /// Nothing.
-    Hard,
-    /// The journal of the file-system, but no content that was not written yet.
-    Journalled,
-}
-
-/// A file-system that is mounted until it is dropped.
-struct Disk {
-    file: PathBuf,
-    top: PathBuf,
-    options: String,
-}
-
-impl Disk {
-    fn mount(file: PathBuf, top: PathBuf, options: &str) -> Self {
-        // The kernel itself must not write anything in the background.
-        let options = format!("loop,commit=300,{options}");
-        let disk = Self { file, top, options };
-        disk.mount_again();
-        disk
-    }
-
-    fn mount_again(&self) {
-        run(Command::new("mount").arg("-o").arg(&self.options).arg(&self.file).arg(&self.top));
-    }
-
-    /// Cuts the power and gives it back.
-    fn cut(&self, cut: Cut) {
-        let flag = match cut {
-            Cut::Journalled => "1",
-            Cut::Hard => "2",
-        };
-        run(Command::new("python3").args(["-c", SHUTDOWN]).arg(&self.top).arg(flag));
-        self.unmount();
-        self.mount_again();
-    }
-
-    /// The kernel may need a moment to let go of what a killed program had open.
-    fn unmount(&self) {
-        let start = Instant::now();
-        let mut command = Command::new("umount");
-        command.arg(&self.top).stderr(Stdio::null());
-        while !command.status().unwrap().success() {
-            assert!(start.elapsed() < PATIENCE, "{} is busy", self.top.display());
-            std::thread::sleep(LOOK_AGAIN);
-        }
-    }
-}
-
-impl Drop for Disk {
-    fn drop(&mut self) {
-        self.unmount();
-    }
-}
-
-struct Point {
-    call: Call,
+struct PowerCut {
+    point: Point,
     cut: Cut,
     options: &'static str,
 }
 
-impl fmt::Display for Point {
+impl fmt::Display for PowerCut {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{:?}:{}:{}", self.cut, self.options, self.call)
+        write!(formatter, "{}:{}:{}", self.cut.name(), self.options, self.point.call)
     }
 }
 
-impl Point {
-    fn survive(&self, lab: &Lab, image: &Path) -> Result<(), String> {
-        let (file, top) = (lab.free_path(), lab.free_path());
-        run(Command::new("cp").arg("--sparse=always").arg(image).arg(&file));
+impl PowerCut {
+    fn survive(&self, lab: &Lab, image: &Image) -> Result<(), String> {
+        let top = lab.scratch.free_path();
         std::fs::create_dir(&top).unwrap();
-        let disk = Disk::mount(file.clone(), top.clone(), self.options);
         let data = top.join("data");
-        let output = disturb(&lab.program(&data), &lab.free_path(), &self.call, Fault::Kill)?;
+        let mut disk = image.mount_copy(lab.scratch.free_path(), top, self.options);
+        let output = lab.run(&data, &Faults::from(&self.point))?;
         disk.cut(self.cut);
-        let judged = judge(lab.change, &data, told(&output)?, Aside::Unneeded);
-        drop(disk);
-        std::fs::remove_dir(top).unwrap();
-        std::fs::remove_file(file).unwrap();
-        judged
+        let checked = check(lab.change, &data, outcome(&output)?, Quarantine::Unneeded);
+        disk.remove();
+        checked
     }
 }
 
 /// Makes a file-system that holds the store before the change.
-fn image(lab: &Lab) -> PathBuf {
-    let (image, top) = (lab.free_path(), lab.free_path());
-    std::fs::File::create_new(&image).unwrap().set_len(BYTES).unwrap();
-    run(Command::new("mkfs.ext4").args(["-q", "-J", "size=4"]).arg(&image));
-    std::fs::create_dir(&top).unwrap();
-    let disk = Disk::mount(image.clone(), top.clone(), "defaults");
-    copy(&lab.template(), &top.join("data"));
-    drop(disk);
-    image
+fn image(lab: &Lab) -> Image {
+    let fill = |top: &std::path::Path| copy(&lab.template, &top.join("data"));
+    Image::make(lab.scratch.free_path(), DISK_BYTES, fill)
 }
 
-/// Lets nothing be synced, and cuts the power when the change is made: if that were not seen, the
-/// other power cuts would prove nothing.
+/// Turns off all syncs and cuts the power when the change is made. If that did no damage, the other
+/// power cuts would prove nothing.
 pub fn power_cut_without_syncs(lab: &Lab) -> Result<(), String> {
-    let top = lab.free_path();
+    let top = lab.scratch.free_path();
     std::fs::create_dir(&top).unwrap();
-    let disk = Disk::mount(image(lab), top.clone(), "noauto_da_alloc");
     let data = top.join("data");
-    let output = without_syncs(&lab.program(&data), &lab.free_path());
+    let mut disk = image(lab).mount_copy(lab.scratch.free_path(), top, "noauto_da_alloc");
+    let output = lab.run(&data, &Faults { points: Vec::new(), no_sync: true })?;
     disk.cut(Cut::Hard);
-    match (told(&output)?, judge(lab.change, &data, Told::Done, Aside::Unneeded)) {
-        (Told::Done, Err(_)) => Ok(()),
-        other => Err(format!("that nothing was synced was not seen: {other:?}")),
+    let checked = check(lab.change, &data, Outcome::Done, Quarantine::Unneeded);
+    disk.remove();
+    match (outcome(&output)?, checked) {
+        (Outcome::Done, Err(_)) => Ok(()),
+        other => Err(format!("the missing syncs did no damage: {other:?}")),
     }
 }
 
@@ -146,21 +65,10 @@ pub fn power_cut(lab: &Lab) -> Result<(), String> {
     let image = image(lab);
     let mut all = Vec::new();
     for options in ["auto_da_alloc", "noauto_da_alloc", "noauto_da_alloc,data=writeback"] {
-        for cut in [Cut::Hard, Cut::Journalled] {
-            let calls = lab.of(Kind::Change).into_iter();
-            all.extend(calls.map(|call| Point { call, cut, options }));
+        for cut in Cut::ALL {
+            let points = lab.points(Class::Change, Fault::Kill).into_iter();
+            all.extend(points.map(|point| PowerCut { point, cut, options }));
         }
     }
     lab.each("power cut", all, |point| point.survive(lab, &image))
-}
-
-fn run(command: &mut Command) {
-    let output = command.output().unwrap_or_else(|error| {
-        panic!("{}: {error}: install it", command.get_program().display());
-    });
-    assert!(
-        output.status.success(),
-        "{command:?}: {}; these tests need root, loop devices and ext4",
-        String::from_utf8_lossy(&output.stderr)
-    );
 }

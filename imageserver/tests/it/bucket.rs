@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use imageserver::store::Store;
 use imageserver::store::bucket::keys;
-use imageserver::store::bucket::settings::Settings;
+use imageserver::store::bucket::settings::BucketSettings;
 use model::object::ObjectId;
 
 use crate::fixture::{ALGORITHM, name};
@@ -164,7 +164,7 @@ fn shared() -> &'static Moto {
 /// A bucket, and what is one server's own.
 pub struct Bucket {
     moto: &'static Moto,
-    settings: Settings,
+    settings: BucketSettings,
     data: tempfile::TempDir,
     runtime: tokio::runtime::Runtime,
 }
@@ -196,10 +196,10 @@ impl Bucket {
 }
 
 /// What a server is told of a bucket, whose credentials are written to a file.
-pub fn settings(moto: &Moto, bucket: &str, credentials: PathBuf) -> Settings {
+pub fn settings(moto: &Moto, bucket: &str, credentials: PathBuf) -> BucketSettings {
     std::fs::write(&credentials, "aws_access_key_id = test\naws_secret_access_key = test\n")
         .unwrap();
-    Settings {
+    BucketSettings {
         bucket: bucket.to_owned(),
         prefix: "prod".to_owned(),
         endpoint: Some(format!("http://{}", moto.address)),

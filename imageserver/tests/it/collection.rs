@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use api::fault::{Fault, FaultCode};
-use api::image_server::collection::{Amount, Collect, CollectReply, CollectRequest};
+use api::image_server::collection::{Collect, CollectReply, CollectRequest, ObjectTotals};
 use api::image_server::{DeleteImage, DeleteImageRequest};
 use model::object::ObjectId;
 use model::tree::Tree;
@@ -42,9 +42,9 @@ fn ids_of(tree: &Tree, contents: &[&[u8]]) -> Vec<ObjectId> {
 }
 
 /// The space that objects take.
-fn amount(data: &Path, ids: &[ObjectId]) -> Amount {
+fn amount(data: &Path, ids: &[ObjectId]) -> ObjectTotals {
     use std::os::unix::fs::MetadataExt as _;
-    let mut amount = Amount::default();
+    let mut amount = ObjectTotals::default();
     for id in ids.iter().collect::<BTreeSet<_>>() {
         amount.count(std::fs::metadata(stored(data, id)).unwrap().blocks() * 512);
     }
@@ -96,7 +96,7 @@ async fn the_oldest_go_first_until_there_is_enough_space() {
         stored.set_modified(SystemTime::now() - Duration::from_secs(age)).unwrap();
     }
     let one = amount(data.path(), &ids[..1]);
-    let two = Amount { objects: 2, bytes: 2 * one.bytes };
+    let two = ObjectTotals { objects: 2, bytes: 2 * one.bytes };
     let reply = CollectReply { unneeded: amount(data.path(), &ids), ..CollectReply::default() };
     for dry_run in [true, false] {
         let got = collect(&server, dry_run, one.bytes + 1).await;

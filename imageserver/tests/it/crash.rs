@@ -2,7 +2,7 @@
 
 use api::image_server::{ListImages, ListImagesRequest};
 use api::object_server::{AddObjects, AddObjectsReply};
-use api::object_stream::Head;
+use api::object_stream::ObjectHead;
 use bytes::Bytes;
 use rpc::server::head_bytes;
 use tokio::sync::mpsc;
@@ -30,7 +30,7 @@ async fn begin_upload(
         }
     }
     let id = ALGORITHM.digest(partial);
-    let head = Head::Object { id, size_bytes: partial.len() as u64 };
+    let head = ObjectHead::Object { id, size_bytes: partial.len() as u64 };
     sender.send(Ok(head_bytes(&head))).await.unwrap();
     let half = Bytes::copy_from_slice(&partial[..partial.len() / 2]);
     sender.send(Ok(half)).await.unwrap();

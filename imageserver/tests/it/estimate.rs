@@ -1,8 +1,9 @@
 //! What an image takes on the server: what only it needs, and what others need too.
 
 use api::fault::Fault;
-use api::image_server::collection::{Collect, CollectRequest};
-use api::image_server::estimate::{EstimateImage, EstimateImageReply, EstimateImageRequest, Sum};
+use api::image_server::collection::{
+    Collect, CollectRequest, EstimateImage, EstimateImageReply, EstimateImageRequest, ObjectTotals,
+};
 use api::image_server::{AddImage, AddImageRequest, DeleteImage, DeleteImageRequest};
 use model::image::Notes;
 use model::tree::Tree;
@@ -36,20 +37,20 @@ async fn what_is_freed_by_deleting_an_image_is_told_before() {
     let request = AddImageRequest { content: image_of("a/1", &one), notes };
     server.client.call::<AddImage>(&request).await.unwrap();
     let alone = estimate(&server, "a/1").await.unwrap();
-    let all = Sum { objects: 6, bytes: 12 + encoded(&one, &[0, 1, 2]) };
-    assert_eq!(alone, EstimateImageReply { own: all, shared: Sum::default() });
+    let all = ObjectTotals { objects: 6, bytes: 12 + encoded(&one, &[0, 1, 2]) };
+    assert_eq!(alone, EstimateImageReply { own: all, shared: ObjectTotals::default() });
 
     server.add(image_of("a/2", &two)).await.unwrap();
-    let own = Sum { objects: 4, bytes: 6 + encoded(&one, &[0, 2]) };
-    let shared = Sum { objects: 2, bytes: 6 + encoded(&one, &[1]) };
+    let own = ObjectTotals { objects: 4, bytes: 6 + encoded(&one, &[0, 2]) };
+    let shared = ObjectTotals { objects: 2, bytes: 6 + encoded(&one, &[1]) };
     assert_eq!(estimate(&server, "a/1").await, Ok(EstimateImageReply { own, shared }));
-    let own_of_two = Sum { objects: 3, bytes: 10 + encoded(&two, &[0, 2]) };
+    let own_of_two = ObjectTotals { objects: 3, bytes: 10 + encoded(&two, &[0, 2]) };
     let reply = EstimateImageReply { own: own_of_two, shared };
     assert_eq!(estimate(&server, "a/2").await, Ok(reply));
     // An image of the same tree needs nothing of its own, and neither does the first then.
     server.add(image_of("a/3", &two)).await.unwrap();
-    let all = Sum { objects: 5, bytes: own_of_two.bytes + shared.bytes };
-    let reply = EstimateImageReply { own: Sum::default(), shared: all };
+    let all = ObjectTotals { objects: 5, bytes: own_of_two.bytes + shared.bytes };
+    let reply = EstimateImageReply { own: ObjectTotals::default(), shared: all };
     assert_eq!(estimate(&server, "a/3").await, Ok(reply));
 
     let request = DeleteImageRequest { name: name("a/1"), force: false };

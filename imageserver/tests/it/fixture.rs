@@ -13,7 +13,7 @@ use api::image_server::{AddImage, AddImageReply, AddImageRequest, ListImages, Li
 use api::object_server::{
     AddObjects, AddObjectsReply, CheckObjects, CheckObjectsRequest, GetObjectsRequest,
 };
-use api::object_stream::Head;
+use api::object_stream::ObjectHead;
 use bytes::Bytes;
 use model::filter::Filter;
 use model::image::{Content, FORMAT, ImageName, Notes, computed_rules};
@@ -156,9 +156,9 @@ impl Server {
         let mut got = Vec::new();
         loop {
             match reader.head().await.unwrap() {
-                Head::End => return (got, reader.take_wire_bytes()),
-                Head::Absent(id) => got.push((id, None)),
-                Head::Object { id, .. } => {
+                ObjectHead::End => return (got, reader.take_wire_bytes()),
+                ObjectHead::Absent(id) => got.push((id, None)),
+                ObjectHead::Object { id, .. } => {
                     let mut content = Vec::new();
                     while let Some(chunk) = reader.chunk().await.unwrap() {
                         content.extend_from_slice(&chunk);
@@ -265,7 +265,10 @@ pub fn command(data: &Path) -> Command {
 
 /// The fault in `error`.
 pub fn fault(error: CallError) -> Fault {
-    error.fault().unwrap_or_else(|| panic!("no fault: {}", model::report::report(&error))).clone()
+    error
+        .fault()
+        .unwrap_or_else(|| panic!("no fault: {}", model::display::error_chain(&error)))
+        .clone()
 }
 
 /// A fault as a test expects it.
@@ -276,13 +279,14 @@ pub fn expected(code: FaultCode, message: impl Into<String>) -> Fault {
 /// An object stream of `contents`, whole.
 pub fn stream_of(contents: &[&[u8]]) -> Vec<Bytes> {
     let mut chunks: Vec<Bytes> = contents.iter().flat_map(|content| object(content)).collect();
-    chunks.push(head_bytes(&Head::End));
+    chunks.push(head_bytes(&ObjectHead::End));
     chunks
 }
 
 /// The frame of one object.
 pub fn object(content: &[u8]) -> [Bytes; 2] {
-    let head = Head::Object { id: ALGORITHM.digest(content), size_bytes: content.len() as u64 };
+    let head =
+        ObjectHead::Object { id: ALGORITHM.digest(content), size_bytes: content.len() as u64 };
     [head_bytes(&head), Bytes::copy_from_slice(content)]
 }
 
@@ -354,13 +358,9 @@ pub fn files_in(directory: PathBuf) -> usize {
     std::fs::read_dir(directory).unwrap().count()
 }
 
-/// Asks again and again until `done`.
-pub async fn until(done: impl AsyncFn() -> bool) {
-    let begun = std::time::Instant::now();
-    while !done().await {
-        assert!(begun.elapsed() < Duration::from_secs(60), "it never happens");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+/// Waits until `condition` holds.
+pub async fn until(condition: impl AsyncFn() -> bool) {
+    testing::eventually_async("the condition holds", condition).await;
 }
 
 /// Changes one byte of a file in place, behind the back of the server.

@@ -2,7 +2,7 @@
 
 use api::fault::FaultCode;
 use api::object_server::AddObjects;
-use api::object_stream::{Form, Head};
+use api::object_stream::{ContentForm, ObjectHead};
 use bytes::Bytes;
 use rpc::server::head_bytes;
 
@@ -23,14 +23,14 @@ async fn refused(chunks: Vec<Bytes>) -> (FaultCode, String) {
 }
 
 fn head(size_bytes: u64) -> Bytes {
-    head_bytes(&Head::Object { id: ALGORITHM.digest(b"bad"), size_bytes })
+    head_bytes(&ObjectHead::Object { id: ALGORITHM.digest(b"bad"), size_bytes })
 }
 
 /// The head of a packed object, and a chunk that is said to stand for `content_bytes`.
 fn packed(size_bytes: u64, content_bytes: u32, packed: &[u8]) -> Bytes {
     let mut bytes = Vec::new();
-    let head = Head::Object { id: ALGORITHM.digest(b"bad"), size_bytes };
-    head.encode_as(Form::Packed, &mut bytes);
+    let head = ObjectHead::Object { id: ALGORITHM.digest(b"bad"), size_bytes };
+    head.encode_as(ContentForm::Packed, &mut bytes);
     bytes.extend(content_bytes.to_le_bytes());
     bytes.extend((packed.len() as u32).to_le_bytes());
     bytes.extend(packed);
@@ -79,7 +79,7 @@ async fn packed_content_that_does_not_unpack_is_refused() {
 }
 
 fn end() -> Bytes {
-    head_bytes(&Head::End)
+    head_bytes(&ObjectHead::End)
 }
 
 #[tokio::test]
@@ -145,7 +145,7 @@ async fn a_stream_that_goes_on_after_its_end_is_refused() {
 #[tokio::test]
 async fn an_absent_object_is_refused_in_an_upload() {
     let id = ALGORITHM.digest(b"bad");
-    let (code, message) = refused(vec![head_bytes(&Head::Absent(id)), end()]).await;
+    let (code, message) = refused(vec![head_bytes(&ObjectHead::Absent(id)), end()]).await;
     assert_eq!(code, FaultCode::BadRequest);
     let text = "is said to be absent in a stream that should bring it";
     assert_eq!(message, format!("object {id} {text}"));

@@ -1,7 +1,7 @@
 //! Memory does not grow with the size of objects.
 
 use api::object_server::{AddObjects, AddObjectsReply, GetObjectsRequest};
-use api::object_stream::Head;
+use api::object_stream::ObjectHead;
 use bytes::Bytes;
 use model::object::Hasher;
 use rpc::server::head_bytes;
@@ -30,20 +30,20 @@ async fn an_object_of_half_a_gibibyte_passes_through_a_small_server() {
     let size_bytes = (CHUNKS * CHUNK_BYTES) as u64;
 
     let content = std::iter::repeat_n(chunk, CHUNKS);
-    let head = head_bytes(&Head::Object { id, size_bytes });
-    let chunks = std::iter::once(head).chain(content).chain([head_bytes(&Head::End)]);
+    let head = head_bytes(&ObjectHead::Object { id, size_bytes });
+    let chunks = std::iter::once(head).chain(content).chain([head_bytes(&ObjectHead::End)]);
     let body = futures_util::stream::iter(chunks.map(Ok::<_, std::io::Error>));
     let reply = server.client.upload::<AddObjects>(body).await.unwrap();
     assert_eq!(reply, AddObjectsReply { added: 1, added_bytes: size_bytes, known: 0 });
 
     let mut reader = server.client.get_objects(&GetObjectsRequest { ids: vec![id] }).await.unwrap();
-    assert_eq!(reader.head().await.unwrap(), Head::Object { id, size_bytes });
+    assert_eq!(reader.head().await.unwrap(), ObjectHead::Object { id, size_bytes });
     let mut hasher = Hasher::new(ALGORITHM);
     while let Some(chunk) = reader.chunk().await.unwrap() {
         hasher.update(&chunk);
     }
     assert_eq!(hasher.finish(), id);
-    assert_eq!(reader.head().await.unwrap(), Head::End);
+    assert_eq!(reader.head().await.unwrap(), ObjectHead::End);
     let peak = peak_bytes(server.id());
     assert!(peak < PEAK_BYTES_MAX, "{peak} bytes");
     println!("the server had at most {} KiB", peak >> 10);

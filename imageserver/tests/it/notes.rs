@@ -4,10 +4,9 @@ use std::collections::BTreeSet;
 
 use api::fault::{Fault, FaultCode};
 use api::image_server::notes::{
-    ChangeTags, ChangeTagsReply, ChangeTagsRequest, CopyImage, CopyImageRequest, FindLatestImage,
-    FindLatestImageRequest,
+    ChangeSignatures, ChangeSignaturesRequest, ChangeTags, ChangeTagsReply, ChangeTagsRequest,
+    CopyImage, CopyImageRequest, FindLatestImage, FindLatestImageRequest,
 };
-use api::image_server::signatures::{ChangeSignatures, ChangeSignaturesRequest};
 use api::image_server::{
     AddImage, AddImageRequest, DeleteImage, DeleteImageRequest, GetImage, GetImageRequest,
 };

@@ -2,7 +2,7 @@
 
 use api::fault::FaultCode;
 use api::object_server::{AddObjectsReply, CheckObjects, CheckObjectsRequest, IDS_MAX};
-use api::object_stream::Head;
+use api::object_stream::ObjectHead;
 use model::object::Algorithm;
 use rpc::client::Client;
 use rpc::server::head_bytes;
@@ -106,8 +106,11 @@ async fn sha512_objects_are_kept_apart() {
     let data = tempfile::tempdir().unwrap();
     let server = Server::start(data.path());
     let id = Algorithm::Sha512.digest(b"content");
-    let chunks =
-        [head_bytes(&Head::Object { id, size_bytes: 7 }), "content".into(), head_bytes(&Head::End)];
+    let chunks = [
+        head_bytes(&ObjectHead::Object { id, size_bytes: 7 }),
+        "content".into(),
+        head_bytes(&ObjectHead::End),
+    ];
     server.upload_chunks(chunks.into()).await.unwrap();
     let blake3 = ALGORITHM.digest(b"content");
     assert_eq!(server.missing(&[id, blake3]).await, [blake3]);

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use api::image_server::collection::CollectRequest;
-use api::object_stream::Form;
+use api::object_stream::ContentForm;
 use imageserver::collection::Collector;
 use imageserver::core::collection::disk_pressure::Bounds;
 use imageserver::store::medium_reader::MediumReader;
@@ -166,8 +166,8 @@ fn an_object_that_is_there_twice_counts_once_and_goes_whole() {
         put(&store);
         store.objects.sync().unwrap();
         drop(store);
-        std::fs::write(path(Form::Plain), &content).unwrap();
-        assert!(path(Form::Packed).exists());
+        std::fs::write(path(ContentForm::Plain), &content).unwrap();
+        assert!(path(ContentForm::Packed).exists());
     };
     twice();
     let store = Store::open(data.path()).unwrap();
@@ -179,44 +179,59 @@ fn an_object_that_is_there_twice_counts_once_and_goes_whole() {
     let mut reader = MediumReader::default();
     let whole = OnMedium::Whole(100_000);
     assert_eq!(store.objects.read_medium(&id, &mut reader, &mut |_| true).unwrap(), whole);
-    assert_eq!((path(Form::Plain).exists(), path(Form::Packed).exists()), (true, false));
+    assert_eq!(
+        (path(ContentForm::Plain).exists(), path(ContentForm::Packed).exists()),
+        (true, false)
+    );
     // What comes while it is there leaves what is there, in whatever form it comes.
     drop(store);
     let store = Store::open_packing(data.path(), 3).unwrap();
     put(&store);
-    assert_eq!((path(Form::Plain).exists(), path(Form::Packed).exists()), (true, false));
+    assert_eq!(
+        (path(ContentForm::Plain).exists(), path(ContentForm::Packed).exists()),
+        (true, false)
+    );
     drop(store);
-    std::fs::remove_file(path(Form::Plain)).unwrap();
+    std::fs::remove_file(path(ContentForm::Plain)).unwrap();
 
     // If one of them is damaged, there is the other.
     twice();
-    flip(&path(Form::Plain));
+    flip(&path(ContentForm::Plain));
     let store = Arc::new(Store::open(data.path()).unwrap());
     let got = store.objects.open_verified(&id).unwrap().unwrap().into_bytes().unwrap();
     assert!(got == content);
-    assert_eq!((store.objects.corrupt(), store.objects.damaged_objects().of(&id)), (1, None));
-    assert_eq!((path(Form::Plain).exists(), path(Form::Packed).exists()), (false, true));
+    assert_eq!((store.objects.corrupt(), store.objects.damaged_objects().damage(&id)), (1, None));
+    assert_eq!(
+        (path(ContentForm::Plain).exists(), path(ContentForm::Packed).exists()),
+        (false, true)
+    );
 
     // A collection takes both.
-    std::fs::write(path(Form::Plain), &content).unwrap();
+    std::fs::write(path(ContentForm::Plain), &content).unwrap();
     let never = Bounds { above_percent: 100, down_to_percent: 100 };
     let all = CollectRequest { dry_run: false, bytes: 0 };
     let reply = Collector::new(Arc::clone(&store), never).collect(all, || false).unwrap();
     assert_eq!(reply.removed.objects, 1);
-    assert_eq!((path(Form::Plain).exists(), path(Form::Packed).exists()), (false, false));
+    assert_eq!(
+        (path(ContentForm::Plain).exists(), path(ContentForm::Packed).exists()),
+        (false, false)
+    );
     assert_eq!(store.objects.size_bytes(&id).unwrap(), None);
 
     // One whose head is damaged is not there, and what comes takes its place in whatever form.
     drop(store);
     put(&Store::open_packing(data.path(), 3).unwrap());
-    let mut bytes = std::fs::read(path(Form::Packed)).unwrap();
+    let mut bytes = std::fs::read(path(ContentForm::Packed)).unwrap();
     bytes[5] ^= 1;
-    std::fs::remove_file(path(Form::Packed)).unwrap();
-    std::fs::write(path(Form::Packed), bytes).unwrap();
+    std::fs::remove_file(path(ContentForm::Packed)).unwrap();
+    std::fs::write(path(ContentForm::Packed), bytes).unwrap();
     let store = Store::open(data.path()).unwrap();
     assert_eq!(store.objects.size_bytes(&id).unwrap(), None);
     put(&store);
     assert_eq!(store.objects.size_bytes(&id).unwrap(), Some(100_000));
-    assert_eq!((path(Form::Plain).exists(), path(Form::Packed).exists()), (true, false));
+    assert_eq!(
+        (path(ContentForm::Plain).exists(), path(ContentForm::Packed).exists()),
+        (true, false)
+    );
     assert_eq!(files_in(data.path().join("incoming")), 0);
 }

@@ -11,7 +11,9 @@ use std::path::Path;
 use api::Done;
 use api::fault::{Fault, FaultCode};
 use api::image_server::notes::{ChangeTags, ChangeTagsRequest};
-use api::image_server::replication::{GetReplication, GetReplicationReply, MasterState, Trouble};
+use api::image_server::replication::{
+    GetReplication, GetReplicationReply, MasterState, ReplicationTrouble,
+};
 use api::image_server::{
     DeleteImage, DeleteImageRequest, GetImage, GetImageRequest, ListImages, ListImagesRequest,
 };
@@ -71,7 +73,7 @@ async fn master_of(server: &Server) -> MasterState {
     state(server).await.master.unwrap()
 }
 
-async fn troubles(server: &Server) -> Vec<(String, Trouble)> {
+async fn troubles(server: &Server) -> Vec<(String, ReplicationTrouble)> {
     let troubles = master_of(server).await.troubles.into_iter();
     troubles.map(|image| (image.name.to_string(), image.trouble)).collect()
 }

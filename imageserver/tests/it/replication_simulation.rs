@@ -13,17 +13,21 @@ use api::image_server::replication::directories::{
     DirectoriesTrouble, DirectoriesVersion, GetMadeDirectoriesReply,
 };
 use api::image_server::replication::{
-    Change, Cursor, Ended, GetImageUpdatesReply, Position, ServerId, Trouble,
+    Cursor, GetImageUpdatesReply, ImageChange, ImageEnd, ReplicationPosition, ReplicationTrouble,
+    ServerId,
 };
 use model::image::ImageName;
 use model::object::{Algorithm, ObjectId};
 use model::tree::Time;
 
 use imageserver::core::directories::Directories;
-use imageserver::core::replication::change_log::Log;
-use imageserver::core::replication::decision::{Decision, Here, Rules};
-use imageserver::core::replication::directories::{self, Draft, Own, Step};
-use imageserver::core::replication::patterns::Patterns;
+use imageserver::core::replication::decision::{
+    ImageDecision, LocalImage, NamePatterns, ReplicationRules,
+};
+use imageserver::core::replication::directories::{
+    self, DirectoriesDecision, Draft, LocalState, PageOutcome,
+};
+use imageserver::core::replication::master::ChangeLog;
 use imageserver::core::replication::queue::{Outcome, Queue};
 use imageserver::core::replication::sync_cursor::SyncCursor;
 
@@ -60,23 +64,23 @@ struct Server {
     directories_told: Option<DirectoriesVersion>,
     draft: Draft,
     held: BTreeSet<ImageName>,
-    log: Log<ImageName>,
+    log: ChangeLog<ImageName>,
     master: Option<usize>,
     is_cut: bool,
-    rules: Rules,
+    rules: ReplicationRules,
     sync_cursor: SyncCursor,
     queue: Queue,
 }
 
 impl Server {
-    fn new(master: Option<usize>, rules: Rules, instance: u64) -> Self {
+    fn new(master: Option<usize>, rules: ReplicationRules, instance: u64) -> Self {
         Self {
             disk: BTreeMap::new(),
             directories: Directories::default(),
             directories_told: None,
             draft: Draft::default(),
             held: BTreeSet::new(),
-            log: Log::new(instance),
+            log: ChangeLog::new(instance),
             master,
             is_cut: false,
             rules,
@@ -86,13 +90,13 @@ impl Server {
     }
 
     fn kill(&mut self, instance: u64) {
-        self.log = Log::new(instance);
+        self.log = ChangeLog::new(instance);
         (self.sync_cursor, self.queue) = (SyncCursor::default(), Queue::default());
         (self.directories_told, self.draft) = (None, Draft::default());
     }
 
-    fn decide_directories(&self, theirs: Option<DirectoriesVersion>) -> directories::Decision {
-        let own = Own::Known(self.directories.version(), self.directories.count());
+    fn decide_directories(&self, theirs: Option<DirectoriesVersion>) -> DirectoriesDecision {
+        let own = LocalState::Known(self.directories.version(), self.directories.count());
         directories::decide(theirs, own)
     }
 
@@ -101,24 +105,24 @@ impl Server {
         self.log.note(name);
     }
 
-    fn change(&self, name: &ImageName) -> Option<Change> {
+    fn change(&self, name: &ImageName) -> Option<ImageChange> {
         let name = name.clone();
         Some(match *self.disk.get(&name)? {
             Kept::Image { digest, notes } => {
                 let (digest, notes) = (id(digest), id(notes));
-                Change::Image { name, digest, notes, expires_at: None, bytes: 1 }
+                ImageChange::Image { name, digest, notes, expires_at: None, bytes: 1 }
             }
             Kept::Ended(digest) => {
-                Change::Ended { name, how: Ended::Deleted, digest: digest.map(id) }
+                ImageChange::Ended { name, how: ImageEnd::Deleted, digest: digest.map(id) }
             }
         })
     }
 
-    fn here(&self, name: &ImageName) -> Here {
+    fn here(&self, name: &ImageName) -> LocalImage {
         match self.disk.get(name) {
-            None => Here::Nothing,
-            Some(Kept::Ended(_)) => Here::Ended,
-            Some(Kept::Image { digest, notes }) => Here::Image {
+            None => LocalImage::Nothing,
+            Some(Kept::Ended(_)) => LocalImage::Ended,
+            Some(Kept::Image { digest, notes }) => LocalImage::Image {
                 digest: id(*digest),
                 notes: id(*notes),
                 expires_at: None,
@@ -127,9 +131,9 @@ impl Server {
         }
     }
 
-    fn answer(&self, position: &Position) -> GetImageUpdatesReply {
+    fn answer(&self, position: &ReplicationPosition) -> GetImageUpdatesReply {
         let known = match position {
-            Position::Since(cursor) => self.log.since(*cursor, PAGE),
+            ReplicationPosition::Since(cursor) => self.log.since(*cursor, PAGE),
             _ => None,
         };
         let Cursor { instance: own, .. } = self.log.cursor();
@@ -137,7 +141,7 @@ impl Server {
             (Some((names, cursor, more)), _) => (false, names, cursor, more),
             (None, position) => {
                 let after = match position {
-                    Position::After { instance, name } if *instance == own => Some(name),
+                    ReplicationPosition::After { instance, name } if *instance == own => Some(name),
                     _ => None,
                 };
                 let mut rest =
@@ -166,7 +170,7 @@ impl Server {
         self.directories_told = reply.directories;
         for change in reply.changes {
             let is_idle =
-                self.rules.decide(&change, &self.here(change.name())) == Decision::Nothing;
+                self.rules.decide(&change, &self.here(change.name())) == ImageDecision::Nothing;
             if !is_idle || !self.queue.is_empty_of(change.name()) {
                 self.queue.put(now, change);
             }
@@ -187,10 +191,10 @@ struct World {
 impl World {
     /// A root, two replicas of it, one of these that follows a part, and one that is an archive.
     fn new(seed: u64) -> Self {
-        let plain = Rules::default;
-        let part = Patterns::new(&["base/*".to_owned()], &["**/3".to_owned()]).unwrap();
-        let part = Rules { patterns: part, is_archive: false };
-        let archive = Rules { is_archive: true, ..Rules::default() };
+        let plain = ReplicationRules::default;
+        let part = NamePatterns::new(&["base/*".to_owned()], &["**/3".to_owned()]).unwrap();
+        let part = ReplicationRules { patterns: part, is_archive: false };
+        let archive = ReplicationRules { is_archive: true, ..ReplicationRules::default() };
         let tree = [
             (None, plain()),
             (Some(0), plain()),
@@ -255,7 +259,7 @@ impl World {
         let Some(master) = self.servers[index].master else { return };
         let server = &self.servers[index];
         let wanted = server.decide_directories(server.directories_told);
-        if server.is_cut || wanted != directories::Decision::Take || self.chance.below(8) == 0 {
+        if server.is_cut || wanted != DirectoriesDecision::Fetch || self.chance.below(8) == 0 {
             return;
         }
         let theirs = &self.servers[master].directories;
@@ -264,11 +268,11 @@ impl World {
         let page = GetMadeDirectoriesReply { version, directories: page, more };
         let server = &mut self.servers[index];
         match server.draft.take(page).unwrap() {
-            Step::More => {}
-            Step::Changed => server.draft = Draft::default(),
-            Step::Whole(whole) => {
+            PageOutcome::More => {}
+            PageOutcome::Changed => server.draft = Draft::default(),
+            PageOutcome::Whole(whole) => {
                 server.draft = Draft::default();
-                if server.decide_directories(whole.version()) == directories::Decision::Take {
+                if server.decide_directories(whole.version()) == DirectoriesDecision::Fetch {
                     let changes = |of: &Directories| of.version().map_or(0, |of| of.changes);
                     assert!(changes(&whole) > changes(&server.directories));
                     server.directories = whole;
@@ -300,10 +304,15 @@ impl World {
         let here = server.here(&name);
         let decision = server.rules.decide(&change, &here);
         let done = match (decision, &change) {
-            (Decision::Nothing, _) => Outcome::Done,
-            (Decision::Keep(trouble), _) => Outcome::Kept(trouble, String::new()),
-            (Decision::Fetch | Decision::Renote, _) if fails => Outcome::Failed("cut".to_owned()),
-            (Decision::Fetch | Decision::Renote, Change::Image { digest: told, .. }) => {
+            (ImageDecision::Nothing, _) => Outcome::Done,
+            (ImageDecision::Blocked(trouble), _) => Outcome::Blocked(trouble, String::new()),
+            (ImageDecision::Fetch | ImageDecision::UpdateNotes, _) if fails => {
+                Outcome::Failed("cut".to_owned())
+            }
+            (
+                ImageDecision::Fetch | ImageDecision::UpdateNotes,
+                ImageChange::Image { digest: told, .. },
+            ) => {
                 match theirs {
                     Some(Kept::Image { digest, notes }) if id(digest) == *told => {
                         server.keep(&name, Kept::Image { digest, notes });
@@ -314,7 +323,7 @@ impl World {
                     Some(Kept::Ended(_)) | None => Outcome::Done,
                 }
             }
-            (Decision::End, _) => {
+            (ImageDecision::End, _) => {
                 assert!(self.ended.contains(&name), "{name} ends here and not on the root");
                 let Some(Kept::Image { digest, .. }) = server.disk.get(&name).copied() else {
                     panic!("{name} ends and is not here");
@@ -322,7 +331,7 @@ impl World {
                 server.keep(&name, Kept::Ended(Some(digest)));
                 Outcome::Done
             }
-            (Decision::Mark, _) => {
+            (ImageDecision::AddTombstone, _) => {
                 assert!(self.ended.contains(&name), "{name} ends here and not on the root");
                 server.keep(&name, Kept::Ended(None));
                 Outcome::Done
@@ -330,7 +339,7 @@ impl World {
             (decision, change) => panic!("{decision:?} for {change:?}"),
         };
         let chance = self.chance.below(1_000) as u16;
-        self.servers[index].queue.end(self.now, &name, done, chance);
+        self.servers[index].queue.end(self.now, &name, done, chance.into());
     }
 
     fn step(&mut self) {
@@ -431,7 +440,7 @@ fn a_master_that_lost_its_directories_takes_none_away() {
         world.servers[0].directories = Directories::default();
         world.servers[0].kill(1_000);
         world.settle();
-        let expected = directories::Decision::Keep(DirectoriesTrouble::OnlyHere);
+        let expected = DirectoriesDecision::Blocked(DirectoriesTrouble::OnlyHere);
         assert_eq!(world.servers[1].decide_directories(None), expected, "seed {seed}");
         for _ in 0..300 {
             world.step();
@@ -443,7 +452,7 @@ fn a_master_that_lost_its_directories_takes_none_away() {
         let theirs = world.servers[0].directories.version();
         let told = world.servers[1].decide_directories(theirs);
         let kept = [DirectoriesTrouble::OnlyHere, DirectoriesTrouble::Conflict];
-        assert!(kept.map(directories::Decision::Keep).contains(&told), "seed {seed}: {told:?}");
+        assert!(kept.map(DirectoriesDecision::Blocked).contains(&told), "seed {seed}: {told:?}");
     }
 }
 
@@ -472,9 +481,11 @@ fn a_replica_that_was_a_master_keeps_what_it_has_and_tells_of_every_conflict() {
         for (name, kept) in &own {
             assert_eq!(server.disk.get(name), Some(kept), "seed {seed}: {name}");
             let expected = match (root.get(name), kept) {
-                (Some(Kept::Image { .. }), Kept::Image { .. }) => Some(Trouble::Conflict),
-                (Some(Kept::Image { .. }), Kept::Ended(_)) => Some(Trouble::EndedHere),
-                (Some(Kept::Ended(_)), Kept::Image { .. }) => Some(Trouble::EndedOther),
+                (Some(Kept::Image { .. }), Kept::Image { .. }) => {
+                    Some(ReplicationTrouble::Conflict)
+                }
+                (Some(Kept::Image { .. }), Kept::Ended(_)) => Some(ReplicationTrouble::EndedHere),
+                (Some(Kept::Ended(_)), Kept::Image { .. }) => Some(ReplicationTrouble::EndedOther),
                 (Some(Kept::Ended(_)), Kept::Ended(_)) | (None, _) => None,
             };
             assert_eq!(server.queue.trouble(name), expected, "seed {seed}: {name}");

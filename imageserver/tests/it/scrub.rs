@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use api::object_server::{AddObjectsReply, GetObjects, GetObjectsRequest};
-use api::object_stream::Head;
+use api::object_stream::ObjectHead;
 use rpc::server::{Router, head_bytes, serve};
 use tokio_util::sync::CancellationToken;
 
@@ -128,8 +128,8 @@ async fn liar() -> std::net::SocketAddr {
                 0 => ALGORITHM.digest(b"lie"),
                 _ => request.ids[0],
             };
-            let head = head_bytes(&Head::Object { id, size_bytes: 3 });
-            let chunks = [head, "lie".into(), head_bytes(&Head::End)];
+            let head = head_bytes(&ObjectHead::Object { id, size_bytes: 3 });
+            let chunks = [head, "lie".into(), head_bytes(&ObjectHead::End)];
             let stream = futures_util::stream::iter(chunks.map(Ok::<_, std::io::Error>));
             async move { Ok(stream) }
         },

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use api::fault::{Fault, FaultCode};
 use api::image_server::collection::{Collect, CollectReply, CollectRequest};
-use api::image_server::holds::{HoldImages, HoldImagesRequest};
+use api::image_server::expiry::{HoldImages, HoldImagesRequest};
 use api::image_server::{
     DeleteImage, DeleteImageRequest, GetImage, GetImageRequest, ListImages, ListImagesRequest,
 };

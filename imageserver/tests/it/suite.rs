@@ -6,7 +6,7 @@ use std::sync::{Arc, Barrier};
 
 use api::image_server::collection::{CollectReply, CollectRequest};
 use imageserver::core::collection::disk_pressure::Bounds;
-use imageserver::store::admission::admit;
+use imageserver::store::image_trees::check_tree;
 use imageserver::store::medium_reader::MediumReader;
 use imageserver::store::medium_reader::OnMedium;
 use imageserver::store::record::Record;
@@ -221,7 +221,7 @@ fn corrupt_objects_are_put_aside_and_come_again(place: &dyn Place) {
         assert_eq!(store.objects.corrupt(), 1);
         assert_eq!(store.objects.missing(&[id]).unwrap(), [id]);
         assert_eq!(
-            store.objects.damaged_objects().of(&id).map(|damage| damage.name()),
+            store.objects.damaged_objects().damage(&id).map(|damage| damage.name()),
             Some("corrupt")
         );
         put(&store, &content);
@@ -239,7 +239,7 @@ fn reading_all_finds_what_is_corrupt(place: &dyn Place) {
     let mut reader = MediumReader::default();
     let mut seen = BTreeSet::new();
     let mut told = 0;
-    for below in layout::places() {
+    for below in layout::object_directories() {
         for id in store.objects.list(&below).unwrap() {
             let mut pace = |bytes| {
                 told += bytes;
@@ -267,8 +267,8 @@ fn add(store: &Store, image: &str, content: &[u8], notes: Notes) -> Result<Tree,
         put(store, &encoding);
     }
     let content = image_of(image, &tree);
-    let admitted = admit(&*store.objects, &content).unwrap();
-    let totals = admitted.totals;
+    let checked = check_tree(&*store.objects, &content).unwrap();
+    let totals = checked.totals;
     store.objects.sync().unwrap();
     store.images.add(&Record { image: Image { content, notes }, totals }).map(|()| tree)
 }

@@ -1,15 +1,15 @@
 //! Decides when the disk is full enough to collect without a request.
 // tidy: core
 
-/// How long it is left at that when a collection could not free what it should, in seconds.
-const HOPELESS_INTERVAL: u64 = 600;
+/// How long to wait after a collection that did not free enough, in seconds.
+const RETRY_INTERVAL: u64 = 600;
 
 /// Bounds, in per cent of the file-system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// From this on objects are removed. 100 for never.
+    /// Above this use, objects are removed. 100 for never.
     pub above_percent: u8,
-    /// Until it is this.
+    /// Objects are removed until the use is down to this.
     pub down_to_percent: u8,
 }
 
@@ -22,20 +22,20 @@ impl Default for Bounds {
 /// The space of a file-system, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Space {
-    /// What is used.
+    /// The used space.
     pub used: u64,
-    /// What programs without privileges may still use.
+    /// The space that programs without privileges may still use.
     pub free: u64,
 }
 
 impl Space {
-    /// What `percent` of what programs may use at all is.
+    /// Returns `percent` of the space that programs may use.
     fn share(self, percent: u8) -> u64 {
         let all = u128::from(self.used) + u128::from(self.free);
         u64::try_from(all * u128::from(percent) / 100).unwrap_or(u64::MAX)
     }
 
-    /// How much of it is used, in per cent, as `df` shows it.
+    /// Returns the used share in per cent, as `df` shows it.
     #[must_use]
     pub fn percent(self) -> u8 {
         let all = u128::from(self.used) + u128::from(self.free);
@@ -44,20 +44,19 @@ impl Space {
     }
 }
 
-/// What became of collections that nobody asked for.
+/// The results of automatic collections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pressure {
-    /// When one could last not free what it should.
-    hopeless_at: Option<u64>,
+    /// When a collection last failed to free enough.
+    failed_at: Option<u64>,
 }
 
 impl Pressure {
-    /// How many bytes should be freed now; `None` if none.
+    /// Returns how many bytes should be freed now; `None` if none.
     #[must_use]
     pub fn goal(&self, bounds: Bounds, space: Space, now: u64) -> Option<u64> {
-        let is_hopeless =
-            self.hopeless_at.is_some_and(|at| now < at.saturating_add(HOPELESS_INTERVAL));
-        if is_hopeless || bounds.above_percent >= 100 {
+        let has_failed = self.failed_at.is_some_and(|at| now < at.saturating_add(RETRY_INTERVAL));
+        if has_failed || bounds.above_percent >= 100 {
             return None;
         }
         if space.used < space.share(bounds.above_percent) {
@@ -67,9 +66,9 @@ impl Pressure {
         (goal > 0).then_some(goal)
     }
 
-    /// Takes note that a collection freed `bytes` of `goal`, or failed and freed none.
+    /// Records that a collection freed `bytes` of `goal`, or failed and freed none.
     pub fn note(&mut self, now: u64, goal: u64, bytes: u64) {
-        self.hopeless_at = (bytes < goal).then_some(now);
+        self.failed_at = (bytes < goal).then_some(now);
     }
 }
 

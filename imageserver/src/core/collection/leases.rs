@@ -10,32 +10,32 @@ use std::collections::BTreeMap;
 
 use model::object::ObjectId;
 
-/// The most leases of single objects: some 30 MB.
+/// The most leases of single objects: about 30 MB.
 pub const LEASES_MAX: usize = 1 << 20;
 
-/// How often leases that have ended are looked for when there is no place, in seconds.
+/// How often ended leases are pruned while the table is full, in seconds.
 const PRUNE_INTERVAL: u64 = 60;
 
-/// All leases.
+/// The leases of a server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Leases {
-    /// When each ends.
+    /// The end of each lease.
     ends: BTreeMap<u64, u64>,
-    /// Until then all objects are held.
+    /// All objects are held until then.
     everything_until: u64,
-    /// When the one ends that lasts longest, of all that were ever given.
+    /// The end of the longest lease that was ever given.
     longest_until: u64,
     pruned_at: u64,
 }
 
 impl Leases {
-    /// No leases, but all objects are held for the first `seconds`.
+    /// Returns no leases; all objects are held for the first `seconds`.
     #[must_use]
     pub fn new(seconds: u64) -> Self {
         Self { everything_until: seconds, longest_until: seconds, ..Self::default() }
     }
 
-    /// Holds `id` for `seconds` from `now` on, or for longer if it was held for longer before.
+    /// Leases `id` for `seconds` from `now` on, unless it is leased for longer already.
     pub fn give(&mut self, now: u64, id: &ObjectId, seconds: u64) {
         self.give_below(LEASES_MAX, now, id, seconds);
     }
@@ -63,33 +63,32 @@ impl Leases {
         self.pruned_at = now;
     }
 
-    /// True if `id` must not be removed.
+    /// Returns true if `id` must not be removed.
     #[must_use]
-    pub fn hold(&self, now: u64, id: &ObjectId) -> bool {
+    pub fn is_leased(&self, now: u64, id: &ObjectId) -> bool {
         now < self.everything_until || self.ends.get(&short(id)).is_some_and(|end| now < *end)
     }
 
-    /// For how many seconds more all objects are held; 0 if they are not.
+    /// Returns for how many seconds more all objects are held; 0 if they are not.
     #[must_use]
-    pub fn everything_for(&self, now: u64) -> u64 {
+    pub fn everything_held_for(&self, now: u64) -> u64 {
         self.everything_until.saturating_sub(now)
     }
 
-    /// For how many seconds more anything may be held; 0 if nothing is.
+    /// Returns for how many seconds more any object may be held; 0 if none is.
     #[must_use]
-    pub fn longest_for(&self, now: u64) -> u64 {
+    pub fn longest_held_for(&self, now: u64) -> u64 {
         self.longest_until.saturating_sub(now)
     }
 
-    /// How many objects are leased; those whose leases have ended are counted until they are
-    /// forgotten.
+    /// Returns how many objects are leased, including ended leases that were not pruned.
     #[must_use]
     pub fn count(&self) -> usize {
         self.ends.len()
     }
 }
 
-/// What an object is known by where a mix-up only keeps garbage.
+/// Returns the short id of an object, for use where a collision only keeps an unneeded object.
 #[must_use]
 pub fn short(id: &ObjectId) -> u64 {
     let first = id.digest().first_chunk().expect("a digest has at least 32 bytes");
@@ -111,12 +110,12 @@ mod tests {
         let mut leases = Leases::default();
         leases.give(100, &id(1), 50);
         leases.give(110, &id(1), 10);
-        assert!(leases.hold(149, &id(1)));
-        assert!(!leases.hold(150, &id(1)));
-        assert!(!leases.hold(100, &id(2)));
+        assert!(leases.is_leased(149, &id(1)));
+        assert!(!leases.is_leased(150, &id(1)));
+        assert!(!leases.is_leased(100, &id(2)));
         leases.give(149, &id(1), 50);
-        assert!(leases.hold(198, &id(1)));
-        assert_eq!((leases.longest_for(150), leases.longest_for(500)), (49, 0));
+        assert!(leases.is_leased(198, &id(1)));
+        assert_eq!((leases.longest_held_for(150), leases.longest_held_for(500)), (49, 0));
         assert_eq!(leases.count(), 1);
         leases.prune(199);
         assert_eq!(leases.count(), 0);
@@ -125,10 +124,10 @@ mod tests {
     #[test]
     fn after_a_start_everything_is_held_for_a_while() {
         let leases = Leases::new(60);
-        assert!(leases.hold(59, &id(1)));
-        assert!(!leases.hold(60, &id(1)));
-        assert_eq!((leases.everything_for(20), leases.everything_for(60)), (40, 0));
-        assert_eq!(leases.longest_for(20), 40);
+        assert!(leases.is_leased(59, &id(1)));
+        assert!(!leases.is_leased(60, &id(1)));
+        assert_eq!((leases.everything_held_for(20), leases.everything_held_for(60)), (40, 0));
+        assert_eq!(leases.longest_held_for(20), 40);
     }
 
     #[test]
@@ -137,15 +136,15 @@ mod tests {
         for number in 0..3 {
             leases.give_below(3, 100, &id(number), 50);
         }
-        assert_eq!(leases.everything_for(100), 0);
+        assert_eq!(leases.everything_held_for(100), 0);
         leases.give_below(3, 120, &id(3), 10);
-        assert_eq!((leases.everything_for(120), leases.count()), (10, 3));
-        assert!(leases.hold(129, &id(9)) && !leases.hold(130, &id(9)));
-        // One that is known needs no place; and there are places when others have ended.
+        assert_eq!((leases.everything_held_for(120), leases.count()), (10, 3));
+        assert!(leases.is_leased(129, &id(9)) && !leases.is_leased(130, &id(9)));
+        // A leased object needs no new entry; ended leases make room.
         leases.give_below(3, 130, &id(0), 500);
-        assert_eq!(leases.everything_for(130), 0);
+        assert_eq!(leases.everything_held_for(130), 0);
         leases.give_below(3, 200, &id(4), 500);
-        assert_eq!((leases.everything_for(200), leases.count()), (0, 2));
-        assert!(leases.hold(200, &id(0)) && leases.hold(200, &id(4)));
+        assert_eq!((leases.everything_held_for(200), leases.count()), (0, 2));
+        assert!(leases.is_leased(200, &id(0)) && leases.is_leased(200, &id(4)));
     }
 }

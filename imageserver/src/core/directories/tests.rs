@@ -119,10 +119,10 @@ fn what_is_there_is_given_away() {
     );
     let made = Made { owners: groups(&["as"]), made_on: at(9) };
     assert_eq!(directories.get(&name("a")).unwrap(), &made);
-    assert_eq!(directories.demand(&name("a/1")), Ok(()));
-    assert_eq!(directories.demand(&name("top")), Ok(()));
-    let demanded = DirectoryError::Demanded { directory: name("a/b") };
-    assert_eq!(directories.demand(&name("a/b/2")), Err(demanded));
+    assert_eq!(directories.expect_made(&name("a/1")), Ok(()));
+    assert_eq!(directories.expect_made(&name("top")), Ok(()));
+    let demanded = DirectoryError::NotMade { directory: name("a/b") };
+    assert_eq!(directories.expect_made(&name("a/b/2")), Err(demanded));
 }
 
 #[test]

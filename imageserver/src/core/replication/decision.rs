@@ -2,28 +2,31 @@
 //!
 //! A replica ends an image only if the master says that the image with this digest has ended. It
 //! never replaces an image by another one of the same name.
+//!
+//! NamePatterns select the names that a replica follows. They are those of `imagetool list --glob`:
+//! `*` matches anything but a slash, `**` matches slashes too, `?` matches one character, `[ab]`
+//! one of these, `{a,b}` either.
 // tidy: core
 
-use api::image_server::replication::{Change, Trouble};
+use api::image_server::replication::{ImageChange, ReplicationTrouble};
+use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 use model::image::ImageName;
 use model::object::ObjectId;
 use model::tree::Time;
 
-use super::patterns::Patterns;
-
-/// What is followed.
+/// The images that a replica follows.
 #[derive(Clone, Debug, Default)]
-pub struct Rules {
-    /// By name.
-    pub patterns: Patterns,
-    /// Whether images stay that have ended on the master.
+pub struct ReplicationRules {
+    /// The names that are followed.
+    pub patterns: NamePatterns,
+    /// True if images stay that have ended on the master.
     pub is_archive: bool,
 }
 
-/// What there is of a name on this server.
+/// The local state of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Here {
-    /// Nothing, and there never was.
+pub enum LocalImage {
+    /// The name was never used.
     Nothing,
     /// An image.
     Image {
@@ -31,37 +34,70 @@ pub enum Here {
         digest: ObjectId,
         /// The digest of its notes, without its expiry.
         notes: ObjectId,
-        /// When it expires.
         expires_at: Option<Time>,
-        /// Whether it is in use.
         is_held: bool,
     },
-    /// There was an image.
+    /// The image has ended.
     Ended,
-    /// A record that cannot be used.
+    /// A damaged record.
     Damaged,
 }
 
-/// What to do.
+/// The decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decision {
-    /// Nothing: it is as the master has it, or is not followed.
+pub enum ImageDecision {
+    /// Nothing: the image is as on the master, or is not followed.
     Nothing,
     /// Fetch the image.
     Fetch,
-    /// Take its notes from the master.
-    Renote,
-    /// End the image that is here.
+    /// Replace its notes by those of the master.
+    UpdateNotes,
+    /// End the local image.
     End,
-    /// Let nothing have the name any more.
-    Mark,
-    /// Leave it as it is, and tell operators.
-    Keep(Trouble),
+    /// Add a tombstone: the name was never used here.
+    AddTombstone,
+    /// Leave the image as it is, and report why.
+    Blocked(ReplicationTrouble),
 }
 
-impl Rules {
-    /// When an image expires here that expires at `expires_at` on the master: what is archived
-    /// stays even when it is no replica any more.
+/// Explains why the image `name` is not as it is on `master`; `holders` use it here.
+#[must_use]
+pub fn explain(
+    trouble: ReplicationTrouble,
+    name: &ImageName,
+    master: &str,
+    holders: &[String],
+) -> String {
+    match trouble {
+        ReplicationTrouble::Conflict => format!(
+            "{name} is another image here than on the master {master}: neither is changed. Add \
+             yours on the master under another name if it is needed, then `imagetool delete \
+             --local {name}` here, and that of the master comes"
+        ),
+        ReplicationTrouble::EndedHere => format!(
+            "the master {master} has an image {name}, but one of that name has ended here before: \
+             it is not taken. Add it on the master under another name if it is needed"
+        ),
+        ReplicationTrouble::EndedOther => format!(
+            "the master {master} has ended an image {name}, but not this one, or it does not say \
+             which: it stays here. `imagetool delete --local {name}` removes it"
+        ),
+        ReplicationTrouble::Held => format!(
+            "the master {master} has ended {name}, but it is in use here, by {}: it stays until it \
+             is not. Let the machines have another image",
+            holders.join(", ")
+        ),
+        ReplicationTrouble::Damaged => format!(
+            "the record of {name} is damaged here: `imagetool delete --local {name}` removes it, \
+             and it comes again from the master {master}"
+        ),
+        ReplicationTrouble::Failing => format!("{name} cannot be had from the master {master}"),
+    }
+}
+
+impl ReplicationRules {
+    /// Returns the local expiry of an image that expires at `expires_at` on the master. An archive
+    /// keeps images even when it is no replica any more.
     #[must_use]
     pub fn expiry(&self, expires_at: Option<Time>) -> Option<Time> {
         expires_at.filter(|_| !self.is_archive)
@@ -69,52 +105,101 @@ impl Rules {
 
     /// Decides about one name.
     #[must_use]
-    pub fn decide(&self, change: &Change, here: &Here) -> Decision {
+    pub fn decide(&self, change: &ImageChange, here: &LocalImage) -> ImageDecision {
         if !self.follow(change.name()) {
-            return Decision::Nothing;
+            return ImageDecision::Nothing;
         }
         match (change, here) {
-            (_, Here::Damaged) => Decision::Keep(Trouble::Damaged),
-            (Change::Image { .. }, Here::Nothing) => Decision::Fetch,
-            (Change::Image { .. }, Here::Ended) => Decision::Keep(Trouble::EndedHere),
+            (_, LocalImage::Damaged) => ImageDecision::Blocked(ReplicationTrouble::Damaged),
+            (ImageChange::Image { .. }, LocalImage::Nothing) => ImageDecision::Fetch,
+            (ImageChange::Image { .. }, LocalImage::Ended) => {
+                ImageDecision::Blocked(ReplicationTrouble::EndedHere)
+            }
             (
-                Change::Image { digest: theirs, notes: new, expires_at: when, .. },
-                Here::Image { digest, notes, expires_at, .. },
+                ImageChange::Image { digest: theirs, notes: new, expires_at: when, .. },
+                LocalImage::Image { digest, notes, expires_at, .. },
             ) => {
                 if theirs != digest {
-                    Decision::Keep(Trouble::Conflict)
+                    ImageDecision::Blocked(ReplicationTrouble::Conflict)
                 } else if new != notes || self.expiry(*when) != *expires_at {
-                    Decision::Renote
+                    ImageDecision::UpdateNotes
                 } else {
-                    Decision::Nothing
+                    ImageDecision::Nothing
                 }
             }
-            (Change::Ended { .. }, Here::Nothing) => Decision::Mark,
-            (Change::Ended { .. }, Here::Ended) => Decision::Nothing,
-            (Change::Ended { digest: theirs, .. }, Here::Image { digest, is_held, .. }) => {
+            (ImageChange::Ended { .. }, LocalImage::Nothing) => ImageDecision::AddTombstone,
+            (ImageChange::Ended { .. }, LocalImage::Ended) => ImageDecision::Nothing,
+            (
+                ImageChange::Ended { digest: theirs, .. },
+                LocalImage::Image { digest, is_held, .. },
+            ) => {
                 if *theirs != Some(*digest) {
-                    Decision::Keep(Trouble::EndedOther)
+                    ImageDecision::Blocked(ReplicationTrouble::EndedOther)
                 } else if self.is_archive {
-                    Decision::Nothing
+                    ImageDecision::Nothing
                 } else if *is_held {
-                    Decision::Keep(Trouble::Held)
+                    ImageDecision::Blocked(ReplicationTrouble::Held)
                 } else {
-                    Decision::End
+                    ImageDecision::End
                 }
             }
         }
     }
 
-    /// True if the image of that name is followed.
+    /// Returns true if the image of that name is followed.
     #[must_use]
     pub fn follow(&self, name: &ImageName) -> bool {
         self.patterns.name(name)
     }
 }
 
+/// A pattern is invalid.
+#[derive(Debug, thiserror::Error)]
+#[error("`{pattern}` is no pattern of image names")]
+pub struct PatternError {
+    pattern: String,
+    #[source]
+    source: globset::Error,
+}
+
+/// The patterns of the names that are followed.
+#[derive(Clone, Debug, Default)]
+pub struct NamePatterns {
+    include: Option<GlobSet>,
+    exclude: GlobSet,
+}
+
+impl NamePatterns {
+    /// Selects names that match one of `include`, or any if it is empty, and none of `exclude`.
+    pub fn new(include: &[String], exclude: &[String]) -> Result<Self, PatternError> {
+        let include = if include.is_empty() { None } else { Some(set(include)?) };
+        Ok(Self { include, exclude: set(exclude)? })
+    }
+
+    /// Returns true if the image of that name is followed.
+    #[must_use]
+    pub fn name(&self, name: &ImageName) -> bool {
+        let name = name.as_str();
+        self.include.as_ref().is_none_or(|include| include.is_match(name))
+            && !self.exclude.is_match(name)
+    }
+}
+
+fn set(patterns: &[String]) -> Result<GlobSet, PatternError> {
+    let mut globs = GlobSetBuilder::new();
+    for pattern in patterns {
+        // Names have no leading slash.
+        let pattern_of = pattern.strip_prefix('/').unwrap_or(pattern);
+        let glob = GlobBuilder::new(pattern_of).literal_separator(true).build();
+        globs.add(glob.map_err(|source| PatternError { pattern: pattern.clone(), source })?);
+    }
+    let all = || patterns.join(", ");
+    globs.build().map_err(|source| PatternError { pattern: all(), source })
+}
+
 #[cfg(test)]
 mod tests {
-    use api::image_server::replication::Ended;
+    use api::image_server::replication::ImageEnd;
     use model::object::Algorithm;
 
     use super::*;
@@ -123,8 +208,8 @@ mod tests {
         Algorithm::Blake3.digest(text.as_bytes())
     }
 
-    fn image(digest: &str, notes: &str, expires: i64) -> Change {
-        Change::Image {
+    fn image(digest: &str, notes: &str, expires: i64) -> ImageChange {
+        ImageChange::Image {
             name: ImageName::new("base/1").unwrap(),
             digest: id(digest),
             notes: id(notes),
@@ -137,49 +222,78 @@ mod tests {
         (seconds > 0).then_some(Time { seconds, nanoseconds: 0 })
     }
 
-    fn ended(digest: Option<&str>) -> Change {
+    fn ended(digest: Option<&str>) -> ImageChange {
         let name = ImageName::new("base/1").unwrap();
-        Change::Ended { name, how: Ended::Deleted, digest: digest.map(id) }
+        ImageChange::Ended { name, how: ImageEnd::Deleted, digest: digest.map(id) }
     }
 
-    fn here(digest: &str, notes: &str, expires: i64, is_held: bool) -> Here {
-        Here::Image { digest: id(digest), notes: id(notes), expires_at: at(expires), is_held }
+    fn here(digest: &str, notes: &str, expires: i64, is_held: bool) -> LocalImage {
+        LocalImage::Image { digest: id(digest), notes: id(notes), expires_at: at(expires), is_held }
     }
 
     #[test]
     fn each_case_has_its_decision_as_a_replica_and_as_an_archive() {
-        use Decision::{End, Fetch, Keep, Mark, Nothing, Renote};
-        let keep = Keep;
+        use ImageDecision::{AddTombstone, Blocked, End, Fetch, Nothing, UpdateNotes};
+        let blocked = Blocked;
         #[rustfmt::skip]
         let table = [
             // the master            here                         replica                    archive
-            (image("1", "n", 0),     Here::Nothing,               Fetch,                     Fetch),
+            (image("1", "n", 0),     LocalImage::Nothing,               Fetch,                     Fetch),
             (image("1", "n", 0),     here("1", "n", 0, false),    Nothing,                   Nothing),
             (image("1", "n", 0),     here("1", "n", 0, true),     Nothing,                   Nothing),
-            (image("1", "m", 0),     here("1", "n", 0, false),    Renote,                    Renote),
-            (image("1", "n", 5),     here("1", "n", 4, false),    Renote,                    Renote),
-            (image("1", "n", 5),     here("1", "n", 0, false),    Renote,                    Nothing),
-            (image("1", "n", 5),     here("1", "n", 5, false),    Nothing,                   Renote),
-            (image("2", "n", 0),     here("1", "n", 0, false),    keep(Trouble::Conflict),   keep(Trouble::Conflict)),
-            (image("1", "n", 0),     Here::Ended,                 keep(Trouble::EndedHere),  keep(Trouble::EndedHere)),
-            (image("1", "n", 0),     Here::Damaged,               keep(Trouble::Damaged),    keep(Trouble::Damaged)),
-            (ended(Some("1")),       Here::Nothing,               Mark,                      Mark),
-            (ended(None),            Here::Nothing,               Mark,                      Mark),
-            (ended(Some("1")),       Here::Ended,                 Nothing,                   Nothing),
+            (image("1", "m", 0),     here("1", "n", 0, false),    UpdateNotes,                    UpdateNotes),
+            (image("1", "n", 5),     here("1", "n", 4, false),    UpdateNotes,                    UpdateNotes),
+            (image("1", "n", 5),     here("1", "n", 0, false),    UpdateNotes,                    Nothing),
+            (image("1", "n", 5),     here("1", "n", 5, false),    Nothing,                   UpdateNotes),
+            (image("2", "n", 0),     here("1", "n", 0, false),    blocked(ReplicationTrouble::Conflict),   blocked(ReplicationTrouble::Conflict)),
+            (image("1", "n", 0),     LocalImage::Ended,                 blocked(ReplicationTrouble::EndedHere),  blocked(ReplicationTrouble::EndedHere)),
+            (image("1", "n", 0),     LocalImage::Damaged,               blocked(ReplicationTrouble::Damaged),    blocked(ReplicationTrouble::Damaged)),
+            (ended(Some("1")),       LocalImage::Nothing,               AddTombstone,                      AddTombstone),
+            (ended(None),            LocalImage::Nothing,               AddTombstone,                      AddTombstone),
+            (ended(Some("1")),       LocalImage::Ended,                 Nothing,                   Nothing),
             (ended(Some("1")),       here("1", "n", 0, false),    End,                       Nothing),
-            (ended(Some("1")),       here("1", "n", 0, true),     keep(Trouble::Held),       Nothing),
-            (ended(Some("2")),       here("1", "n", 0, false),    keep(Trouble::EndedOther), keep(Trouble::EndedOther)),
-            (ended(None),            here("1", "n", 0, false),    keep(Trouble::EndedOther), keep(Trouble::EndedOther)),
-            (ended(Some("1")),       Here::Damaged,               keep(Trouble::Damaged),    keep(Trouble::Damaged)),
+            (ended(Some("1")),       here("1", "n", 0, true),     blocked(ReplicationTrouble::Held),       Nothing),
+            (ended(Some("2")),       here("1", "n", 0, false),    blocked(ReplicationTrouble::EndedOther), blocked(ReplicationTrouble::EndedOther)),
+            (ended(None),            here("1", "n", 0, false),    blocked(ReplicationTrouble::EndedOther), blocked(ReplicationTrouble::EndedOther)),
+            (ended(Some("1")),       LocalImage::Damaged,               blocked(ReplicationTrouble::Damaged),    blocked(ReplicationTrouble::Damaged)),
         ];
-        let replica = Rules::default();
-        let archive = Rules { is_archive: true, ..Rules::default() };
-        let exclude = Patterns::new(&[], &["base/*".to_owned()]).unwrap();
-        let other = Rules { patterns: exclude, is_archive: false };
+        let replica = ReplicationRules::default();
+        let archive = ReplicationRules { is_archive: true, ..ReplicationRules::default() };
+        let exclude = NamePatterns::new(&[], &["base/*".to_owned()]).unwrap();
+        let other = ReplicationRules { patterns: exclude, is_archive: false };
         for (change, here, as_replica, as_archive) in table {
             assert_eq!(replica.decide(&change, &here), as_replica, "{change:?} {here:?}");
             assert_eq!(archive.decide(&change, &here), as_archive, "{change:?} {here:?}");
             assert_eq!(other.decide(&change, &here), Nothing, "{change:?} {here:?}");
         }
+    }
+
+    #[test]
+    fn names_are_followed_that_are_included_and_not_excluded() {
+        #[rustfmt::skip]
+        let table: [(&[&str], &[&str], &str, bool); 13] = [
+            (&[],                 &[],               "base/1",      true),
+            (&["base/*"],         &[],               "base/1",      true),
+            (&["base/*"],         &[],               "base/a/1",    false),
+            (&["base/**"],        &[],               "base/a/1",    true),
+            (&["**"],             &[],               "base/a/1",    true),
+            (&["/base/*"],        &[],               "base/1",      true),
+            (&["base/*"],         &[],               "web/base/1",  false),
+            (&["base/*", "web/*"], &[],              "web/1",       true),
+            (&[],                 &["test/*"],       "test/1",      false),
+            (&[],                 &["test/*"],       "base/1",      true),
+            (&["base/*"],         &["**/*-debug"],   "base/1-debug", false),
+            (&["base/*"],         &["**/*-debug"],   "base/1",      true),
+            (&["{base,web}/[0-9]"], &[],             "web/7",       true),
+        ];
+        for (include, exclude, name, expected) in table {
+            let texts = |texts: &[&str]| texts.iter().map(|text| text.to_string()).collect();
+            let (include, exclude): (Vec<String>, Vec<String>) = (texts(include), texts(exclude));
+            let patterns = NamePatterns::new(&include, &exclude).unwrap();
+            let name = ImageName::new(name).unwrap();
+            assert_eq!(patterns.name(&name), expected, "{name} {include:?} {exclude:?}");
+        }
+        let error = NamePatterns::new(&["base/[".to_owned()], &[]).unwrap_err();
+        assert_eq!(error.to_string(), "`base/[` is no pattern of image names");
     }
 }

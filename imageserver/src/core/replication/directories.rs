@@ -15,48 +15,82 @@ use model::image::ImageName;
 
 use crate::core::directories::{DIRECTORIES_MAX, Directories, Made};
 
-/// What there is on this server.
+/// The state of the local directories.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Own {
-    /// They have this version, and so many were made.
+pub enum LocalState {
+    /// The version, and the number of directories that were made.
     Known(Option<DirectoriesVersion>, usize),
-    /// What there is cannot be used.
+    /// The local directories cannot be used.
     Damaged,
 }
 
-/// What to do.
+/// The decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decision {
-    /// They are those of the master.
+pub enum DirectoriesDecision {
+    /// The directories are those of the master.
     Nothing,
-    /// Take all of them from the master.
-    Take,
-    /// Leave those that are here, and tell operators.
-    Keep(DirectoriesTrouble),
+    /// Fetch all directories of the master.
+    Fetch,
+    /// Leave the local directories as they are, and report why.
+    Blocked(DirectoriesTrouble),
 }
 
-/// Decides by the version that the master tells.
+/// Decides by the version that the master reports.
 #[must_use]
-pub fn decide(theirs: Option<DirectoriesVersion>, own: Own) -> Decision {
+pub fn decide(theirs: Option<DirectoriesVersion>, own: LocalState) -> DirectoriesDecision {
     use DirectoriesTrouble::{Conflict, Damaged, NewerHere, OnlyHere};
     match (theirs, own) {
-        (None, Own::Known(_, 0)) => Decision::Nothing,
-        (None, Own::Known(..)) => Decision::Keep(OnlyHere),
-        (_, Own::Damaged) => Decision::Keep(Damaged),
-        (theirs, Own::Known(own, _)) if theirs == own => Decision::Nothing,
-        (_, Own::Known(None, _)) => Decision::Take,
-        (Some(theirs), Own::Known(Some(own), _)) if theirs.line == own.line => {
-            // After as many changes the master is right: this server or another one that it
-            // followed was the master before, and had one that was not known everywhere.
-            if theirs.changes >= own.changes { Decision::Take } else { Decision::Keep(NewerHere) }
+        (None, LocalState::Known(_, 0)) => DirectoriesDecision::Nothing,
+        (None, LocalState::Known(..)) => DirectoriesDecision::Blocked(OnlyHere),
+        (_, LocalState::Damaged) => DirectoriesDecision::Blocked(Damaged),
+        (theirs, LocalState::Known(own, _)) if theirs == own => DirectoriesDecision::Nothing,
+        (_, LocalState::Known(None, _)) => DirectoriesDecision::Fetch,
+        (Some(theirs), LocalState::Known(Some(own), _)) if theirs.line == own.line => {
+            // With the same number of changes the master is right: this server, or another one that
+            // it followed, was the master before and had a change that did not reach all servers.
+            if theirs.changes >= own.changes {
+                DirectoriesDecision::Fetch
+            } else {
+                DirectoriesDecision::Blocked(NewerHere)
+            }
         }
-        // Nothing is lost.
-        (Some(_), Own::Known(_, 0)) => Decision::Take,
-        (Some(_), Own::Known(..)) => Decision::Keep(Conflict),
+        // No local directory is lost.
+        (Some(_), LocalState::Known(_, 0)) => DirectoriesDecision::Fetch,
+        (Some(_), LocalState::Known(..)) => DirectoriesDecision::Blocked(Conflict),
     }
 }
 
-/// Pages that break the rules.
+/// Explains why the directories are not those of `master`.
+#[must_use]
+pub fn explain(trouble: DirectoriesTrouble, master: &str) -> String {
+    match trouble {
+        DirectoriesTrouble::OnlyHere => format!(
+            "the master {master} has no directories, or cannot use what it has: those that are \
+             here stay. If it has lost them, stop it and give it the file `directories` of this \
+             server's data directory"
+        ),
+        DirectoriesTrouble::Conflict => format!(
+            "the directories of the master {master} began apart from those that are here, which \
+             stay. If its are right, move the file `directories` of this server's data directory \
+             away, and restart this server; if these are, stop the master and give it that file"
+        ),
+        DirectoriesTrouble::NewerHere => format!(
+            "the directories of the master {master} are older than those that are here, which \
+             stay until its were changed as often. If it was restored from a backup, stop it and \
+             give it the file `directories` of this server's data directory; if its are right, \
+             move that file away, and restart this server"
+        ),
+        DirectoriesTrouble::Damaged => format!(
+            "the file `directories` of this server's data directory is damaged: move it away and \
+             restart this server, and they come again from the master {master}"
+        ),
+        DirectoriesTrouble::Failing => {
+            format!("the directories cannot be had from the master {master}")
+        }
+    }
+}
+
+/// Why a page is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PageError {
@@ -74,38 +108,38 @@ pub enum PageError {
     },
 }
 
-/// The directories of a master, as far as they came.
+/// The directories of a master, as far as they were received.
 #[derive(Clone, Debug, Default)]
 pub struct Draft {
     version: Option<DirectoriesVersion>,
     made: BTreeMap<ImageName, Made>,
 }
 
-/// What came of a page.
+/// The result of adding a page.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// Ask for the next one.
+pub enum PageOutcome {
+    /// Request the next page.
     More,
-    /// That was all.
+    /// That was the last page.
     Whole(Directories),
-    /// They have changed meanwhile: begin anew.
+    /// The directories have changed meanwhile: fetch them again.
     Changed,
 }
 
 impl Draft {
-    /// What to ask for next.
+    /// Returns the next request.
     #[must_use]
     pub fn request(&self) -> GetMadeDirectoriesRequest {
         GetMadeDirectoriesRequest { after: self.made.keys().next_back().cloned() }
     }
 
-    /// Takes a page.
-    pub fn take(&mut self, page: GetMadeDirectoriesReply) -> Result<Step, PageError> {
+    /// Adds a page.
+    pub fn take(&mut self, page: GetMadeDirectoriesReply) -> Result<PageOutcome, PageError> {
         let GetMadeDirectoriesReply { version: Some(version), directories, more } = page else {
-            return Ok(Step::Changed);
+            return Ok(PageOutcome::Changed);
         };
         if *self.version.get_or_insert(version) != version {
-            return Ok(Step::Changed);
+            return Ok(PageOutcome::Changed);
         }
         let too_many = |limit, within| Err(PageError::TooMany { limit, within });
         if directories.len() > PAGE_DIRECTORIES_MAX {
@@ -127,9 +161,9 @@ impl Draft {
             self.made.insert(name, Made { owners, made_on });
         }
         if more {
-            return Ok(Step::More);
+            return Ok(PageOutcome::More);
         }
-        Ok(Step::Whole(Directories::of_version(version, std::mem::take(&mut self.made))))
+        Ok(PageOutcome::Whole(Directories::with_version(version, std::mem::take(&mut self.made))))
     }
 }
 
@@ -146,25 +180,25 @@ mod tests {
 
     #[test]
     fn each_case_has_its_decision() {
-        use Decision::{Keep, Nothing, Take};
+        use DirectoriesDecision::{Blocked, Fetch, Nothing};
         use DirectoriesTrouble::{Conflict, Damaged, NewerHere, OnlyHere};
         let some = |line, changes, id| Some(version(line, changes, id));
         #[rustfmt::skip]
         let table = [
             // the master      here                           decision
-            (None,             Own::Known(None, 0),           Nothing),
-            (None,             Own::Known(some(1, 5, 1), 3),  Keep(OnlyHere)),
-            (None,             Own::Known(some(1, 5, 1), 0),  Nothing),
-            (None,             Own::Damaged,                  Keep(Damaged)),
-            (some(1, 5, 1),    Own::Damaged,                  Keep(Damaged)),
-            (some(1, 5, 1),    Own::Known(None, 0),           Take),
-            (some(1, 5, 1),    Own::Known(some(1, 5, 1), 3),  Nothing),
-            (some(1, 6, 2),    Own::Known(some(1, 5, 1), 3),  Take),
-            (some(1, 5, 2),    Own::Known(some(1, 5, 1), 3),  Take),
-            (some(1, 4, 2),    Own::Known(some(1, 5, 1), 3),  Keep(NewerHere)),
-            (some(1, 4, 2),    Own::Known(some(1, 5, 1), 0),  Keep(NewerHere)),
-            (some(2, 9, 2),    Own::Known(some(1, 5, 1), 3),  Keep(Conflict)),
-            (some(2, 1, 2),    Own::Known(some(1, 5, 1), 0),  Take),
+            (None,             LocalState::Known(None, 0),           Nothing),
+            (None,             LocalState::Known(some(1, 5, 1), 3),  Blocked(OnlyHere)),
+            (None,             LocalState::Known(some(1, 5, 1), 0),  Nothing),
+            (None,             LocalState::Damaged,                  Blocked(Damaged)),
+            (some(1, 5, 1),    LocalState::Damaged,                  Blocked(Damaged)),
+            (some(1, 5, 1),    LocalState::Known(None, 0),           Fetch),
+            (some(1, 5, 1),    LocalState::Known(some(1, 5, 1), 3),  Nothing),
+            (some(1, 6, 2),    LocalState::Known(some(1, 5, 1), 3),  Fetch),
+            (some(1, 5, 2),    LocalState::Known(some(1, 5, 1), 3),  Fetch),
+            (some(1, 4, 2),    LocalState::Known(some(1, 5, 1), 3),  Blocked(NewerHere)),
+            (some(1, 4, 2),    LocalState::Known(some(1, 5, 1), 0),  Blocked(NewerHere)),
+            (some(2, 9, 2),    LocalState::Known(some(1, 5, 1), 3),  Blocked(Conflict)),
+            (some(2, 1, 2),    LocalState::Known(some(1, 5, 1), 0),  Fetch),
         ];
         for (theirs, own, expected) in table {
             assert_eq!(decide(theirs, own), expected, "{theirs:?} {own:?}");
@@ -189,9 +223,9 @@ mod tests {
     fn pages_of_one_version_make_a_whole() {
         let mut draft = Draft::default();
         assert_eq!(draft.request().after, None);
-        assert_eq!(draft.take(page(1, &["a", "b"], true)), Ok(Step::More));
+        assert_eq!(draft.take(page(1, &["a", "b"], true)), Ok(PageOutcome::More));
         assert_eq!(draft.request().after, Some(ImageName::new("b").unwrap()));
-        let Ok(Step::Whole(whole)) = draft.take(page(1, &["c"], false)) else { panic!() };
+        let Ok(PageOutcome::Whole(whole)) = draft.take(page(1, &["c"], false)) else { panic!() };
         assert_eq!(whole.version(), Some(version(1, 5, 1)));
         assert_eq!(whole.page(None, 2), (made(&["a", "b"]), true));
         let after = ImageName::new("b").unwrap();
@@ -199,9 +233,9 @@ mod tests {
 
         let mut draft = Draft::default();
         draft.take(page(1, &["a"], true)).unwrap();
-        assert_eq!(draft.clone().take(page(2, &["b"], false)), Ok(Step::Changed));
+        assert_eq!(draft.clone().take(page(2, &["b"], false)), Ok(PageOutcome::Changed));
         let none = GetMadeDirectoriesReply { version: None, directories: vec![], more: false };
-        assert_eq!(draft.take(none), Ok(Step::Changed));
+        assert_eq!(draft.take(none), Ok(PageOutcome::Changed));
     }
 
     #[test]

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use api::image_server::replication::{Change, Trouble};
+use api::image_server::replication::{ImageChange, ReplicationTrouble};
 use model::image::ImageName;
 
 /// How long to wait after the first failure.
@@ -16,49 +16,52 @@ pub const WAIT_MIN: Duration = Duration::from_millis(250);
 /// The longest wait.
 pub const WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// How often what is in trouble is looked at again: what is here may have changed.
-pub const LOOK_AGAIN: Duration = Duration::from_secs(2);
+/// How often a blocked change is decided on again: the local state may have changed.
+pub const RECHECK_INTERVAL: Duration = Duration::from_secs(2);
 
-/// How long to wait after so many failures. `chance` is between 0 and 999, so that many do not try
-/// again at once.
+/// The longest text of an error that is saved, in bytes.
+pub const ERROR_BYTES_MAX: usize = 2_000;
+
+/// Returns how long to wait after that many failures. `random` spreads the retries of many servers.
 #[must_use]
-pub fn backoff(failures: u32, chance: u16) -> Duration {
+pub fn backoff(failures: u32, random: u64) -> Duration {
     let wait = WAIT_MIN.saturating_mul(1 << failures.min(16)).min(WAIT_MAX);
+    let thousandths = u32::try_from(random % 1_000).unwrap_or(0);
     // Between four fifths and all of it.
-    wait * 4 / 5 + wait * u32::from(chance.min(999)) / 5_000
+    wait * 4 / 5 + wait * thousandths / 5_000
 }
 
 /// How work on a name ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It is as it should be.
+    /// The change is made.
     Done,
-    /// It is left as it is.
-    Kept(Trouble, String),
-    /// It could not be made so.
+    /// The change cannot be made; the image stays as it is.
+    Blocked(ReplicationTrouble, String),
+    /// The change failed and is retried.
     Failed(String),
 }
 
 #[derive(Clone, Debug)]
 enum State {
-    /// To be done at that time.
+    /// Due at that time.
     Waiting(Duration),
-    /// Under way; true if it has changed meanwhile.
+    /// Running; true if the name has changed meanwhile.
     Running(bool),
 }
 
 #[derive(Clone, Debug)]
 struct Work {
-    change: Change,
+    change: ImageChange,
     state: State,
     failures: u32,
-    trouble: Option<(Trouble, String)>,
+    trouble: Option<(ReplicationTrouble, String)>,
     bytes_left: u64,
-    /// When it was told first or last changed; the older goes first.
+    /// The order of the changes; the oldest goes first.
     turn: u64,
 }
 
-/// All that is to be done.
+/// The changes that are still to be made.
 #[derive(Clone, Debug, Default)]
 pub struct Queue {
     work: BTreeMap<ImageName, Work>,
@@ -66,13 +69,13 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// Takes note of a change, to be acted on at `now`.
-    pub fn put(&mut self, now: Duration, change: Change) {
+    /// Queues a change, due at `now`.
+    pub fn put(&mut self, now: Duration, change: ImageChange) {
         self.turns += 1;
         let turn = self.turns;
         let bytes_left = match &change {
-            Change::Image { bytes, .. } => *bytes,
-            Change::Ended { .. } => 0,
+            ImageChange::Image { bytes, .. } => *bytes,
+            ImageChange::Ended { .. } => 0,
         };
         if let Some(work) = self.work.get_mut(change.name()) {
             let is_new = work.change != change;
@@ -89,7 +92,7 @@ impl Queue {
         self.work.insert(name, work);
     }
 
-    /// Lets what is waiting be tried at once: all of it, or what has that name.
+    /// Makes waiting changes due at once: all of them, or those of that name.
     pub fn hurry(&mut self, now: Duration, name: Option<&ImageName>) {
         for (key, work) in &mut self.work {
             if name.is_none_or(|name| name == key)
@@ -100,15 +103,15 @@ impl Queue {
         }
     }
 
-    /// Takes what is to be done next, if it is time. It is under way until [`Queue::end`].
-    pub fn next(&mut self, now: Duration) -> Option<Change> {
+    /// Returns the next change that is due. It is running until [`Queue::end`].
+    pub fn next(&mut self, now: Duration) -> Option<ImageChange> {
         let due = |work: &&mut Work| matches!(work.state, State::Waiting(at) if at <= now);
         let work = self.work.values_mut().filter(due).min_by_key(|work| work.turn)?;
         work.state = State::Running(false);
         Some(work.change.clone())
     }
 
-    /// When something is to be done next; `None` if only what is put in can be.
+    /// Returns when the next change is due; `None` if none is waiting.
     #[must_use]
     pub fn due(&self) -> Option<Duration> {
         let times = self.work.values().filter_map(|work| match work.state {
@@ -118,8 +121,8 @@ impl Queue {
         times.min()
     }
 
-    /// Takes note how what was under way has ended.
-    pub fn end(&mut self, now: Duration, name: &ImageName, outcome: Outcome, chance: u16) {
+    /// Records the outcome of a running change.
+    pub fn end(&mut self, now: Duration, name: &ImageName, outcome: Outcome, random: u64) {
         let Some(work) = self.work.get_mut(name) else { return };
         let has_changed = matches!(work.state, State::Running(true));
         self.turns += 1;
@@ -133,55 +136,55 @@ impl Queue {
                 (work.trouble, work.failures) = (None, 0);
                 Duration::ZERO
             }
-            Outcome::Kept(trouble, text) => {
+            Outcome::Blocked(trouble, text) => {
                 (work.trouble, work.failures) = (Some((trouble, text)), 0);
-                LOOK_AGAIN
+                RECHECK_INTERVAL
             }
             Outcome::Failed(why) => {
-                let wait = backoff(work.failures, chance);
+                let wait = backoff(work.failures, random);
                 work.failures += 1;
-                work.trouble = Some((Trouble::Failing, why));
+                work.trouble = Some((ReplicationTrouble::Failing, why));
                 wait
             }
         };
         work.state = State::Waiting(now + if has_changed { Duration::ZERO } else { wait });
     }
 
-    /// Takes note how much is still to be fetched for `name`.
+    /// Records how many bytes are still to be fetched for `name`.
     pub fn left(&mut self, name: &ImageName, bytes: u64) {
         if let Some(work) = self.work.get_mut(name) {
             work.bytes_left = bytes;
         }
     }
 
-    /// True if there is nothing to do about that name, or nothing can be done.
+    /// Returns true if no change of that name is queued, or it is blocked.
     #[must_use]
     pub fn is_settled(&self, name: &ImageName) -> bool {
         self.work.get(name).is_none_or(|work| !work.is_behind())
     }
 
-    /// True if there is nothing to do about that name.
+    /// Returns true if no change of that name is queued.
     #[must_use]
     pub fn is_empty_of(&self, name: &ImageName) -> bool {
         !self.work.contains_key(name)
     }
 
-    /// Why a change of that name could not be made here.
+    /// Returns why the change of that name cannot be made here.
     #[must_use]
-    pub fn trouble(&self, name: &ImageName) -> Option<Trouble> {
+    pub fn trouble(&self, name: &ImageName) -> Option<ReplicationTrouble> {
         self.work.get(name)?.trouble.as_ref().map(|(trouble, _)| *trouble)
     }
 
-    /// How many names are not as they should be, and how many bytes are to be fetched for them at
-    /// most; less those that are left as they are.
+    /// Returns how many changes are still to be made, and how many bytes are to be fetched for them
+    /// at most; without blocked ones.
     #[must_use]
     pub fn behind(&self) -> (u64, u64) {
         let behind = self.work.values().filter(|work| work.is_behind());
         behind.fold((0, 0), |(names, bytes), work| (names + 1, bytes + work.bytes_left))
     }
 
-    /// What is in trouble, sorted by name.
-    pub fn troubles(&self) -> impl Iterator<Item = (&ImageName, Trouble, &str)> {
+    /// Returns the changes in trouble, sorted by name.
+    pub fn troubles(&self) -> impl Iterator<Item = (&ImageName, ReplicationTrouble, &str)> {
         self.work.iter().filter_map(|(name, work)| {
             work.trouble.as_ref().map(|(trouble, text)| (name, *trouble, text.as_str()))
         })
@@ -189,15 +192,15 @@ impl Queue {
 }
 
 impl Work {
-    /// True if it will be done by itself.
+    /// Returns true if it will be done by itself.
     fn is_behind(&self) -> bool {
-        matches!(self.trouble, None | Some((Trouble::Failing, _)))
+        matches!(self.trouble, None | Some((ReplicationTrouble::Failing, _)))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use api::image_server::replication::Ended;
+    use api::image_server::replication::ImageEnd;
     use model::object::Algorithm;
 
     use super::*;
@@ -206,13 +209,13 @@ mod tests {
         ImageName::new(text).unwrap()
     }
 
-    fn image(text: &str, notes: &[u8], bytes: u64) -> Change {
+    fn image(text: &str, notes: &[u8], bytes: u64) -> ImageChange {
         let [digest, notes] = [text.as_bytes(), notes].map(|text| Algorithm::Blake3.digest(text));
-        Change::Image { name: name(text), digest, notes, expires_at: None, bytes }
+        ImageChange::Image { name: name(text), digest, notes, expires_at: None, bytes }
     }
 
-    fn ended(text: &str) -> Change {
-        Change::Ended { name: name(text), how: Ended::Expired, digest: None }
+    fn ended(text: &str) -> ImageChange {
+        ImageChange::Ended { name: name(text), how: ImageEnd::Expired, digest: None }
     }
 
     const fn seconds(number: u64) -> Duration {
@@ -260,7 +263,7 @@ mod tests {
             now = at;
         }
         assert_eq!(waits, [249, 499, 999, 1_999, 3_999, 7_998, 15_996, 29_994, 29_994]);
-        let (all, failing) = (name("a"), Trouble::Failing);
+        let (all, failing) = (name("a"), ReplicationTrouble::Failing);
         assert_eq!(queue.troubles().collect::<Vec<_>>(), [(&all, failing, "disk")]);
         assert!(!queue.is_settled(&all));
         // The same again, as a list tells it, is no reason to try at once; another change is.
@@ -285,18 +288,23 @@ mod tests {
         let now = seconds(1);
         queue.put(now, ended("a"));
         assert_eq!(queue.next(now), Some(ended("a")));
-        queue.end(now, &name("a"), Outcome::Kept(Trouble::Held, "in use".to_owned()), 0);
+        queue.end(
+            now,
+            &name("a"),
+            Outcome::Blocked(ReplicationTrouble::Held, "in use".to_owned()),
+            0,
+        );
         assert_eq!(queue.behind(), (0, 0));
         assert!(queue.is_settled(&name("a")));
-        assert_eq!(queue.trouble(&name("a")), Some(Trouble::Held));
-        assert_eq!(queue.due(), Some(now + LOOK_AGAIN));
-        assert_eq!(queue.next(now + LOOK_AGAIN), Some(ended("a")));
+        assert_eq!(queue.trouble(&name("a")), Some(ReplicationTrouble::Held));
+        assert_eq!(queue.due(), Some(now + RECHECK_INTERVAL));
+        assert_eq!(queue.next(now + RECHECK_INTERVAL), Some(ended("a")));
     }
 
     #[test]
     fn many_do_not_try_again_at_once() {
         assert_eq!(backoff(0, 0), Duration::from_millis(200));
         assert_eq!(backoff(u32::MAX, 0), seconds(24));
-        assert!(backoff(u32::MAX, u16::MAX) < WAIT_MAX);
+        assert!(backoff(u32::MAX, u64::MAX) < WAIT_MAX);
     }
 }

@@ -4,28 +4,28 @@
 use std::ops::Bound;
 
 use api::image_server::replication::{
-    CHANGES_MAX, Cursor, GetImageUpdatesReply, Position, SERVERS_MAX, ServerId,
+    CHANGES_MAX, Cursor, GetImageUpdatesReply, ReplicationPosition, SERVERS_MAX, ServerId,
 };
 use model::image::ImageName;
 
-/// Where a replica is.
+/// The position of a replica.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum SyncCursor {
-    /// Nothing is known.
+    /// Nothing was received yet.
     #[default]
     Begin,
-    /// In the list.
+    /// Reading the list.
     Listing {
-        /// The cursor of its first page: from there on changes are followed.
-        begun: Cursor,
-        /// The last name that was told.
+        /// The cursor of the first page, from which changes are followed.
+        first: Cursor,
+        /// The last received name.
         after: ImageName,
     },
-    /// All that has changed up to here was told.
+    /// All changes up to this cursor were received.
     Following(Cursor),
 }
 
-/// A reply that breaks the rules.
+/// Why a reply is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReplyError {
@@ -39,7 +39,7 @@ pub enum ReplyError {
     Back,
 }
 
-/// This server would be its own master.
+/// The server would be its own master.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "this server (store {own}) is its own master, over {servers}: start one of them without \
@@ -51,54 +51,54 @@ pub struct LoopError {
     pub servers: String,
 }
 
-/// The names that a page of a list speaks of: those between the bounds that it does not name are
-/// not on the master.
+/// The names that a page of the list covers: names within the bounds that it does not list are not
+/// on the master.
 pub type Span = (Bound<ImageName>, Bound<ImageName>);
 
-/// What a reply brought, beside its changes.
+/// What a reply contained besides its changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Taken {
-    /// The part of the list that was told; `None` if these are changes.
+pub struct TakenReply {
+    /// The covered part of the list; `None` if the reply has changes.
     pub span: Option<Span>,
-    /// True if the list began with this.
+    /// True for the first page of the list.
     pub is_first: bool,
 }
 
 impl SyncCursor {
-    /// What to ask for next.
+    /// Returns the next request.
     #[must_use]
-    pub fn position(&self) -> Position {
+    pub fn position(&self) -> ReplicationPosition {
         match self {
-            Self::Begin => Position::Start,
-            Self::Listing { begun, after } => {
-                Position::After { instance: begun.instance, name: after.clone() }
+            Self::Begin => ReplicationPosition::Start,
+            Self::Listing { first, after } => {
+                ReplicationPosition::After { instance: first.instance, name: after.clone() }
             }
-            Self::Following(cursor) => Position::Since(*cursor),
+            Self::Following(cursor) => ReplicationPosition::Since(*cursor),
         }
     }
 
-    /// True if the list was told to its end, and changes since.
+    /// Returns true if the list was received to its end.
     #[must_use]
     pub fn follows(&self) -> bool {
         matches!(self, Self::Following(_))
     }
 
-    /// True if all that was changed up to `cursor` was told.
+    /// Returns true if all changes up to `cursor` were received.
     #[must_use]
     pub fn has_passed(&self, cursor: Cursor) -> bool {
         match self {
-            // A master that was started again tells its list, which has all of it.
+            // A restarted master sends its list, which has all changes.
             Self::Following(own) => own.instance != cursor.instance || *own >= cursor,
             _ => false,
         }
     }
 
-    /// Takes note of a reply.
+    /// Applies a reply. On failure nothing changes.
     ///
     /// # Errors
     ///
     /// [`ReplyError`]; then nothing has changed.
-    pub fn take(&mut self, reply: &GetImageUpdatesReply) -> Result<Taken, ReplyError> {
+    pub fn take(&mut self, reply: &GetImageUpdatesReply) -> Result<TakenReply, ReplyError> {
         let GetImageUpdatesReply { upstream, cursor, is_list, changes, more, .. } = reply;
         let too_many = |what, limit| Err(ReplyError::TooMany { what, limit });
         if upstream.len() > SERVERS_MAX {
@@ -111,14 +111,14 @@ impl SyncCursor {
             return match self {
                 Self::Following(own) if own.instance == cursor.instance && *own <= *cursor => {
                     *own = *cursor;
-                    Ok(Taken { span: None, is_first: false })
+                    Ok(TakenReply { span: None, is_first: false })
                 }
                 _ => Err(ReplyError::Back),
             };
         }
-        let (begun, after) = match self {
-            Self::Listing { begun, after } if begun.instance == cursor.instance => {
-                (*begun, Some(after.clone()))
+        let (first, after) = match self {
+            Self::Listing { first, after } if first.instance == cursor.instance => {
+                (*first, Some(after.clone()))
             }
             _ => (*cursor, None),
         };
@@ -135,12 +135,12 @@ impl SyncCursor {
         let (to, next) = match (more, last) {
             (true, None) => return Err(ReplyError::Empty),
             (true, Some(last)) => {
-                (Bound::Included(last.clone()), Self::Listing { begun, after: last })
+                (Bound::Included(last.clone()), Self::Listing { first, after: last })
             }
-            (false, _) => (Bound::Unbounded, Self::Following(begun)),
+            (false, _) => (Bound::Unbounded, Self::Following(first)),
         };
         *self = next;
-        Ok(Taken { span: Some((from, to)), is_first })
+        Ok(TakenReply { span: Some((from, to)), is_first })
     }
 }
 
@@ -162,7 +162,7 @@ pub fn expect_no_loop(own: &ServerId, reply: &GetImageUpdatesReply) -> Result<()
 
 #[cfg(test)]
 mod tests {
-    use api::image_server::replication::{Change, Ended};
+    use api::image_server::replication::{ImageChange, ImageEnd};
 
     use super::*;
 
@@ -180,8 +180,11 @@ mod tests {
         names: &[&str],
         more: bool,
     ) -> GetImageUpdatesReply {
-        let ended =
-            |text: &&str| Change::Ended { name: name(text), how: Ended::Deleted, digest: None };
+        let ended = |text: &&str| ImageChange::Ended {
+            name: name(text),
+            how: ImageEnd::Deleted,
+            digest: None,
+        };
         GetImageUpdatesReply {
             server: server(1),
             upstream: vec![],
@@ -196,18 +199,24 @@ mod tests {
     #[test]
     fn a_list_is_taken_page_by_page_and_changes_since_its_beginning_follow() {
         let mut sync_cursor = SyncCursor::default();
-        assert_eq!(sync_cursor.position(), Position::Start);
+        assert_eq!(sync_cursor.position(), ReplicationPosition::Start);
         let first = sync_cursor.take(&reply((7, 10), true, &["a", "b"], true)).unwrap();
         let to_b = (Bound::Unbounded, Bound::Included(name("b")));
-        assert_eq!(first, Taken { span: Some(to_b), is_first: true });
-        assert_eq!(sync_cursor.position(), Position::After { instance: 7, name: name("b") });
+        assert_eq!(first, TakenReply { span: Some(to_b), is_first: true });
+        assert_eq!(
+            sync_cursor.position(),
+            ReplicationPosition::After { instance: 7, name: name("b") }
+        );
         assert!(!sync_cursor.has_passed(Cursor { instance: 7, sequence: 1 }));
 
         // Something changed meanwhile: it is told again, from where the list began.
         let last = sync_cursor.take(&reply((7, 12), true, &["c"], false)).unwrap();
         let rest = (Bound::Excluded(name("b")), Bound::Unbounded);
-        assert_eq!(last, Taken { span: Some(rest), is_first: false });
-        assert_eq!(sync_cursor.position(), Position::Since(Cursor { instance: 7, sequence: 10 }));
+        assert_eq!(last, TakenReply { span: Some(rest), is_first: false });
+        assert_eq!(
+            sync_cursor.position(),
+            ReplicationPosition::Since(Cursor { instance: 7, sequence: 10 })
+        );
         sync_cursor.take(&reply((7, 12), false, &["a"], false)).unwrap();
         assert_eq!(sync_cursor, SyncCursor::Following(Cursor { instance: 7, sequence: 12 }));
         assert!(sync_cursor.has_passed(Cursor { instance: 7, sequence: 12 }));
@@ -216,7 +225,7 @@ mod tests {
         // The master was started again.
         let again = sync_cursor.take(&reply((8, 0), true, &[], false)).unwrap();
         let all = (Bound::Unbounded, Bound::Unbounded);
-        assert_eq!(again, Taken { span: Some(all), is_first: true });
+        assert_eq!(again, TakenReply { span: Some(all), is_first: true });
         assert_eq!(sync_cursor, SyncCursor::Following(Cursor { instance: 8, sequence: 0 }));
         assert!(sync_cursor.has_passed(Cursor { instance: 7, sequence: 99 }));
     }
@@ -227,7 +236,10 @@ mod tests {
         sync_cursor.take(&reply((7, 10), true, &["a", "m"], true)).unwrap();
         let taken = sync_cursor.take(&reply((8, 0), true, &["a"], true)).unwrap();
         assert!(taken.is_first);
-        assert_eq!(sync_cursor.position(), Position::After { instance: 8, name: name("a") });
+        assert_eq!(
+            sync_cursor.position(),
+            ReplicationPosition::After { instance: 8, name: name("a") }
+        );
     }
 
     #[test]

@@ -1,30 +1,27 @@
 //! `ImageServer`: directories and their owners.
 
 use api::Done;
-use api::access::{Owned, Owners, judge, judge_owners};
+use api::access::{OwnedItem, Owners, authorize, authorize_owners};
+use api::fault::{Fault, FaultCode};
 use api::image_server::directories::{
     ChangeOwner, ChangeOwnerRequest, ListDirectoriesReply, ListDirectoriesRequest, MakeDirectory,
     MakeDirectoryReply, MakeDirectoryRequest, RemoveDirectory, RemoveDirectoryRequest,
 };
 use api::image_server::replication::directories::PAGE_DIRECTORIES_MAX;
-use api::{
-    fault::{Fault, FaultCode},
-    method::Method,
-};
+use api::method::Method;
+use model::display::error_chain;
 use model::image::ImageName;
-use model::report::report;
 use rpc::server::Caller;
+use system::clock::wall;
 
-use super::Service;
-use super::access::denied;
-use crate::clock::wall;
-use crate::core::directories::{Directories, DirectoryError, Sums};
+use super::{Service, denied};
+use crate::core::directories::{Directories, DirectoryError};
 use crate::store::Store;
-use crate::store::directories::KeepError;
+use crate::store::directories::DirectoriesChangeError;
 use crate::store::error::{fault_of_store, joined};
 
 impl Service {
-    pub(super) async fn make_directory_here(
+    pub(super) async fn make_directory(
         self,
         caller: Caller,
         request: MakeDirectoryRequest,
@@ -32,13 +29,14 @@ impl Service {
         let MakeDirectoryRequest { name, parents, owners } = request;
         let by = caller.to_string();
         let made = self.change_directories(move |store, directories| {
-            // Before anything is told of what there is. What is not made yet has no owners: those
-            // of what the outermost new one is in may make all of them.
+            // Judged first, so that the reply does not show which directories exist. A new
+            // directory has no owners: the owners of the directory above the outermost new one may
+            // make all of them.
             let (method, access) = (MakeDirectory::NAME, MakeDirectory::ACCESS);
             let about = format!("directory {name}");
             let mut owned = directories.owned_above(&name);
             owned.extend(directories.owned(&name));
-            judge(method, access, &caller.identity, &about, &owned)?;
+            authorize(method, access, &caller.identity, &about, &owned)?;
             let has_images = |one: &ImageName| store.images.count_below(one) > 0;
             let names = directories.to_make(&name, parents, has_images)?;
             Ok(directories.make(&name, names, owners, wall())?)
@@ -50,7 +48,7 @@ impl Service {
         Ok(made)
     }
 
-    pub(super) async fn remove_directory_here(
+    pub(super) async fn remove_directory(
         self,
         caller: Caller,
         request: RemoveDirectoryRequest,
@@ -59,9 +57,9 @@ impl Service {
         let (removed, by) = (name.clone(), caller.to_string());
         let done = self.change_directories(move |store, directories| {
             let (above, own) = chain(directories, &name);
-            let owned: Vec<Owned> = [own].into_iter().chain(above).collect();
+            let owned: Vec<OwnedItem> = [own].into_iter().chain(above).collect();
             let (method, access) = (RemoveDirectory::NAME, RemoveDirectory::ACCESS);
-            judge(method, access, &caller.identity, &owned[0].what, &owned)?;
+            authorize(method, access, &caller.identity, &owned[0].what, &owned)?;
             Ok(directories.remove(&name, store.images.count_below(&name))?)
         });
         done.await?;
@@ -69,7 +67,7 @@ impl Service {
         Ok(Done {})
     }
 
-    pub(super) async fn change_owner_here(
+    pub(super) async fn change_owner(
         self,
         caller: Caller,
         request: ChangeOwnerRequest,
@@ -78,7 +76,7 @@ impl Service {
         let (changed, words, by) = (name.clone(), owners.in_words(), caller.to_string());
         let done = self.change_directories(move |store, directories| {
             let (above, own) = chain(directories, &name);
-            judge_owners(ChangeOwner::NAME, &caller.identity, &above, &own, &owners)?;
+            authorize_owners(ChangeOwner::NAME, &caller.identity, &above, &own, &owners)?;
             let has_images = |one: &ImageName| store.images.count_below(one) > 0;
             Ok(directories.give(&name, owners, wall(), has_images)?)
         });
@@ -93,58 +91,57 @@ impl Service {
     ) -> Result<ListDirectoriesReply, Fault> {
         self.blocking(move |store| {
             let (below, after) = (request.below.as_ref(), request.after.as_ref());
-            let (directories, more) =
-                store.directories.now().list(&sums(store), below, after, PAGE_DIRECTORIES_MAX);
+            let (directories, more) = store.directories.now().list(
+                &store.images.sums(),
+                below,
+                after,
+                PAGE_DIRECTORIES_MAX,
+            );
             Ok(ListDirectoriesReply { directories, more })
         })
         .await
     }
 
-    /// Changes the directories where it may block, also if the caller goes away.
+    /// Changes the directories on a thread that may block, also if the caller disconnects.
     async fn change_directories<T: Send + 'static>(
         &self,
-        change: impl FnOnce(&Store, &mut Directories) -> Result<T, KeepError> + Send + 'static,
+        change: impl FnOnce(&Store, &mut Directories) -> Result<T, DirectoriesChangeError>
+        + Send
+        + 'static,
     ) -> Result<T, Fault> {
         let store = std::sync::Arc::clone(&self.store);
         let changing = move || store.directories.change(|directories| change(&store, directories));
         let done = self.tasks.spawn_blocking(changing).await;
-        joined(done)?.map_err(|error| fault_of_keeping(&error))
+        joined(done)?.map_err(|error| fault_of_directories(&error))
     }
 }
 
-/// What `name` is in, and `name` itself, be it made or not.
-fn chain(directories: &Directories, name: &ImageName) -> (Vec<Owned>, Owned) {
-    let none = || Owned { what: format!("directory {name}"), owners: Owners::default() };
+/// Returns the owners of the directories above `name`, and of `name` itself.
+fn chain(directories: &Directories, name: &ImageName) -> (Vec<OwnedItem>, OwnedItem) {
+    let none = || OwnedItem { what: format!("directory {name}"), owners: Owners::default() };
     (directories.owned_above(name), directories.owned(name).unwrap_or_else(none))
 }
 
-/// What all images add up to.
-pub(crate) fn sums(store: &Store) -> Sums {
-    let mut sums = Sums::default();
-    store.images.visit(None, |image| sums.count(&image.name, image.totals.bytes));
-    sums
-}
-
-/// What a caller is told whose image is refused for its directory.
+/// Returns the fault for a directory that refuses a change.
 pub(super) fn fault_of_directory(error: &DirectoryError) -> Fault {
     let code = match error {
         DirectoryError::Exists { .. } => FaultCode::Exists,
         DirectoryError::NotFound { .. } | DirectoryError::NoParent { .. } => FaultCode::NotFound,
         DirectoryError::NotEmpty { .. } => FaultCode::Held,
-        DirectoryError::Owners { .. } | DirectoryError::Demanded { .. } => FaultCode::BadRequest,
+        DirectoryError::Owners { .. } | DirectoryError::NotMade { .. } => FaultCode::BadRequest,
         DirectoryError::TooMany => FaultCode::TooLarge,
     };
-    Fault::new(code, report(error))
+    Fault::new(code, error_chain(error))
 }
 
-fn fault_of_keeping(error: &KeepError) -> Fault {
+fn fault_of_directories(error: &DirectoriesChangeError) -> Fault {
     match error {
-        KeepError::Directory(error) => fault_of_directory(error),
-        KeepError::Denied(error) => denied(error),
-        KeepError::Store(error) => fault_of_store(error),
-        KeepError::TooLong => Fault::new(FaultCode::TooLarge, report(error)),
-        KeepError::Damaged { .. } | KeepError::Encode { .. } => {
-            let text = report(error);
+        DirectoriesChangeError::Directory(error) => fault_of_directory(error),
+        DirectoriesChangeError::Denied(error) => denied(error),
+        DirectoriesChangeError::Store(error) => fault_of_store(error),
+        DirectoriesChangeError::TooLong => Fault::new(FaultCode::TooLarge, error_chain(error)),
+        DirectoriesChangeError::Damaged { .. } | DirectoriesChangeError::Encode { .. } => {
+            let text = error_chain(error);
             tracing::error!("{text}");
             Fault::new(FaultCode::Unavailable, text)
         }

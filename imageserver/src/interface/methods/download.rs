@@ -3,52 +3,54 @@
 //! A chunk is read when the transport asks for it, so a slow reader costs at most two chunks of
 //! memory and no thread. Content is verified before its first byte is sent. It is packed for
 //! clients that accept packed content; an object that is stored packed is sent as it is.
+//!
+//! There are as many packers as processors. A stream uses one if it is free, and otherwise sends
+//! the chunk unpacked: then the processor is the limit, not the network.
 
 use std::io::{self, Read as _};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, TryLockError};
+use std::thread::available_parallelism;
 
 use api::fault::{Fault, FaultCode};
 use api::object_server::GetObjects;
-use api::object_stream::{Form, Head};
-use bytes::Bytes;
+use api::object_stream::{ContentForm, ObjectHead};
+use bytes::{BufMut, Bytes};
 use futures_util::stream::{iter, unfold};
 use futures_util::{Stream, StreamExt as _};
+use model::display::error_chain;
+use model::lock::locked;
 use model::object::ObjectId;
-use model::report::report;
-use rpc::packing;
-use rpc::server::{self, Page, PageRequest, Share};
+use rpc::packing::{self, CONTENT_BYTES_MIN, Packer};
+use rpc::server::{self, CallerPermit, Page, PageRequest};
 
-use super::Service;
-use super::access::expect_may;
-use super::packing::Packers;
-use crate::store::Store;
+use super::{Service, expect_may};
 use crate::store::content::{Content, ContentReader};
-use crate::store::counters::Counters;
 use crate::store::error::joined;
 use crate::store::local::objects::CHUNK_BYTES;
-use crate::store::packed::Chunk;
+use crate::store::packed::PackedChunk;
+use crate::store::{Counters, Store};
 
 /// The content type of an object: the server knows nothing about it.
 const CONTENT_TYPE: &str = "application/octet-stream";
 
-/// Of how many objects the store is told before they are read.
+/// The most objects that the store is asked to fetch ahead.
 const AHEAD_MAX: usize = 64;
 
-/// An object stream of `ids`, packed if there are `packers`.
+/// Returns an object stream of `ids`, packed if there are `packers`.
 pub(super) fn objects(
     store: Arc<Store>,
     counters: Arc<Counters>,
     packers: Option<Packers>,
-    place: Share,
+    permit: CallerPermit,
     ids: Vec<ObjectId>,
 ) -> impl Stream<Item = io::Result<Bytes>> + Send {
     let (ids, current, ended) = (ids.into_iter(), None, false);
-    let state = Batch { store, counters, packers, ids, ahead: 0, current, ended, place };
-    chunks(state, Batch::next)
+    let state = ObjectStream { store, counters, packers, ids, ahead: 0, current, ended, permit };
+    chunks(state, ObjectStream::next)
 }
 
-/// Asks `state` for one chunk after the other, where it may block. An error ends the stream.
+/// Streams the chunks of `state`, which may block. An error ends the stream.
 fn chunks<S: Send + 'static>(
     state: S,
     next: fn(&mut S) -> io::Result<Option<Bytes>>,
@@ -62,7 +64,7 @@ fn chunks<S: Send + 'static>(
         match step.await {
             Err(lost) => Some((Err(io::Error::other(lost)), None)),
             Ok((Err(error), _)) => {
-                tracing::error!("a download was interrupted: {}", report(&error));
+                tracing::error!("a download was interrupted: {}", error_chain(&error));
                 Some((Err(error), None))
             }
             Ok((Ok(None), _)) => None,
@@ -72,7 +74,7 @@ fn chunks<S: Send + 'static>(
     chunks.flat_map(|chunk| iter(Pieces(chunk.map(Some))))
 }
 
-/// A chunk in pieces: the transport has up to three of what it is given in memory for each reader.
+/// A chunk in pieces: the transport holds up to three pieces in memory for each reader.
 struct Pieces(io::Result<Option<Bytes>>);
 
 impl Iterator for Pieces {
@@ -91,13 +93,13 @@ impl Iterator for Pieces {
     }
 }
 
-/// What is still to be sent of an object.
-struct Rest {
+/// The part of an object that was not sent yet.
+struct RemainingContent {
     content: ContentReader,
     bytes: u64,
 }
 
-impl Rest {
+impl RemainingContent {
     /// Appends the next part, of at most so many bytes.
     fn read(&mut self, limit: usize, buffer: &mut Vec<u8>) -> io::Result<()> {
         let part = self.bytes.min(limit as u64);
@@ -111,27 +113,27 @@ impl Rest {
 }
 
 /// A large object in the middle of a stream.
-struct Current {
-    rest: Rest,
-    /// If it is packed: whether that gains anything.
+struct CurrentObject {
+    rest: RemainingContent,
+    /// If it is packed: true while packing makes it shorter.
     packing: Option<bool>,
 }
 
 /// An object stream that is being sent.
-struct Batch {
+struct ObjectStream {
     store: Arc<Store>,
     counters: Arc<Counters>,
     packers: Option<Packers>,
     ids: std::vec::IntoIter<ObjectId>,
-    /// How many of the next ones the store was told of.
+    /// How many of the next objects are being fetched ahead.
     ahead: usize,
-    current: Option<Current>,
+    current: Option<CurrentObject>,
     ended: bool,
     #[expect(dead_code, reason = "held until the stream ends")]
-    place: Share,
+    permit: CallerPermit,
 }
 
-impl Batch {
+impl ObjectStream {
     fn next(&mut self) -> io::Result<Option<Bytes>> {
         if self.ended {
             return Ok(None);
@@ -139,12 +141,12 @@ impl Batch {
         let mut buffer = Vec::with_capacity(CHUNK_BYTES);
         while buffer.len() < CHUNK_BYTES {
             if let Some(mut current) = self.current.take() {
-                self.go_on(&mut current, &mut buffer)?;
+                self.append_current(&mut current, &mut buffer)?;
                 self.current = (current.rest.bytes > 0).then_some(current);
                 continue;
             }
             let Some(id) = self.ids.next() else {
-                Head::End.encode(&mut buffer);
+                ObjectHead::End.encode(&mut buffer);
                 self.ended = true;
                 break;
             };
@@ -162,31 +164,34 @@ impl Batch {
 
     /// Appends the head of an object, and all of a small one.
     fn begin(&mut self, id: ObjectId, buffer: &mut Vec<u8>) {
-        // An object that the medium does not give back is as good as absent: others may have it.
+        // An unreadable object is reported as absent: other servers may have it.
         let content = self.store.objects.open_verified(&id).unwrap_or_else(|error| {
-            tracing::error!("object {id} is not served: {}", report(&error));
+            tracing::error!("object {id} is not served: {}", error_chain(&error));
             None
         });
         let Some(content) = content else {
             self.counters.objects_absent.inc();
-            return Head::Absent(id).encode(buffer);
+            return ObjectHead::Absent(id).encode(buffer);
         };
         let size_bytes = content.size_bytes();
         self.counters.objects_sent.inc();
         self.counters.objects_sent_bytes.inc_by(size_bytes);
         let stored = match (content, &self.packers) {
-            // As it is, without a thought.
+            // It is sent as it is stored.
             (Content::Packed(packed), Some(_)) => {
-                Head::Object { id, size_bytes }.encode_as(Form::Packed, buffer);
+                ObjectHead::Object { id, size_bytes }.encode_as(ContentForm::Packed, buffer);
                 let (content, bytes) = packed.into_chunks();
-                self.current = Some(Current { rest: Rest { content, bytes }, packing: None });
+                self.current = Some(CurrentObject {
+                    rest: RemainingContent { content, bytes },
+                    packing: None,
+                });
                 return;
             }
             (content, _) => content,
         };
         let is_packed = self.packers.as_ref().is_some_and(|packers| packers.is_worth(size_bytes));
-        let form = if is_packed { Form::Packed } else { Form::Plain };
-        Head::Object { id, size_bytes }.encode_as(form, buffer);
+        let form = if is_packed { ContentForm::Packed } else { ContentForm::Plain };
+        ObjectHead::Object { id, size_bytes }.encode_as(form, buffer);
         match stored {
             Content::Whole(bytes) if is_packed => {
                 let mut gains = true;
@@ -198,13 +203,14 @@ impl Batch {
             stored => {
                 let (content, bytes) = (stored.into_reader(), size_bytes);
                 let packing = is_packed.then_some(true);
-                self.current = Some(Current { rest: Rest { content, bytes }, packing });
+                self.current =
+                    Some(CurrentObject { rest: RemainingContent { content, bytes }, packing });
             }
         }
     }
 
     /// Appends the next part of a large object.
-    fn go_on(&self, current: &mut Current, buffer: &mut Vec<u8>) -> io::Result<()> {
+    fn append_current(&self, current: &mut CurrentObject, buffer: &mut Vec<u8>) -> io::Result<()> {
         let Some(gains) = &mut current.packing else {
             return current.rest.read(CHUNK_BYTES, buffer);
         };
@@ -214,7 +220,7 @@ impl Batch {
         Ok(())
     }
 
-    /// Appends a chunk of a packed object, of which is known whether packing it `gains` anything.
+    /// Appends a chunk of a packed object. `gains` is true while packing makes the object shorter.
     fn pack(&self, chunk: &[u8], gains: &mut bool, buffer: &mut Vec<u8>) {
         match &self.packers {
             Some(packers) if *gains => *gains = packers.append(chunk, buffer),
@@ -224,14 +230,14 @@ impl Batch {
 }
 
 /// A part of one object.
-struct Part {
-    rest: Rest,
+struct ObjectPart {
+    rest: RemainingContent,
     packers: Option<Packers>,
     #[expect(dead_code, reason = "held until the stream ends")]
-    place: Share,
+    permit: CallerPermit,
 }
 
-impl Part {
+impl ObjectPart {
     fn next(&mut self) -> io::Result<Option<Bytes>> {
         if self.rest.bytes == 0 {
             return Ok(None);
@@ -239,12 +245,14 @@ impl Part {
         let mut buffer = Vec::new();
         match (&self.packers, &mut self.rest.content) {
             (None, _) => self.rest.read(CHUNK_BYTES, &mut buffer)?,
-            // Its chunks are frames already, most of them.
+            // Most chunks are frames already.
             (Some(packers), ContentReader::Packed(reader)) => {
                 let (frame, content_bytes) = match reader.chunk()? {
                     None => return Ok(None),
-                    Some(Chunk::Frame(frame, content_bytes)) => (frame.to_vec(), content_bytes),
-                    Some(Chunk::Plain(content)) => (packers.frame(content)?, content.len()),
+                    Some(PackedChunk::Frame(frame, content_bytes)) => {
+                        (frame.to_vec(), content_bytes)
+                    }
+                    Some(PackedChunk::Plain(content)) => (packers.frame(content)?, content.len()),
                 };
                 (buffer, self.rest.bytes) = (frame, self.rest.bytes - content_bytes as u64);
             }
@@ -263,9 +271,9 @@ impl Service {
         let id: ObjectId = request
             .below
             .parse()
-            .map_err(|error| Fault::new(FaultCode::BadRequest, report(&error)))?;
+            .map_err(|error| Fault::new(FaultCode::BadRequest, error_chain(&error)))?;
         expect_may::<GetObjects>(&request.caller, &format!("object {id}"), &[])?;
-        let place = self.download_place(&request.caller)?;
+        let permit = self.download_permit(&request.caller)?;
         let found = self.blocking(move |store| store.objects.open_verified(&id)).await?;
         let Some(content) = found else {
             self.counters.objects_absent.inc();
@@ -283,7 +291,7 @@ impl Service {
         self.counters.objects_sent.inc();
         let packs = request.caller.unpacks && part.is_none() && self.packers.is_worth(total_bytes);
         let packers = packs.then(|| self.packers.clone());
-        let body = self.body(content, part.clone(), packers, place).await?;
+        let body = self.body(content, part.clone(), packers, permit).await?;
         let etag = Some(id.to_string());
         Ok(Page::Stream(server::Content {
             content_type: CONTENT_TYPE,
@@ -301,7 +309,7 @@ impl Service {
         content: Content,
         part: Option<Range<u64>>,
         packers: Option<Packers>,
-        place: Share,
+        permit: CallerPermit,
     ) -> Result<server::PageBody, Fault> {
         let part = part.unwrap_or(0..content.size_bytes());
         self.counters.objects_sent_bytes.inc_by(part.end - part.start);
@@ -315,26 +323,74 @@ impl Service {
                         let packing = move || packers.frame(&bytes);
                         let packed = joined(self.tasks.spawn_blocking(packing).await)?;
                         packed
-                            .map_err(|error| Fault::new(FaultCode::Internal, report(&error)))?
+                            .map_err(|error| Fault::new(FaultCode::Internal, error_chain(&error)))?
                             .into()
                     }
                 };
                 Ok(Box::pin(iter([bytes]).map(move |bytes| {
                     // Held until the stream is dropped, which is when they have been sent.
-                    let _held = &place;
+                    let _held = &permit;
                     Ok(bytes)
                 })))
             }
             stored => {
                 let mut content = stored.into_reader();
                 let bytes = part.end - part.start;
-                // It may have to read what comes before.
+                // Skipping may read the content before the range.
                 let skipping = move || content.skip(part.start).map(|()| content);
                 let content = joined(self.tasks.spawn_blocking(skipping).await)?
-                    .map_err(|error| Fault::new(FaultCode::Internal, report(&error)))?;
-                let rest = Rest { content, bytes };
-                Ok(Box::pin(chunks(Part { rest, packers, place }, Part::next)))
+                    .map_err(|error| Fault::new(FaultCode::Internal, error_chain(&error)))?;
+                let rest = RemainingContent { content, bytes };
+                Ok(Box::pin(chunks(ObjectPart { rest, packers, permit }, ObjectPart::next)))
             }
         }
+    }
+}
+
+/// Packs chunks. A clone shares everything.
+#[derive(Clone)]
+pub struct Packers {
+    packers: Arc<[Mutex<Packer>]>,
+}
+
+impl Packers {
+    /// Packs with this level of zstd; level 0 packs nothing.
+    pub fn new(level: i32) -> io::Result<Self> {
+        let count = match level {
+            0 => 0,
+            _ => available_parallelism().map_or(1, usize::from),
+        };
+        let packers = (0..count).map(|_| Packer::new(level).map(Mutex::new));
+        Ok(Self { packers: packers.collect::<io::Result<_>>()? })
+    }
+
+    /// Returns true if an object of so many bytes is worth being packed.
+    pub(super) fn is_worth(&self, size_bytes: u64) -> bool {
+        !self.packers.is_empty() && size_bytes >= CONTENT_BYTES_MIN as u64
+    }
+
+    /// Appends a chunk of an object stream. Returns false if packing gained too little: then the
+    /// rest of the object will not gain more.
+    pub(super) fn append(&self, content: &[u8], out: &mut impl BufMut) -> bool {
+        for packer in self.packers.iter() {
+            let mut packer = match packer.try_lock() {
+                Ok(packer) => packer,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => continue,
+            };
+            let packed = packer.pack(content);
+            packing::append(out, content, packed);
+            return packed.is_some();
+        }
+        packing::append(out, content, None);
+        true
+    }
+
+    /// Returns `content` as a zstd frame. Waits for a packer: such callers accept nothing else.
+    pub(super) fn frame(&self, content: &[u8]) -> io::Result<Vec<u8>> {
+        // Spreads callers over the packers by the length of their content.
+        let turn = content.len() % self.packers.len();
+        let mut packer = locked(&self.packers[turn]);
+        packer.frame(content)
     }
 }

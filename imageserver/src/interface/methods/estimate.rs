@@ -4,22 +4,18 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use api::fault::{Fault, FaultCode};
-use api::image_server::estimate::{EstimateImageReply, EstimateImageRequest, Sum};
+use api::image_server::collection::{EstimateImageReply, EstimateImageRequest, ObjectTotals};
+use model::display::error_chain;
 use model::object::ObjectId;
-use model::report::report;
 use model::tree::encode::references;
 
-use super::{Service, place};
-use crate::core::collection::needed_objects::NeededObjects;
+use super::{Service, permit};
+use crate::core::collection::removal::NeededObjects;
 use crate::store::Store;
-use crate::store::error::{fault_of_store, joined};
-use crate::store::{admission::read_directory, error::AdmissionError};
-use crate::store::{
-    error::WalkError,
-    image_walk::{ImageRoots, walk},
-};
+use crate::store::error::{AdmissionError, WalkError, fault_of_store, joined};
+use crate::store::image_trees::{ImageRoots, read_directory, walk};
 
-/// How often the images are looked through when they change meanwhile.
+/// The most attempts when images change meanwhile.
 const ATTEMPTS_MAX: u32 = 3;
 
 impl Service {
@@ -27,10 +23,10 @@ impl Service {
         self,
         request: EstimateImageRequest,
     ) -> Result<EstimateImageReply, Fault> {
-        let place = place(&self.estimates, "estimates")?;
+        let permit = permit(&self.estimates, "estimates")?;
         let (store, stop) = (Arc::clone(&self.store), self.stop.clone());
         let work = move || {
-            let _place = place;
+            let _permit = permit;
             estimate(&store, &request, || stop.is_cancelled())
         };
         joined(self.tasks.spawn_blocking(work).await)?
@@ -50,9 +46,9 @@ fn estimate(
     let stopped = || Fault::new(FaultCode::Unavailable, "the image server stops: ask again");
     let mut attempt = 1;
     loop {
-        // What is not there, or no more, is told as for any other call.
+        // An unknown or deleted image gives the same fault as for any other call.
         let record = store.images.get(name).map_err(|error| fault_of_store(&error))?;
-        let (_, mut others) = store.images.starts();
+        let (_, mut others) = store.images.roots();
         others.retain(|start| start.image != *name);
         let own = ImageRoots {
             image: name.clone(),
@@ -67,12 +63,12 @@ fn estimate(
             Ok(None) => return Err(stopped()),
             // An image that was deleted while it was walked may have been collected.
             Err(_) if attempt < ATTEMPTS_MAX => attempt += 1,
-            Err(error) => return Err(Fault::new(FaultCode::Internal, report(&error))),
+            Err(error) => return Err(Fault::new(FaultCode::Internal, error_chain(&error))),
         }
     }
 }
 
-/// Tells what of `own` is marked, because others need it. `None` if `stop` said so.
+/// Splits the objects of `own` into shared and own ones. Returns `None` if `stop` returned true.
 fn split(
     store: &Store,
     needed: &NeededObjects,
@@ -83,7 +79,8 @@ fn split(
     let mut reply = EstimateImageReply::default();
     let mut seen = BTreeSet::new();
     let mut count = |id: &ObjectId, bytes: u64| {
-        let sum: &mut Sum = if needed.needs(id) { &mut reply.shared } else { &mut reply.own };
+        let sum: &mut ObjectTotals =
+            if needed.contains(id) { &mut reply.shared } else { &mut reply.own };
         sum.count(bytes);
     };
     let mut stack = vec![own.root];

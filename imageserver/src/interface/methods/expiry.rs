@@ -7,24 +7,23 @@ use std::time::Duration;
 use api::Done;
 use api::fault::{Fault, FaultCode};
 use api::image_server::expiry::{
-    AcceptClockReply, ChangeExpiry, ChangeExpiryReply, ChangeExpiryRequest,
+    AcceptClockReply, ChangeExpiry, ChangeExpiryReply, ChangeExpiryRequest, HOLD_SECONDS_MAX,
+    HOLDER_BYTES_MAX, HoldImagesRequest, NAMES_MAX,
 };
-use api::image_server::holds::{HOLD_SECONDS_MAX, HOLDER_BYTES_MAX, HoldImagesRequest, NAMES_MAX};
+use model::display::safe_text;
 use model::image::ImageName;
-use model::when::written::later;
-use model::words::plain;
+use model::time_parse::later;
 use rpc::server::Caller;
+use system::clock::wall;
 
 use super::Service;
-use super::access::expect_may_change;
-use crate::clock::wall;
-use crate::core::image_expiry::put_off;
+use crate::core::image_expiry::extend_expiry;
 use crate::core::image_holds::refusal;
-use crate::store::error::{fault_of_store, joined};
-use crate::store::{Store, error::StoreError};
+use crate::store::Store;
+use crate::store::error::{StoreError, fault_of_store, joined};
 
 impl Service {
-    pub(super) async fn change_expiry_here(
+    pub(super) async fn change_expiry(
         self,
         caller: Caller,
         request: ChangeExpiryRequest,
@@ -32,17 +31,11 @@ impl Service {
         let ChangeExpiryRequest { name, expires_in_seconds } = request;
         let wanted =
             expires_in_seconds.map(|seconds| later(wall(), Duration::from_secs(seconds.into())));
-        let (changed, by) = (name.clone(), caller.clone());
-        let may = move |store: &Store| Ok(expect_may_change::<ChangeExpiry>(store, &by, &changed));
-        self.blocking(may).await??;
         let changed = name.clone();
-        let notes = self.blocking(move |store| {
-            store.images.change(&changed, |notes| {
-                let name = changed.clone();
-                notes.expires_at = put_off(notes.expires_at, wanted)
-                    .map_err(|source| StoreError::Shorter { name, source })?;
-                Ok::<(), StoreError>(())
-            })
+        let notes = self.change_notes::<ChangeExpiry>(&caller, &name, move |notes| {
+            notes.expires_at = extend_expiry(notes.expires_at, wanted)
+                .map_err(|source| StoreError::Shorter { name: changed, source })?;
+            Ok(())
         });
         let expires_at = notes.await?.expires_at;
         tracing::info!(image = %name, ?expires_at, by = %caller, "changed an expiry");
@@ -70,7 +63,7 @@ impl Service {
         if holder.len() > HOLDER_BYTES_MAX {
             return bad(format!("the name of a holder has at most {HOLDER_BYTES_MAX} bytes"));
         }
-        let holder = format!("{} ({})", plain(&holder, HOLDER_BYTES_MAX), caller.address.ip());
+        let holder = format!("{} ({})", safe_text(&holder, HOLDER_BYTES_MAX), caller.address.ip());
         let names: BTreeSet<ImageName> = names.into_iter().collect();
         let noted = self.blocking(move |store| {
             Ok(store.holding.note(&holder, names, seconds.min(HOLD_SECONDS_MAX)))

@@ -1,5 +1,6 @@
 //! `ImageServer`: adding, getting, listing and deleting images.
 
+use std::error::Error;
 use std::pin::pin;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -7,53 +8,41 @@ use std::time::Duration;
 use api::Done;
 use api::access::Owners;
 use api::codec::{self, Encoding};
+use api::fault::{Fault, FaultCode};
 use api::image_server::{
     AddImage, AddImageReply, AddImageRequest, DeleteImage, DeleteImageRequest, GetImage,
     GetImageRequest, ListImagesReply, ListImagesRequest,
 };
-use api::{
-    fault::{Fault, FaultCode},
-    method::Method as _,
-};
+use api::method::Method as _;
+use model::display::error_chain;
 use model::image::{Content, Image, ImageName, Notes, tags};
-use model::report::report;
 use model::signing::signature;
 use rpc::server::Caller;
+use system::clock::wall;
 use tokio::time::Instant;
 
-use super::Service;
-use super::access::{expect_may_add, expect_may_change};
 use super::directories::fault_of_directory;
 use super::expiry::expect_unused;
-use crate::clock::wall;
-use crate::store::directories::Steady;
-use crate::store::error::{fault_of_store, joined};
+use super::{Service, expect_may_add};
+use crate::store::directories::DirectoriesLock;
+use crate::store::error::{AdmissionError, fault_of_store, joined};
+use crate::store::image_trees::check_tree;
 use crate::store::record::Record;
 use crate::store::{Store, images};
-use crate::store::{admission::admit, error::AdmissionError};
 
-/// How many images are on a page of a list.
+/// The most images on a page of a list.
 const PAGE_IMAGES_MAX: usize = 1_000;
 
 /// The longest that a call waits for an image.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
 impl Service {
-    pub(super) async fn add_here(
+    pub(super) async fn add_image(
         self,
         caller: Caller,
         request: AddImageRequest,
     ) -> Result<AddImageReply, Fault> {
-        let places = Arc::clone(&self.admissions);
-        let place = places.acquire_owned().await.expect("the semaphore is never closed");
-        let store = Arc::clone(&self.store);
-        // It is finished, and holds its place, even if the caller goes away.
-        let work = self.tasks.spawn_blocking(move || {
-            let reply = add_image(&store, &caller, request);
-            drop(place);
-            reply
-        });
-        let reply = joined(work.await)??;
+        let reply = self.with_tree(move |store| check_and_add(store, &caller, request)).await?;
         self.counters.images_added.inc();
         Ok(reply)
     }
@@ -63,7 +52,7 @@ impl Service {
         let deadline = Instant::now() + wait;
         loop {
             let mut added = pin!(self.store.images.added());
-            // From here on nothing that is added is missed.
+            // From here on no added image is missed.
             added.as_mut().enable();
             let name = request.name.clone();
             let got = self.blocking(move |store| store.images.get(&name)).await;
@@ -87,20 +76,18 @@ impl Service {
         self,
         request: ListImagesRequest,
     ) -> Result<ListImagesReply, Fault> {
-        let images::Page { images, more } =
+        let images::ImageList { images, more } =
             self.store.images.list(request.after.as_ref(), PAGE_IMAGES_MAX);
         Ok(ListImagesReply { images, more })
     }
 
-    pub(super) async fn delete_here(
+    pub(super) async fn delete_image(
         self,
         caller: Caller,
         request: DeleteImageRequest,
     ) -> Result<Done, Fault> {
         let DeleteImageRequest { name, force } = request;
-        let (deleted, by) = (name.clone(), caller.clone());
-        let may = move |store: &Store| Ok(expect_may_change::<DeleteImage>(store, &by, &deleted));
-        self.blocking(may).await??;
+        self.expect_may_change::<DeleteImage>(&caller, &name).await?;
         if !force {
             let (store, asked) = (Arc::clone(&self.store), name.clone());
             let work = self.tasks.spawn_blocking(move || expect_unused(&store, &asked));
@@ -119,7 +106,7 @@ impl Service {
     }
 }
 
-fn add_image(
+fn check_and_add(
     store: &Store,
     caller: &Caller,
     request: AddImageRequest,
@@ -130,8 +117,7 @@ fn add_image(
     make_visible(store, caller, request.content, request.notes)
 }
 
-/// Adds an image of which all is there, or says what is not. The caller sees to it that nothing is
-/// removed meanwhile.
+/// Adds an image if all its objects are there. The caller prevents removals meanwhile.
 pub(super) fn make_visible(
     store: &Store,
     caller: &Caller,
@@ -140,14 +126,14 @@ pub(super) fn make_visible(
 ) -> Result<AddImageReply, Fault> {
     let store_fault = |error| fault_of_store(&error);
     store.images.expect_new(&content.name).map_err(store_fault)?;
-    tags::verify(&notes.tags).map_err(|error| Fault::new(FaultCode::BadRequest, report(&error)))?;
+    tags::verify(&notes.tags).map_err(|error| bad_request(&error))?;
     let owners = Owners::new(notes.owner_groups.clone(), notes.owner_users.clone());
-    owners.verify().map_err(|error| Fault::new(FaultCode::BadRequest, report(&error)))?;
-    // Before all the work; and again when nobody can remove the directory any more.
-    expect_directory(&store.directories.steady(), &content.name)?;
+    owners.verify().map_err(|error| bad_request(&error))?;
+    // Checked before the work, and again while nobody can remove the directory.
+    expect_directory(&store.directories.lock(), &content.name)?;
     let about = (&content.name, &content.digest());
     notes.signatures = signature::changed(&[], &notes.signatures, &[], about)
-        .map_err(|error| Fault::new(FaultCode::BadRequest, report(&error)))?;
+        .map_err(|error| bad_request(&error))?;
     let created_on = wall();
     if notes.expires_at.is_some_and(|expires_at| expires_at <= created_on) {
         let text = format!("image {} would have expired before it was added", content.name);
@@ -161,34 +147,39 @@ pub(super) fn make_visible(
         let text = format!("object {id}, the build log, is not on this server: upload it first");
         return Err(Fault::new(FaultCode::NotFound, text));
     }
-    let admitted = admit(&*store.objects, &content).map_err(|error| fault_of_admission(&error))?;
+    let checked =
+        check_tree(&*store.objects, &content).map_err(|error| fault_of_admission(&error))?;
     notes.created_by = caller.name();
     notes.created_on = created_on;
     let image = Image { content, notes };
     expect_gettable(&image)?;
     let digest = image.content.digest();
-    // All objects must be on the medium before an image that needs them is seen.
+    // All objects must be on the medium before an image that needs them is visible.
     store.objects.sync().map_err(store_fault)?;
-    let record = Record { image, totals: admitted.totals };
-    admitted.expect_in_time().map_err(store_fault)?;
-    let steady = store.directories.steady();
-    expect_directory(&steady, &record.image.content.name)?;
+    let record = Record { image, totals: checked.totals };
+    checked.expect_in_time().map_err(store_fault)?;
+    let lock = store.directories.lock();
+    expect_directory(&lock, &record.image.content.name)?;
     store.images.add(&record).map_err(store_fault)?;
-    drop(steady);
+    drop(lock);
     let name = &record.image.content.name;
     tracing::info!(image = %name, %digest, by = %caller, "added an image");
     Ok(AddImageReply { digest })
 }
 
-/// Refuses an image in a directory that was never made, if the server asks for that.
-fn expect_directory(steady: &Steady<'_>, name: &ImageName) -> Result<(), Fault> {
-    steady.admit(name).map_err(|error| fault_of_directory(&error))
+fn bad_request(error: &dyn Error) -> Fault {
+    Fault::new(FaultCode::BadRequest, error_chain(error))
+}
+
+/// Refuses an image in a directory that was never made, if directories must be made.
+fn expect_directory(lock: &DirectoriesLock<'_>, name: &ImageName) -> Result<(), Fault> {
+    lock.expect_made(name).map_err(|error| fault_of_directory(&error))
 }
 
 /// Refuses an image that would be too large for the reply that gives it.
 fn expect_gettable(image: &Image) -> Result<(), Fault> {
     let length = codec::encode(Encoding::Bincode, "image", image)
-        .map_err(|error| Fault::new(FaultCode::BadRequest, report(&error)))?
+        .map_err(|error| bad_request(&error))?
         .len();
     let limit = GetImage::REPLY_BYTES_MAX;
     if length <= limit {
@@ -200,10 +191,10 @@ fn expect_gettable(image: &Image) -> Result<(), Fault> {
 }
 
 pub(super) fn fault_of_admission(error: &AdmissionError) -> Fault {
-    let refuse = |code| Fault::new(code, report(error));
+    let refuse = |code| Fault::new(code, error_chain(error));
     match error {
         AdmissionError::MissingDirectory { .. } | AdmissionError::MissingObject { .. } => {
-            let text = format!("{}: upload it, then add the image again", report(error));
+            let text = format!("{}: upload it, then add the image again", error_chain(error));
             Fault::new(FaultCode::NotFound, text)
         }
         AdmissionError::TooLarge { .. } => refuse(FaultCode::TooLarge),

@@ -1,81 +1,60 @@
 //! `ImageServer`: copies, tags, and the latest image of a directory.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use api::fault::Fault;
 use api::image_server::AddImageReply;
 use api::image_server::notes::{
-    ChangeTags, ChangeTagsReply, ChangeTagsRequest, CopyImage, CopyImageRequest,
-    FindLatestImageReply, FindLatestImageRequest,
-};
-use api::image_server::signatures::{
-    ChangeSignatures, ChangeSignaturesReply, ChangeSignaturesRequest,
+    ChangeSignatures, ChangeSignaturesReply, ChangeSignaturesRequest, ChangeTags, ChangeTagsReply,
+    ChangeTagsRequest, CopyImage, CopyImageRequest, FindLatestImageReply, FindLatestImageRequest,
 };
 use model::image::{Content, DEPRECATED, Image, Notes, tags};
 use model::signing::signature;
-use model::when::written::later;
+use model::time_parse::later;
 use rpc::server::Caller;
+use system::clock::wall;
 
-use super::Service;
-use super::access::{expect_may_add, expect_may_change};
 use super::images::make_visible;
-use crate::clock::wall;
-use crate::store::error::{fault_of_store, joined};
-use crate::store::{Store, error::StoreError};
+use super::{Service, expect_may_add};
+use crate::store::Store;
+use crate::store::error::{StoreError, fault_of_store};
 
 impl Service {
-    pub(super) async fn copy_here(
+    pub(super) async fn copy_image(
         self,
         caller: Caller,
         request: CopyImageRequest,
     ) -> Result<AddImageReply, Fault> {
-        let places = Arc::clone(&self.admissions);
-        let place = places.acquire_owned().await.expect("the semaphore is never closed");
-        let store = Arc::clone(&self.store);
-        let work = self.tasks.spawn_blocking(move || {
-            let reply = copy_image(&store, &caller, request);
-            drop(place);
-            reply
-        });
-        let reply = joined(work.await)??;
+        let reply = self.with_tree(move |store| copy_and_add(store, &caller, request)).await?;
         self.counters.images_added.inc();
         Ok(reply)
     }
 
-    pub(super) async fn change_tags_here(
+    pub(super) async fn change_tags(
         self,
         caller: Caller,
         request: ChangeTagsRequest,
     ) -> Result<ChangeTagsReply, Fault> {
         let ChangeTagsRequest { name, set, remove } = request;
-        let (changed, by) = (name.clone(), caller.clone());
-        let may = move |store: &Store| Ok(expect_may_change::<ChangeTags>(store, &by, &changed));
-        self.blocking(may).await??;
         let changed = name.clone();
-        let notes = self.blocking(move |store| {
-            store.images.change(&changed, |notes| {
-                let name = changed.clone();
-                notes.tags = tags::changed(&notes.tags, set, &remove)
-                    .map_err(|source| StoreError::Tags { name, source })?;
-                Ok::<(), StoreError>(())
-            })
+        let notes = self.change_notes::<ChangeTags>(&caller, &name, move |notes| {
+            notes.tags = tags::apply_changes(&notes.tags, set, &remove)
+                .map_err(|source| StoreError::Tags { name: changed, source })?;
+            Ok(())
         });
         let tags = notes.await?.tags;
         tracing::info!(image = %name, ?tags, by = %caller, "changed the tags");
         Ok(ChangeTagsReply { tags })
     }
 
-    pub(super) async fn change_signatures_here(
+    pub(super) async fn change_signatures(
         self,
         caller: Caller,
         request: ChangeSignaturesRequest,
     ) -> Result<ChangeSignaturesReply, Fault> {
         let ChangeSignaturesRequest { name, add, remove } = request;
-        let (changed, by) = (name.clone(), caller.clone());
-        let may =
-            move |store: &Store| Ok(expect_may_change::<ChangeSignatures>(store, &by, &changed));
-        self.blocking(may).await??;
+        self.expect_may_change::<ChangeSignatures>(&caller, &name).await?;
         let (added, changed) = (add.len(), name.clone());
         let notes = self.blocking(move |store| {
             // The content of an image never changes, so this digest is that of the notes' image.
@@ -104,14 +83,14 @@ impl Service {
     }
 }
 
-fn copy_image(
+fn copy_and_add(
     store: &Store,
     caller: &Caller,
     request: CopyImageRequest,
 ) -> Result<AddImageReply, Fault> {
     let CopyImageRequest { from, to, expires_in_seconds } = request;
     expect_may_add::<CopyImage>(store, caller, &to)?;
-    // From before the source is read: it may be deleted while it is copied.
+    // Held before the source is read: it may be deleted while it is copied.
     let _adding = store.adding.read().unwrap_or_else(PoisonError::into_inner);
     let record = store.images.get(&from).map_err(|error| fault_of_store(&error))?;
     let Image { content, mut notes } = record.image;
@@ -119,10 +98,10 @@ fn copy_image(
     let after = |seconds: u32| later(wall(), Duration::from_secs(seconds.into()));
     let notes = Notes {
         expires_at: expires_in_seconds.map(after),
-        // Who may change the one need not be who may change the other.
+        // The copy may have other owners than its source.
         owner_groups: Vec::new(),
         owner_users: Vec::new(),
-        // They are about an image of the other name.
+        // Signatures name the image that they sign.
         signatures: Vec::new(),
         source_image: Some(from),
         ..notes

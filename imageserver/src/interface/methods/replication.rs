@@ -10,16 +10,16 @@ use api::image_server::replication::directories::{
 };
 use api::image_server::replication::{
     CHANGES_MAX, DropCopyRequest, GetImageUpdatesReply, GetImageUpdatesRequest,
-    GetReplicationReply, Position, ServerId,
+    GetReplicationReply, ReplicationPosition, ServerId,
 };
 use rpc::server::Caller;
+use system::clock::wall;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::Service;
 use super::expiry::expect_unused;
-use crate::clock::wall;
-use crate::store::images::changes::Told;
+use crate::store::image_index::ChangePage;
 
 /// The longest that a replica waits for a change.
 const WAIT_MAX: Duration = Duration::from_secs(60);
@@ -35,17 +35,17 @@ impl Service {
         self.replication.note_replica(wall(), address, &replica);
         let wait = Duration::from_millis(wait_ms.into()).min(WAIT_MAX);
         let deadline = Instant::now() + wait;
-        let mut told = self.store.images.told();
-        let mut directories_told = self.store.directories.told();
+        let mut sequence = self.store.images.subscribe();
+        let mut directories_version = self.store.directories.subscribe();
         let mut upstream = self.replication.follower().map(|follower| follower.upstream());
         let above = |upstream: &mut Option<watch::Receiver<Vec<ServerId>>>| {
             upstream.as_mut().map(|upstream| upstream.borrow_and_update().clone())
         };
         let first = above(&mut upstream);
         loop {
-            told.mark_unchanged();
+            sequence.mark_unchanged();
             let above = above(&mut upstream);
-            let directories = *directories_told.borrow_and_update();
+            let directories = *directories_version.borrow_and_update();
             let (is_list, page) = self.changes_at(&position);
             let is_news =
                 is_list || !page.changes.is_empty() || above != first || directories != known;
@@ -67,8 +67,8 @@ impl Service {
                 }
             };
             tokio::select! {
-                _ = told.changed() => {}
-                _ = directories_told.changed() => {}
+                _ = sequence.changed() => {}
+                _ = directories_version.changed() => {}
                 () = moved => {}
                 () = tokio::time::sleep_until(deadline) => {}
                 () = self.stop.cancelled() => {
@@ -79,19 +79,21 @@ impl Service {
         }
     }
 
-    /// What is told at a position, and whether that is a page of the list.
-    fn changes_at(&self, position: &Position) -> (bool, Told) {
+    /// Returns the changes at a position, and whether they are a page of the list.
+    fn changes_at(&self, position: &ReplicationPosition) -> (bool, ChangePage) {
         let images = &self.store.images;
         let known = match position {
-            Position::Since(cursor) => images.since(*cursor, CHANGES_MAX),
+            ReplicationPosition::Since(cursor) => images.changes_since(*cursor, CHANGES_MAX),
             _ => None,
         };
         match (known, position) {
-            (Some(told), _) => (false, told),
-            (None, Position::After { instance, name }) if *instance == images.cursor().instance => {
-                (true, images.all(Some(name), CHANGES_MAX))
+            (Some(page), _) => (false, page),
+            (None, ReplicationPosition::After { instance, name })
+                if *instance == images.cursor().instance =>
+            {
+                (true, images.all_changes(Some(name), CHANGES_MAX))
             }
-            (None, _) => (true, images.all(None, CHANGES_MAX)),
+            (None, _) => (true, images.all_changes(None, CHANGES_MAX)),
         }
     }
 
@@ -136,7 +138,7 @@ impl Service {
         let dropped = name.clone();
         self.blocking(move |store| store.images.drop_copy(&dropped)).await?;
         tracing::warn!(image = %name, force, by = %caller, "dropped the copy of an image");
-        follower.look_again(&name);
+        follower.retry(&name);
         Ok(Done {})
     }
 }

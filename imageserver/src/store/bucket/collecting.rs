@@ -35,31 +35,30 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use api::image_server::collection::{CollectReply, CollectRequest};
+use model::display::error_chain;
 use model::lock::locked;
 use model::object::ObjectId;
-use model::report::report;
 use serde::{Deserialize, Serialize};
 
 use super::keys;
-use super::leases::AllLeases;
+use super::leases::SharedLeases;
 use super::objects::BucketObjects;
 use super::remote::Remote;
 use crate::core::collection::leases::short;
-use crate::core::collection::needed_objects::NeededObjects;
+use crate::core::collection::removal::NeededObjects;
 use crate::store::bucket::gc_lease::{
-    ActiveDeletes, GcLease, GcLeaseState, LOOK_INTERVAL, withdraw_old,
+    ABANDONED_CHECK_INTERVAL, ActiveDeletes, GcLease, GcLeaseState, withdraw_old,
 };
-use crate::store::bucket::removal_rules::{Clocks, Decision, Known, fate};
-use crate::store::contract::{Collecting, CollectionProgress, Look};
-use crate::store::error::CollectError;
-use crate::store::error::StoreError;
-use crate::store::image_walk::walk;
+use crate::store::bucket::removal_rules::{BucketDecision, Clocks, UnneededState, decide};
+use crate::store::contract::{Collecting, CollectionProgress, Refresh};
+use crate::store::error::{CollectError, StoreError};
+use crate::store::image_trees::walk;
 use crate::store::images::Images;
 
 /// How many objects are removed at once.
 const BATCH_MAX: usize = 500;
 
-/// Of how many objects that no image needs it is remembered since when.
+/// The most unneeded objects whose first time is saved.
 const REMEMBERED_MAX: usize = 1 << 20;
 
 /// The longest key that says so, in bytes.
@@ -68,22 +67,22 @@ const BYTES_MAX: u64 = 64 << 20;
 /// How often the lease is renewed.
 const RENEW_INTERVAL: Duration = Duration::from_secs(30);
 
-/// How long after the last collection, by any server, one is made without being asked for; and how
-/// often it is looked when that was. In seconds.
+/// How long after the last collection by any server the next one is due, and how often that is
+/// checked. In seconds.
 const DUE_SECONDS: i64 = 12 * 3_600;
-const DUE_LOOK_INTERVAL: Duration = Duration::from_secs(1_800);
+const DUE_CHECK_INTERVAL: Duration = Duration::from_secs(1_800);
 
-/// What the key holds that says what no image needs.
+/// The content of the key of unneeded objects.
 #[derive(Default, Serialize, Deserialize)]
 struct Unneeded {
-    /// Those that were first seen at one time are together.
-    seen: Vec<Seen>,
+    /// Grouped by the time at which they were first seen.
+    seen: Vec<UnneededSince>,
 }
 
 #[derive(Serialize, Deserialize)]
-struct Seen {
+struct UnneededSince {
     since: Clocks,
-    /// As [`short`] gives them, in hexadecimal.
+    /// The results of [`short`], in hexadecimal.
     ids: Vec<String>,
 }
 
@@ -92,17 +91,17 @@ pub struct BucketCollecting {
     remote: Arc<Remote>,
     objects: Arc<BucketObjects>,
     images: Arc<Images>,
-    /// For how long no image must have needed what is removed, in seconds.
+    /// How long an object must be unneeded before it is removed, in seconds.
     unneeded_seconds: i64,
-    looked: Mutex<Looked>,
-    /// Held while this server removes objects, or takes back a list that it left.
+    last_checks: Mutex<LastChecks>,
+    /// Held while this server removes objects or clears its list of pending deletes.
     removing: Mutex<()>,
 }
 
-/// When it was last looked for what has to be done by itself.
+/// The times of the last periodic checks.
 #[derive(Default)]
-struct Looked {
-    tended: Option<Instant>,
+struct LastChecks {
+    maintained: Option<Instant>,
     due: Option<Instant>,
 }
 
@@ -113,26 +112,26 @@ impl BucketCollecting {
         images: Arc<Images>,
         unneeded_seconds: i64,
     ) -> Self {
-        // Not at once: whoever starts a server has other things to ask of it.
-        let looked = Looked { tended: None, due: Some(Instant::now()) };
+        // Not at once: a server that was just started has other work.
+        let last_checks = LastChecks { maintained: None, due: Some(Instant::now()) };
         Self {
             remote,
             objects,
             images,
             unneeded_seconds,
-            looked: Mutex::new(looked),
+            last_checks: Mutex::new(last_checks),
             removing: Mutex::default(),
         }
     }
 
-    fn look_due(&self) -> Result<bool, StoreError> {
+    fn is_overdue(&self) -> Result<bool, StoreError> {
         let found = self.remote.head(&self.remote.key(keys::UNNEEDED))?;
         let now = self.remote.now().bucket;
         Ok(found.is_none_or(|meta| now.saturating_sub(meta.modified) > DUE_SECONDS))
     }
 }
 
-/// True if the last time was longer ago than `interval`; then it is now.
+/// Returns true if the last time is longer ago than `interval`, and then sets it to now.
 fn is_time(last: &mut Option<Instant>, interval: Duration) -> bool {
     let is_time = last.is_none_or(|last| last.elapsed() > interval);
     if is_time {
@@ -153,7 +152,7 @@ impl Collecting for BucketCollecting {
             GcLeaseState::Of(server) => return Err(CollectError::Elsewhere { server }),
         };
         withdraw_old(&self.remote)?;
-        let mut run = Run {
+        let mut collection = BucketCollection {
             collecting: self,
             request,
             progress,
@@ -161,38 +160,38 @@ impl Collecting for BucketCollecting {
             renewed: Cell::new(Instant::now()),
             stop,
             needed: NeededObjects::default(),
-            leases: AllLeases::default(),
+            leases: SharedLeases::default(),
             reply: CollectReply::default(),
         };
-        let result = run.all();
-        run.gc_lease.into_inner().end();
+        let result = collection.run();
+        collection.gc_lease.into_inner().end();
         result
     }
 
-    fn tend(&self) {
-        if !is_time(&mut locked(&self.looked).tended, LOOK_INTERVAL) {
+    fn maintain(&self) {
+        if !is_time(&mut locked(&self.last_checks).maintained, ABANDONED_CHECK_INTERVAL) {
             return;
         }
         let _removing = locked(&self.removing);
-        let tended = self.remote.tell_time().and_then(|_| withdraw_old(&self.remote));
-        if let Err(error) = tended {
-            tracing::warn!("cannot do the periodic work on the bucket: {}", report(&error));
+        let maintained = self.remote.tell_time().and_then(|_| withdraw_old(&self.remote));
+        if let Err(error) = maintained {
+            tracing::warn!("cannot do the periodic work on the bucket: {}", error_chain(&error));
         }
     }
 
     fn is_due(&self) -> bool {
-        if !is_time(&mut locked(&self.looked).due, DUE_LOOK_INTERVAL) {
+        if !is_time(&mut locked(&self.last_checks).due, DUE_CHECK_INTERVAL) {
             return false;
         }
-        self.look_due().unwrap_or_else(|error| {
-            tracing::warn!("cannot read when objects were last collected: {}", report(&error));
+        self.is_overdue().unwrap_or_else(|error| {
+            tracing::warn!("cannot read when objects were last collected: {}", error_chain(&error));
             false
         })
     }
 }
 
 /// An object that no image needs.
-struct Candidate {
+struct UnneededObject {
     id: ObjectId,
     modified: i64,
     bytes: u64,
@@ -200,7 +199,7 @@ struct Candidate {
 }
 
 /// One collection.
-struct Run<'run> {
+struct BucketCollection<'run> {
     collecting: &'run BucketCollecting,
     request: CollectRequest,
     progress: &'run dyn CollectionProgress,
@@ -208,12 +207,12 @@ struct Run<'run> {
     renewed: Cell<Instant>,
     stop: &'run dyn Fn() -> bool,
     needed: NeededObjects,
-    leases: AllLeases,
+    leases: SharedLeases,
     reply: CollectReply,
 }
 
-impl Run<'_> {
-    fn all(&mut self) -> Result<CollectReply, CollectError> {
+impl BucketCollection<'_> {
+    fn run(&mut self) -> Result<CollectReply, CollectError> {
         let remote = &self.collecting.remote;
         self.walk()?;
         let now = remote.tell_time()?;
@@ -221,10 +220,10 @@ impl Run<'_> {
         self.leases.read(remote)?;
         let mut free = Vec::new();
         for candidate in candidates {
-            match self.fate(&candidate, now) {
-                Decision::Goes => free.push(candidate),
-                Decision::Leased => self.reply.leased.count(candidate.bytes),
-                Decision::Waits => {}
+            match self.decide(&candidate, now) {
+                BucketDecision::Remove => free.push(candidate),
+                BucketDecision::Leased => self.reply.leased.count(candidate.bytes),
+                BucketDecision::Wait => {}
             }
         }
         free.sort_by_key(|candidate| (candidate.modified, candidate.id));
@@ -253,7 +252,7 @@ impl Run<'_> {
             self.renewed.set(Instant::now());
             if let Err(error) = self.gc_lease.borrow_mut().renew() {
                 // The removal checks the age of the lease itself.
-                tracing::warn!("{}", report(&error));
+                tracing::warn!("{}", error_chain(&error));
                 return true;
             }
         }
@@ -264,31 +263,31 @@ impl Run<'_> {
         if self.is_over() { Err(CollectError::Stopped) } else { Ok(()) }
     }
 
-    /// Walks all images that there are and that were not walked.
+    /// Walks all images that were not walked yet.
     fn walk(&mut self) -> Result<(), CollectError> {
         let BucketCollecting { images, objects, .. } = self.collecting;
-        images.refresh(Look::Close)?;
+        images.refresh(Refresh::Complete)?;
         if let Some((image, _)) = images.damaged().into_iter().next() {
             return Err(CollectError::Damaged { image });
         }
-        let (_, starts) = images.starts();
+        let (_, roots) = images.roots();
         let mut needed = std::mem::take(&mut self.needed);
-        let walked = walk(&**objects, &mut needed, &starts, || self.is_over());
+        let walked = walk(&**objects, &mut needed, &roots, || self.is_over());
         self.needed = needed;
         if !walked.map_err(|source| CollectError::Walk { source })? {
             return Err(CollectError::Stopped);
         }
-        self.reply.images = starts.len() as u64;
+        self.reply.images = roots.len() as u64;
         Ok(())
     }
 
-    /// Finds what no image needs, and writes down since when.
-    fn list(&mut self, now: Clocks) -> Result<Vec<Candidate>, CollectError> {
+    /// Finds the objects that no image needs, and saves since when.
+    fn list(&mut self, now: Clocks) -> Result<Vec<UnneededObject>, CollectError> {
         let remote = &self.collecting.remote;
         let key = remote.key(keys::UNNEEDED);
         let former: HashMap<u64, Clocks> = match remote.get(&key, BYTES_MAX)? {
             None => HashMap::new(),
-            // What is damaged is written anew, and everything waits for another day.
+            // A damaged key is written anew, and all objects wait for another day.
             Some(entry) => since(&serde_json::from_slice(&entry.bytes).unwrap_or_default()),
         };
         let (mut objects, mut bytes, mut is_over) = (0, 0, false);
@@ -296,12 +295,12 @@ impl Run<'_> {
         self.collecting.objects.visit(&mut |id, meta| {
             objects += 1;
             bytes += meta.size_bytes;
-            if !self.needed.needs(&id) {
+            if !self.needed.contains(&id) {
                 self.reply.unneeded.count(meta.size_bytes);
                 if candidates.len() < REMEMBERED_MAX {
                     let since = former.get(&short(&id)).copied().unwrap_or(now);
                     let (modified, bytes) = (meta.modified, meta.size_bytes);
-                    candidates.push(Candidate { id, modified, bytes, since });
+                    candidates.push(UnneededObject { id, modified, bytes, since });
                 }
             }
             is_over = objects % 1_000 == 0 && self.is_over();
@@ -320,41 +319,42 @@ impl Run<'_> {
         Ok(candidates)
     }
 
-    fn fate(&self, candidate: &Candidate, now: Clocks) -> Decision {
-        let known = Known {
+    fn decide(&self, candidate: &UnneededObject, now: Clocks) -> BucketDecision {
+        let known = UnneededState {
             modified: candidate.modified,
             unneeded_since: candidate.since,
-            is_leased: self.leases.hold(now, &candidate.id),
+            is_leased: self.leases.is_leased(now, &candidate.id),
         };
-        fate(known, self.collecting.unneeded_seconds, now)
+        decide(known, self.collecting.unneeded_seconds, now)
     }
 
     fn is_enough(&self) -> bool {
         self.request.bytes > 0 && self.reply.removed.bytes >= self.request.bytes
     }
 
-    fn remove(&mut self, batch: &[Candidate]) -> Result<(), CollectError> {
+    fn remove(&mut self, batch: &[UnneededObject]) -> Result<(), CollectError> {
         self.expect_going_on()?;
         let _removing = locked(&self.collecting.removing);
         self.gc_lease.borrow_mut().renew()?;
         self.renewed.set(Instant::now());
         let ids = batch.iter().map(|candidate| candidate.id).collect();
         let deletes = self.gc_lease.borrow().announce_deletes(ids)?;
-        match self.still_free(batch) {
+        match self.still_removable(batch) {
             Ok(free) => self.execute(deletes, &free),
             Err(error) => {
-                // Nothing was asked to be removed yet.
+                // No removal was requested yet.
                 deletes.withdraw()?;
                 Err(error)
             }
         }
     }
 
-    /// Those of `batch`, which is condemned, that nobody has leased or needs even now.
-    fn still_free<'batch>(
+    /// Returns the objects of `batch` that are still neither leased nor needed. The batch is
+    /// pending.
+    fn still_removable<'batch>(
         &mut self,
-        batch: &'batch [Candidate],
-    ) -> Result<Vec<&'batch Candidate>, CollectError> {
+        batch: &'batch [UnneededObject],
+    ) -> Result<Vec<&'batch UnneededObject>, CollectError> {
         let remote = &self.collecting.remote;
         self.leases.read(remote)?;
         self.walk()?;
@@ -362,10 +362,10 @@ impl Run<'_> {
         let ids: Vec<ObjectId> = batch.iter().map(|candidate| candidate.id).collect();
         let dates = self.collecting.objects.dates(&ids)?;
         let free = batch.iter().zip(dates).filter(|(candidate, date)| {
-            // One that was stored again since it was listed is not the one that was listed.
+            // An object that was stored again since it was listed must stay.
             *date == Some(candidate.modified)
-                && !self.needed.needs(&candidate.id)
-                && self.fate(candidate, now) == Decision::Goes
+                && !self.needed.contains(&candidate.id)
+                && self.decide(candidate, now) == BucketDecision::Remove
         });
         Ok(free.map(|(candidate, _)| candidate).collect())
     }
@@ -374,7 +374,7 @@ impl Run<'_> {
     fn execute(
         &mut self,
         deletes: ActiveDeletes<'_>,
-        free: &[&Candidate],
+        free: &[&UnneededObject],
     ) -> Result<(), CollectError> {
         let remote = &self.collecting.remote;
         if let Err(error) = self.gc_lease.borrow().expect_fresh() {
@@ -399,10 +399,10 @@ fn since(unneeded: &Unneeded) -> HashMap<u64, Clocks> {
     all.filter_map(|(id, since)| Some((u64::from_str_radix(id, 16).ok()?, since))).collect()
 }
 
-fn unneeded(candidates: &[Candidate]) -> Unneeded {
+fn unneeded(candidates: &[UnneededObject]) -> Unneeded {
     let mut seen: std::collections::BTreeMap<Clocks, Vec<String>> = Default::default();
     for candidate in candidates {
         seen.entry(candidate.since).or_default().push(format!("{:016x}", short(&candidate.id)));
     }
-    Unneeded { seen: seen.into_iter().map(|(since, ids)| Seen { since, ids }).collect() }
+    Unneeded { seen: seen.into_iter().map(|(since, ids)| UnneededSince { since, ids }).collect() }
 }

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
+use model::display::error_chain;
 use model::object::ObjectId;
-use model::report::report;
 use serde::{Deserialize, Serialize};
 
 use super::keys;
-use super::remote::{Remote, random};
+use super::remote::{Remote, nonce};
 use crate::clock::reading;
 use crate::store::bucket::removal_rules::{GC_LEASE_SECONDS_MAX, may_take_gc_lease, may_withdraw};
 use crate::store::error::StoreError;
@@ -39,15 +39,15 @@ pub struct PendingDeletes {
 pub struct GcLease<'remote> {
     remote: &'remote Remote,
     etag: String,
-    /// When it was last known to be ours, in seconds since the machine was started.
+    /// When the lease was last renewed, in seconds since the machine was started.
     renewed_at: i64,
 }
 
 /// The result of an attempt to take the lease.
 pub enum GcLeaseState<'remote> {
-    /// It is ours.
+    /// This server has the lease.
     Ours(GcLease<'remote>),
-    /// That server has it.
+    /// That other server has the lease.
     Of(String),
 }
 
@@ -61,7 +61,7 @@ impl<'remote> GcLease<'remote> {
         let key = remote.key(keys::GC_LEASE);
         let own = remote.server();
         let renewed_at = reading().since_boot;
-        let written = LeaseRecord { server: Some(own.to_owned()), nonce: random()? };
+        let written = LeaseRecord { server: Some(own.to_owned()), nonce: nonce() };
         let etag = match remote.get(&key, BYTES_MAX)? {
             None => remote.create(&key, encode(&written))?,
             Some(entry) => {
@@ -89,7 +89,7 @@ impl<'remote> GcLease<'remote> {
     }
 
     fn write(&mut self, server: Option<String>) -> Result<(), StoreError> {
-        let bytes = encode(&LeaseRecord { server, nonce: random()? });
+        let bytes = encode(&LeaseRecord { server, nonce: nonce() });
         let key = self.remote.key(keys::GC_LEASE);
         match self.remote.update(&key, bytes, &self.etag)? {
             Some(etag) => self.etag = etag,
@@ -104,12 +104,12 @@ impl<'remote> GcLease<'remote> {
         if age > GC_LEASE_SECONDS_MAX { Err(StoreError::GcLeaseLost) } else { Ok(()) }
     }
 
-    /// Gives the lease back.
+    /// Releases the lease.
     pub fn end(mut self) {
         if let Err(error) = self.write(None) {
             tracing::warn!(
                 "cannot give the lease of the collector back; it ends later: {}",
-                report(&error)
+                error_chain(&error)
             );
         }
     }
@@ -121,13 +121,13 @@ impl<'remote> GcLease<'remote> {
     ) -> Result<ActiveDeletes<'remote>, StoreError> {
         let remote = self.remote;
         let key = remote.key(keys::PENDING_DELETES);
-        let list = PendingDeletes { server: remote.server().to_owned(), ids, nonce: random()? };
+        let list = PendingDeletes { server: remote.server().to_owned(), ids, nonce: nonce() };
         let etag = match remote.get(&key, BYTES_MAX)? {
             None => remote.create(&key, encode(&list))?,
             Some(entry) => {
                 let left = decode(remote, &entry.bytes)?;
                 if let Some(&id) = left.ids.first() {
-                    // `withdraw_old` takes it back when the time has come.
+                    // `withdraw_old` clears the list later.
                     return Err(StoreError::Removing { id, server: left.server });
                 }
                 remote.update(&key, encode(&list), &entry.etag)?
@@ -152,7 +152,7 @@ impl ActiveDeletes<'_> {
 
 /// Clears the list with that tag. Returns false if it was changed.
 fn withdraw(remote: &Remote, etag: &str) -> Result<bool, StoreError> {
-    let none = PendingDeletes { server: remote.server().to_owned(), ids: vec![], nonce: random()? };
+    let none = PendingDeletes { server: remote.server().to_owned(), ids: vec![], nonce: nonce() };
     Ok(remote.update(&remote.key(keys::PENDING_DELETES), encode(&none), etag)?.is_some())
 }
 
@@ -190,4 +190,4 @@ pub fn withdraw_old(remote: &Remote) -> Result<(), StoreError> {
 }
 
 /// How often a server looks for an abandoned list.
-pub const LOOK_INTERVAL: Duration = Duration::from_secs(60);
+pub const ABANDONED_CHECK_INTERVAL: Duration = Duration::from_secs(60);

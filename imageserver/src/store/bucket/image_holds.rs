@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
+use model::display::error_chain;
 use model::image::ImageName;
 use model::lock::locked;
-use model::report::report;
 use object_store::path::Path;
 use serde::{Deserialize, Serialize};
 
@@ -19,9 +19,9 @@ use crate::store::error::StoreError;
 /// The longest key, in bytes.
 const BYTES_MAX: u64 = 64 << 20;
 
-/// What a key holds.
+/// The content of the key of a hold.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Hold {
+struct HoldRecord {
     holder: String,
     names: BTreeSet<ImageName>,
     seconds: u32,
@@ -32,8 +32,8 @@ struct Hold {
 /// The uses that all servers were told of.
 pub struct BucketHolding {
     remote: Arc<Remote>,
-    /// What was last read, with the tags and the times that the bucket gives.
-    read: Mutex<BTreeMap<Path, (String, i64, Hold)>>,
+    /// The holds as last read, with their tags and the bucket's dates.
+    read: Mutex<BTreeMap<Path, (String, i64, HoldRecord)>>,
 }
 
 impl BucketHolding {
@@ -55,21 +55,21 @@ impl BucketHolding {
                 continue;
             }
             let Some(entry) = self.remote.get(&key, BYTES_MAX)? else { continue };
-            let hold: Hold = serde_json::from_slice(&entry.bytes)
+            let hold: HoldRecord = serde_json::from_slice(&entry.bytes)
                 .map_err(|_| self.remote.unfit("a key of uses in it is damaged"))?;
             read.insert(key, (entry.etag, entry.modified, hold));
         }
         Ok(())
     }
 
-    fn write(&self, hold: &Hold) -> Result<(), StoreError> {
+    fn write(&self, hold: &HoldRecord) -> Result<(), StoreError> {
         let bytes = serde_json::to_vec(hold).expect("names and numbers can be written");
         self.remote.put(&self.remote.key(&keys::hold(&hold.holder)), bytes)
     }
 }
 
-/// When it was said.
-fn given(modified: i64, hold: &Hold) -> Clocks {
+/// Returns when the hold was written.
+fn given(modified: i64, hold: &HoldRecord) -> Clocks {
     Clocks { bucket: modified, server: hold.server_time }
 }
 
@@ -82,7 +82,8 @@ impl Holding for BucketHolding {
     ) -> Result<(), TooManyError> {
         let now = self.remote.now();
         let key = self.remote.key(&keys::hold(holder));
-        let hold = Hold { holder: holder.to_owned(), names, seconds, server_time: now.server };
+        let hold =
+            HoldRecord { holder: holder.to_owned(), names, seconds, server_time: now.server };
         {
             let mut read = locked(&self.read);
             if !read.contains_key(&key) && read.len() >= HOLDERS_MAX {
@@ -91,10 +92,10 @@ impl Holding for BucketHolding {
             read.insert(key, (String::new(), now.bucket, hold.clone()));
         }
         if let Err(error) = self.write(&hold) {
-            // It counts here all the same, and is said again before it ends.
+            // The hold is in force on this server, and the holder renews it before it ends.
             tracing::error!(
                 "other servers do not learn which images are in use: {}",
-                report(&error)
+                error_chain(&error)
             );
         }
         Ok(())

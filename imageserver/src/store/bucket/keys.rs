@@ -8,31 +8,31 @@ use model::object::ObjectId;
 
 use crate::store::layout;
 
-/// Says what the rest is.
+/// The key with the format of the bucket.
 pub const FORMAT: &str = "format";
-/// What is above the records of images.
+/// The prefix of the records of images.
 pub const IMAGES: &str = "images";
 /// Which directories were made.
 pub const DIRECTORIES: &str = "directories";
-/// Is written anew after each change of an image.
+/// The key that is rewritten after each change of an image.
 pub const CHANGED: &str = "changed";
-/// What is above all objects.
+/// The prefix of all objects.
 pub const OBJECTS: &str = "objects";
-/// What is above all leases.
+/// The prefix of all leases.
 pub const LEASES: &str = "leases";
-/// What is above all holds.
+/// The prefix of all holds.
 pub const HOLDS: &str = "holds";
 /// Which server collects.
 pub const GC_LEASE: &str = "collector/turn";
 /// The objects that a collector is removing.
 pub const PENDING_DELETES: &str = "collector/condemned";
-/// What no image needs.
+/// The key with the objects that no image needs.
 pub const UNNEEDED: &str = "collector/unneeded";
 
 /// The longest key of an image, below the prefix, in bytes: a bucket takes 1,024 in all.
 pub const IMAGE_KEY_BYTES_MAX: usize = 900;
 
-/// The key of an object.
+/// Returns the key of an object.
 #[must_use]
 pub fn object(id: &ObjectId) -> String {
     format!("{OBJECTS}/{}", layout::object_path(id).display())
@@ -44,10 +44,10 @@ pub fn object_at(below: &str) -> Option<ObjectId> {
     layout::object_at(std::path::Path::new(below))
 }
 
-/// The key of an image; `None` if no bucket would take one so long.
+/// Returns the key of an image; `None` if it is too long for a bucket.
 ///
-/// What is not a letter, a digit, `.`, `_` or `-` is written as `=` and two hexadecimal digits, so
-/// that all images lie beside each other and no server changes a name on its own.
+/// All but letters, digits, `.`, `_` and `-` is written as `=` and two hexadecimal digits, so that
+/// all images are in one directory and no bucket normalizes a name.
 #[must_use]
 pub fn image(name: &ImageName) -> Option<String> {
     let mut key = format!("{IMAGES}/");
@@ -58,7 +58,7 @@ pub fn image(name: &ImageName) -> Option<String> {
             write!(key, "={byte:02X}").expect("a string takes all that is written");
         }
     }
-    // A last component of dots has a meaning of its own for some servers.
+    // Some buckets treat a last component of dots specially.
     if key.ends_with('.') {
         key.pop();
         key.push_str("=2E");
@@ -85,38 +85,38 @@ pub fn image_at(below: &str) -> Option<ImageName> {
     (image(&name)? == format!("{IMAGES}/{below}")).then_some(name)
 }
 
-/// Where a server writes its leases.
+/// Returns a key for leases of a server.
 #[must_use]
 pub fn lease(server: &str, start: &str, number: u64) -> String {
     format!("{LEASES}/{server}/{start}-{number}")
 }
 
-/// What a dominator uses.
+/// Returns the key of the hold of `holder`.
 #[must_use]
 pub fn hold(holder: &str) -> String {
     let digest = model::object::Algorithm::Blake3.digest(holder.as_bytes());
     format!("{HOLDS}/{}", &digest.hex()[..32])
 }
 
-/// Where a server asks what time it is.
+/// Returns the key with which a server reads the bucket's clock.
 #[must_use]
 pub fn clock(server: &str) -> String {
     format!("servers/{server}")
 }
 
-/// Where a server tries what the bucket can do.
+/// Returns the key with which a server tests conditional writes.
 #[must_use]
 pub fn probe(server: &str) -> String {
     format!("probe/{server}")
 }
 
-/// Where a corrupt object goes.
+/// Returns the key of a corrupt object in the quarantine.
 #[must_use]
-pub fn aside(id: &ObjectId, nonce: &str) -> String {
+pub fn quarantine(id: &ObjectId, nonce: &str) -> String {
     format!("quarantine/{}-{}-{nonce}", id.algorithm(), id.hex())
 }
 
-/// True if `text` may be the name of a server.
+/// Returns true if `text` may be the name of a server.
 #[must_use]
 pub fn is_server(text: &str) -> bool {
     (8..=64).contains(&text.len())

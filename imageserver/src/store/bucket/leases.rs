@@ -18,18 +18,18 @@ use object_store::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::keys;
-use super::remote::{Remote, random};
+use super::remote::{Remote, nonce};
 use crate::core::collection::leases::{LEASES_MAX, Leases, short};
 use crate::store::bucket::gc_lease;
 use crate::store::bucket::removal_rules::{Clocks, holds};
 use crate::store::contract::Leasing;
 use crate::store::error::StoreError;
 
-/// For how long it is waited until an object is removed, before it can be stored again.
+/// How long to wait for the removal of an object before it can be stored again.
 const REMOVAL_WAIT: Duration = Duration::from_secs(30);
 
-/// How often it is looked whether it is.
-const REMOVAL_LOOK: Duration = Duration::from_millis(200);
+/// How often the list of pending deletes is read meanwhile.
+const REMOVAL_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The longest key of leases, in bytes.
 const BYTES_MAX: u64 = 64 << 20;
@@ -37,16 +37,17 @@ const BYTES_MAX: u64 = 64 << 20;
 /// The most objects in one such key.
 const IDS_MAX: usize = 100_000;
 
-/// By which part a lease is longer in the bucket than its server believes: clocks do not run alike.
+/// The fraction by which a lease is longer in the bucket than its server assumes, because clocks
+/// differ.
 const SLACK_PART: u32 = 24;
 
-/// What a key of leases holds.
+/// The content of a key of leases.
 #[derive(Serialize, Deserialize)]
-struct Chunk {
+struct LeaseChunk {
     seconds: u32,
     /// The time of day of the server that wrote it.
     server_time: i64,
-    /// As [`short`] gives them, in hexadecimal.
+    /// The results of [`short`], in hexadecimal.
     ids: Vec<String>,
 }
 
@@ -54,22 +55,21 @@ struct Chunk {
 pub struct BucketLeasing {
     remote: Arc<Remote>,
     started: Instant,
-    /// Tells this run of the server from others.
+    /// Random, to distinguish this run of the server from others.
     run: String,
     next: AtomicU64,
     longest: AtomicU32,
     table: Mutex<Leases>,
-    /// How long those are that were found or stored here while they were leased.
+    /// The lengths of leased objects that were found or stored by this server.
     sizes: Mutex<HashMap<ObjectId, u64>>,
 }
 
 impl BucketLeasing {
     pub fn new(remote: Arc<Remote>) -> Self {
-        let run = random().unwrap_or_else(|_| format!("{:?}", Instant::now()));
         Self {
             remote,
             started: Instant::now(),
-            run: run.chars().filter(char::is_ascii_alphanumeric).take(8).collect(),
+            run: nonce()[..8].to_owned(),
             next: AtomicU64::new(0),
             longest: AtomicU32::new(LEASE_SECONDS_MAX),
             table: Mutex::default(),
@@ -87,7 +87,7 @@ impl BucketLeasing {
         for ids in ids.chunks(IDS_MAX) {
             let number = self.next.fetch_add(1, Ordering::Relaxed);
             let key = self.remote.key(&keys::lease(self.remote.server(), &self.run, number));
-            let chunk = Chunk {
+            let chunk = LeaseChunk {
                 seconds: seconds.saturating_add(seconds.div_ceil(SLACK_PART)),
                 server_time: self.remote.now().server,
                 ids: ids.iter().map(|id| format!("{:016x}", short(id))).collect(),
@@ -101,39 +101,39 @@ impl BucketLeasing {
     }
 
     fn wait_for_pending_deletes(&self, ids: &[ObjectId]) -> Result<(), StoreError> {
-        let begun = Instant::now();
+        let started = Instant::now();
         loop {
             let Some(list) = gc_lease::pending_deletes(&self.remote)? else { return Ok(()) };
             let Some(id) = ids.iter().find(|id| list.ids.contains(id)) else { return Ok(()) };
-            if begun.elapsed() > REMOVAL_WAIT {
+            if started.elapsed() > REMOVAL_WAIT {
                 return Err(StoreError::Removing { id: *id, server: list.server });
             }
-            std::thread::sleep(REMOVAL_LOOK);
+            std::thread::sleep(REMOVAL_CHECK_INTERVAL);
         }
     }
 
-    /// Holds `ids` until the pin is dropped, or the server was killed and `seconds` are over.
-    pub fn pin(self: &Arc<Self>, ids: &[ObjectId], seconds: u32) -> Result<Pin, StoreError> {
+    /// Holds `ids` until the pin is dropped, or `seconds` have passed after the server was killed.
+    pub fn pin(self: &Arc<Self>, ids: &[ObjectId], seconds: u32) -> Result<BucketPin, StoreError> {
         let table = locked(&self.table);
         let (now, half) = (self.now(), u64::from(seconds) / 2);
         let open: Vec<ObjectId> =
-            ids.iter().filter(|id| !table.hold(now + half, id)).copied().collect();
+            ids.iter().filter(|id| !table.is_leased(now + half, id)).copied().collect();
         drop(table);
         let leasing = Arc::clone(self);
         let until = Instant::now() + Duration::from_secs(half);
         let keys = if open.is_empty() { Vec::new() } else { self.write(&open, seconds)? };
-        Ok(Pin { leasing, keys, until })
+        Ok(BucketPin { leasing, keys, until })
     }
 
     /// The length of an object that is there for certain: it was found or stored, and is leased.
     pub fn known(&self, id: &ObjectId) -> Option<u64> {
-        let is_held = locked(&self.table).hold(self.now(), id);
+        let is_held = locked(&self.table).is_leased(self.now(), id);
         locked(&self.sizes).get(id).copied().filter(|_| is_held)
     }
 
-    /// Takes note that `id` was found or stored, of which a lease was given before.
+    /// Records that `id` was found or stored, of which a lease was given before.
     pub fn note(&self, id: &ObjectId, size_bytes: u64) {
-        if !locked(&self.table).hold(self.now(), id) {
+        if !locked(&self.table).is_leased(self.now(), id) {
             return;
         }
         let mut sizes = locked(&self.sizes);
@@ -143,32 +143,32 @@ impl BucketLeasing {
         sizes.insert(*id, size_bytes);
     }
 
-    /// Takes note that `id` is not there.
+    /// Records that `id` is not there.
     pub fn forget(&self, id: &ObjectId) {
         locked(&self.sizes).remove(id);
     }
 }
 
 /// Holds objects until it is dropped.
-pub struct Pin {
+pub struct BucketPin {
     leasing: Arc<BucketLeasing>,
     keys: Vec<Path>,
     until: Instant,
 }
 
-impl crate::store::contract::Pin for Pin {
-    fn holds(&self) -> bool {
+impl crate::store::contract::Pin for BucketPin {
+    fn is_valid(&self) -> bool {
         Instant::now() < self.until
     }
 }
 
-impl Drop for Pin {
+impl Drop for BucketPin {
     fn drop(&mut self) {
-        // One that stays ends by itself.
+        // A lease that is not deleted ends by itself.
         if !self.keys.is_empty()
             && let Err(error) = self.leasing.remote.delete(&self.keys)
         {
-            tracing::debug!("cannot delete a lease: {}", model::report::report(&error));
+            tracing::debug!("cannot delete a lease: {}", model::display::error_chain(&error));
         }
     }
 }
@@ -186,10 +186,10 @@ impl Leasing for BucketLeasing {
         let now = self.now();
         let open: Vec<ObjectId> = {
             let table = locked(&self.table);
-            // What holds for nearly as long need not be written again.
+            // A lease that lasts nearly as long need not be written again.
             let nearly = now + u64::from(seconds - seconds / 8);
             let open: BTreeSet<ObjectId> =
-                ids.iter().filter(|id| !table.hold(nearly, id)).copied().collect();
+                ids.iter().filter(|id| !table.is_leased(nearly, id)).copied().collect();
             open.into_iter().collect()
         };
         if open.is_empty() {
@@ -203,16 +203,16 @@ impl Leasing for BucketLeasing {
         Ok(())
     }
 
-    fn count_down(&self) -> Result<(), StoreError> {
-        // Who looks at leases also looks at the clock.
+    fn note_time_passed(&self) -> Result<(), StoreError> {
+        // Whoever reads leases also reads the clock.
         let mut table = locked(&self.table);
         let now = self.now();
         table.prune(now);
-        locked(&self.sizes).retain(|id, _| table.hold(now, id));
+        locked(&self.sizes).retain(|id, _| table.is_leased(now, id));
         Ok(())
     }
 
-    fn everything_for(&self) -> u64 {
+    fn everything_held_for(&self) -> u64 {
         0
     }
 
@@ -223,18 +223,18 @@ impl Leasing for BucketLeasing {
 
 /// The leases of all servers, as far as they were read.
 #[derive(Default)]
-pub struct AllLeases {
-    chunks: BTreeMap<Path, (String, Held)>,
+pub struct SharedLeases {
+    chunks: BTreeMap<Path, (String, ReadLease)>,
     ended: Vec<Path>,
 }
 
-struct Held {
+struct ReadLease {
     given: Clocks,
     seconds: u32,
     ids: BTreeSet<u64>,
 }
 
-impl AllLeases {
+impl SharedLeases {
     /// Reads those that are new.
     pub fn read(&mut self, remote: &Remote) -> Result<(), StoreError> {
         let mut there = BTreeMap::new();
@@ -248,13 +248,13 @@ impl AllLeases {
         for (key, meta) in there {
             let is_known = self.chunks.get(&key).is_some_and(|(etag, _)| *etag == meta.etag);
             if !is_known {
-                // It was taken back meanwhile.
+                // The lease was deleted meanwhile.
                 let Some(entry) = remote.get(&key, BYTES_MAX)? else { continue };
-                let chunk: Chunk = serde_json::from_slice(&entry.bytes)
+                let chunk: LeaseChunk = serde_json::from_slice(&entry.bytes)
                     .map_err(|_| remote.unfit("a lease in it is damaged"))?;
                 let given = Clocks { bucket: entry.modified, server: chunk.server_time };
                 let ids = chunk.ids.iter().filter_map(|id| u64::from_str_radix(id, 16).ok());
-                let held = Held { given, seconds: chunk.seconds, ids: ids.collect() };
+                let held = ReadLease { given, seconds: chunk.seconds, ids: ids.collect() };
                 self.chunks.insert(key.clone(), (entry.etag, held));
             }
             if let Some((_, held)) = self.chunks.get(&key)
@@ -266,8 +266,8 @@ impl AllLeases {
         Ok(())
     }
 
-    /// True if a lease holds `id`.
-    pub fn hold(&self, now: Clocks, id: &ObjectId) -> bool {
+    /// Returns true if a lease holds `id`.
+    pub fn is_leased(&self, now: Clocks, id: &ObjectId) -> bool {
         let chunks = self.chunks.values();
         let mut held = chunks.filter(|(_, held)| holds(held.given, held.seconds, now));
         held.any(|(_, held)| held.ids.contains(&short(id)))

@@ -6,49 +6,50 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use futures_util::stream::{StreamExt as _, TryStreamExt as _};
+use model::display::error_chain;
 use model::lock::locked;
 use model::object::{Hasher, ObjectId};
-use model::report::report;
 use object_store::{Error, ObjectStoreExt as _};
 use tokio::sync::Semaphore;
 
+use super::keys;
 use super::leases::BucketLeasing;
-use super::remote::{Meta, REQUESTS_MAX, Remote, random};
-use super::{keys, layout};
+use super::remote::{Meta, REQUESTS_MAX, Remote, nonce};
 use crate::core::collection::disk_pressure::Space;
-use crate::store::bucket::receiving::{BucketReceiving, UNITS_MAX};
+use crate::store::bucket::receiving::{BucketReceiving, Stored, UNITS_MAX};
 use crate::store::content::Content;
-use crate::store::contract::{Objects, Pin, Receiving};
+use crate::store::contract::{Objects, PendingStore, Pin, Receiving};
 use crate::store::damaged_objects::{Damage, DamagedObjects};
 use crate::store::error::StoreError;
-use crate::store::local::objects::{LocalObjects, WHOLE_BYTES_MAX, is_empty_object};
-use crate::store::medium_reader::MediumReader;
-use crate::store::medium_reader::OnMedium;
+use crate::store::layout;
+use crate::store::local::object_files::is_empty_object;
+use crate::store::local::objects::{LocalObjects, WHOLE_BYTES_MAX};
+use crate::store::medium_reader::{MediumReader, OnMedium};
 use crate::store::object_counts::ObjectCounts;
 
-/// How many objects are fetched ahead at once.
+/// The most objects that are fetched ahead at once.
 const AHEAD_MAX: usize = 16;
 
-/// For how long what an image needs is held while the image is added, in seconds.
+/// How long the objects of an image are held while it is added, in seconds.
 const PIN_SECONDS: u32 = 2 * 3_600;
 
-/// From how many objects on it is looked for them in lists; unless there are so many others for
-/// each that lists are longer.
+/// From this number of ids on, objects are found by listing, unless the bucket holds more than so
+/// many objects for each id.
 const LISTED_MIN: usize = 2_000;
 const LISTED_PER_ID: u64 = 100;
 
 /// How many lists are asked for at once.
 const LISTS_MAX: usize = 32;
 
-/// By which part the cache is emptied when it is full.
+/// The fraction of the cache that is freed when it is full.
 const EVICT_PART: u64 = 10;
 
-/// How many objects may be fetched at once of those whose digests begin alike: one.
+/// Objects whose digests have the same first byte modulo this are fetched one at a time.
 const FETCHES: usize = 64;
 
 /// The objects of a bucket.
@@ -65,42 +66,14 @@ pub struct BucketObjects {
     corrupt: AtomicU64,
 }
 
-/// What is known of all that is in the bucket.
-pub struct Stored {
-    leasing: Arc<BucketLeasing>,
-    damaged_objects: DamagedObjects,
-    objects: AtomicU64,
-    bytes: AtomicU64,
-    counted: AtomicBool,
-}
-
-impl Stored {
-    /// Takes note that `id` was stored in the bucket.
-    pub fn note(&self, id: &ObjectId, size_bytes: u64) {
-        if self.leasing.known(id).is_none() {
-            self.objects.fetch_add(1, Ordering::Relaxed);
-            self.bytes.fetch_add(size_bytes, Ordering::Relaxed);
-        }
-        self.leasing.note(id, size_bytes);
-        self.damaged_objects.mark_repaired(id);
-    }
-
-    /// Takes note of what a list of all objects has shown.
-    pub fn counted(&self, objects: u64, bytes: u64) {
-        self.objects.store(objects, Ordering::Relaxed);
-        self.bytes.store(bytes, Ordering::Relaxed);
-        self.counted.store(true, Ordering::Release);
-    }
-}
-
-/// What came of fetching an object.
+/// The result of fetching an object.
 enum Fetched {
-    /// Small: all of it.
+    /// A small object, whole.
     Whole(Bytes),
-    /// It is in the cache.
+    /// The object is in the cache.
     Cached,
     Absent,
-    /// It is larger than was asked for.
+    /// The object is larger than the limit.
     Large,
 }
 
@@ -111,14 +84,8 @@ impl BucketObjects {
         leasing: Arc<BucketLeasing>,
         cache_bytes_max: u64,
     ) -> Self {
-        cache.count(|| false);
-        let stored = Arc::new(Stored {
-            leasing: Arc::clone(&leasing),
-            damaged_objects: DamagedObjects::default(),
-            objects: AtomicU64::default(),
-            bytes: AtomicU64::default(),
-            counted: AtomicBool::default(),
-        });
+        cache.count(&|| false);
+        let stored = Arc::new(Stored::new(Arc::clone(&leasing)));
         Self {
             remote,
             cache,
@@ -132,7 +99,7 @@ impl BucketObjects {
         }
     }
 
-    /// Frees the oldest of what the cache holds, if it holds too much or `now` needs it.
+    /// Removes the oldest objects from the cache if it is too full for `more_bytes`.
     pub(super) fn evict(&self, more_bytes: u64) {
         let held = self.cache.object_counts().bytes;
         if held.saturating_add(more_bytes) <= self.cache_bytes_max {
@@ -149,26 +116,26 @@ impl BucketObjects {
             },
         );
         if let Err(error) = visited {
-            return tracing::error!("cannot trim the cache: {}", report(&error));
+            return tracing::error!("cannot trim the cache: {}", error_chain(&error));
         }
         for (_, id) in all.into_keys() {
             if self.cache.object_counts().bytes.saturating_add(more_bytes) <= goal {
                 break;
             }
-            let removed = self.cache.take_away(&id).and_then(|taken| match taken {
+            let removed = self.cache.take_out(&id).and_then(|taken| match taken {
                 Some(taken) => taken.remove(),
                 None => Ok(()),
             });
             if let Err(error) = removed {
-                return tracing::error!("cannot trim the cache: {}", report(&error));
+                return tracing::error!("cannot trim the cache: {}", error_chain(&error));
             }
         }
     }
 
-    /// What the cache has. One that fails is as good as empty.
+    /// Returns an object from the cache. A cache that fails counts as empty.
     fn cached(&self, id: &ObjectId) -> Option<Content> {
         self.cache.open_verified(id).unwrap_or_else(|error| {
-            tracing::error!("the cache fails: {}", report(&error));
+            tracing::error!("the cache fails: {}", error_chain(&error));
             None
         })
     }
@@ -193,12 +160,12 @@ impl BucketObjects {
         if size_bytes <= WHOLE_BYTES_MAX {
             let bytes = self.remote.wait(found.bytes()).map_err(self.remote.failed(what()))?;
             if id.algorithm().digest(&bytes) != *id {
-                self.put_aside(id, &etag, size_bytes)?;
+                self.quarantine(id, &etag, size_bytes)?;
                 return Ok(Fetched::Absent);
             }
-            // It is served all the same.
-            if let Err(error) = self.keep(id, &bytes) {
-                tracing::warn!("cannot store an object in the cache: {}", report(&error));
+            // The object is served even if it cannot be cached.
+            if let Err(error) = self.store_in_cache(id, &bytes) {
+                tracing::warn!("cannot store an object in the cache: {}", error_chain(&error));
             }
             return Ok(Fetched::Whole(bytes));
         }
@@ -208,33 +175,33 @@ impl BucketObjects {
         while let Some(chunk) = self.remote.wait(stream.next()) {
             receiving.write(&chunk.map_err(self.remote.failed(what()))?)?;
         }
-        match receiving.finish() {
+        match receiving.finish().and_then(PendingStore::wait) {
             Ok(()) => Ok(Fetched::Cached),
             Err(StoreError::Content { .. }) => {
-                self.put_aside(id, &etag, size_bytes)?;
+                self.quarantine(id, &etag, size_bytes)?;
                 Ok(Fetched::Absent)
             }
             Err(error) => Err(error),
         }
     }
 
-    fn keep(&self, id: &ObjectId, bytes: &Bytes) -> Result<(), StoreError> {
+    fn store_in_cache(&self, id: &ObjectId, bytes: &Bytes) -> Result<(), StoreError> {
         self.evict(bytes.len() as u64);
         let mut receiving = self.cache.receive(*id, bytes.len() as u64)?;
         receiving.write(bytes)?;
-        receiving.finish()
+        receiving.finish()?.wait()
     }
 
-    /// Moves a corrupt object out of the way, unless another has taken its place by now.
-    fn put_aside(&self, id: &ObjectId, etag: &str, size_bytes: u64) -> Result<(), StoreError> {
+    /// Quarantines a corrupt object, unless another was stored meanwhile.
+    fn quarantine(&self, id: &ObjectId, etag: &str, size_bytes: u64) -> Result<(), StoreError> {
         self.corrupt.fetch_add(1, Ordering::Relaxed);
         let from = self.remote.key(&keys::object(id));
-        let aside = self.remote.key(&keys::aside(id, &random()?));
-        let copied = self.remote.wait(self.remote.store().copy(&from, &aside));
-        copied.map_err(self.remote.failed(format!("put the corrupt object {id} aside")))?;
+        let target = self.remote.key(&keys::quarantine(id, &nonce()));
+        let copied = self.remote.wait(self.remote.store().copy(&from, &target));
+        copied.map_err(self.remote.failed(format!("quarantine the corrupt object {id}")))?;
         if self.remote.update(&from, Vec::new(), etag)?.is_some() {
             tracing::error!(
-                object = %id, size_bytes, %aside,
+                object = %id, size_bytes, quarantine = %target,
                 "a corrupt object was moved to the quarantine: upload it again"
             );
             self.leasing.forget(id);
@@ -247,11 +214,11 @@ impl BucketObjects {
         (meta.size_bytes > 0 || is_empty_object(id)).then_some(meta.size_bytes)
     }
 
-    /// Asks the bucket for many at once.
-    fn look(&self, ids: &[ObjectId]) -> Result<Vec<Option<u64>>, StoreError> {
-        let held = self.stored.objects.load(Ordering::Relaxed);
+    /// Returns the lengths of many objects.
+    fn sizes(&self, ids: &[ObjectId]) -> Result<Vec<Option<u64>>, StoreError> {
+        let held = self.stored.counts().objects;
         if ids.len() >= LISTED_MIN && held / LISTED_PER_ID <= ids.len() as u64 {
-            return self.look_in_lists(ids);
+            return self.find_in_lists(ids);
         }
         let looks = ids.iter().map(|id| async move {
             let key = self.remote.key(&keys::object(id));
@@ -262,8 +229,8 @@ impl BucketObjects {
         self.remote.wait(futures_util::stream::iter(looks).buffered(REQUESTS_MAX).try_collect())
     }
 
-    /// The same by lists of all that begins like one of them: far fewer requests if they are many.
-    fn look_in_lists(&self, ids: &[ObjectId]) -> Result<Vec<Option<u64>>, StoreError> {
+    /// Returns the lengths of many objects from lists of their directories, with fewer requests.
+    fn find_in_lists(&self, ids: &[ObjectId]) -> Result<Vec<Option<u64>>, StoreError> {
         let wanted: HashSet<&ObjectId> = ids.iter().collect();
         let places: BTreeSet<PathBuf> = ids
             .iter()
@@ -290,7 +257,7 @@ impl BucketObjects {
         Ok(ids.iter().map(|id| found.get(id).copied().flatten()).collect())
     }
 
-    /// When the bucket dates objects; `None` for those that are not there.
+    /// Returns the dates of objects in the bucket; `None` for missing ones.
     pub(super) fn dates(&self, ids: &[ObjectId]) -> Result<Vec<Option<i64>>, StoreError> {
         let looks = ids.iter().map(|id| async move {
             let found = self.remote.head_async(&self.remote.key(&keys::object(id))).await?;
@@ -300,7 +267,7 @@ impl BucketObjects {
         self.remote.wait(futures_util::stream::iter(looks).buffered(REQUESTS_MAX).try_collect())
     }
 
-    /// Gives all objects to `take`, as the bucket lists them, until it says `false`.
+    /// Calls `take` with all objects, as the bucket lists them, until it returns false.
     pub(super) fn visit(
         &self,
         take: &mut dyn FnMut(ObjectId, Meta) -> bool,
@@ -314,7 +281,7 @@ impl BucketObjects {
 
 impl Objects for BucketObjects {
     fn size_bytes(&self, id: &ObjectId) -> Result<Option<u64>, StoreError> {
-        Ok(self.look(&[*id])?[0])
+        Ok(self.sizes(&[*id])?[0])
     }
 
     fn held(&self, id: &ObjectId) -> Result<Option<u64>, StoreError> {
@@ -329,7 +296,7 @@ impl Objects for BucketObjects {
             .filter(|(_, known)| known.is_none())
             .map(|(id, _)| *id)
             .collect();
-        let mut found = self.look(&asked)?.into_iter();
+        let mut found = self.sizes(&asked)?.into_iter();
         let all: Vec<Option<u64>> =
             known.into_iter().map(|known| known.or_else(|| found.next().flatten())).collect();
         for (id, size_bytes) in ids.iter().zip(&all) {
@@ -360,7 +327,7 @@ impl Objects for BucketObjects {
             for _ in 0..wanted.len().min(AHEAD_MAX) {
                 scope.spawn(|| {
                     while let Some(id) = wanted.get(next.fetch_add(1, Ordering::Relaxed)) {
-                        // Whoever needs it hears of what is wrong.
+                        // The caller that needs the object gets the error.
                         if self.fetch(id, WHOLE_BYTES_MAX).is_err() {
                             return;
                         }
@@ -376,7 +343,15 @@ impl Objects for BucketObjects {
         size_bytes: u64,
     ) -> Result<Box<dyn Receiving + '_>, StoreError> {
         self.evict(size_bytes);
-        Ok(Box::new(BucketReceiving::new(self, id, size_bytes)?))
+        Ok(Box::new(BucketReceiving {
+            remote: &self.remote,
+            cache: &self.cache,
+            units: &self.units,
+            stored: &self.stored,
+            in_cache: self.cache.receive(id, size_bytes)?,
+            id,
+            size_bytes,
+        }))
     }
 
     fn open_verified(&self, id: &ObjectId) -> Result<Option<Content>, StoreError> {
@@ -396,7 +371,7 @@ impl Objects for BucketObjects {
     }
 
     fn sync(&self) -> Result<(), StoreError> {
-        // What the bucket has taken is durable, and the cache need not be.
+        // Objects in the bucket are durable, and the cache need not be.
         Ok(())
     }
 
@@ -415,16 +390,12 @@ impl Objects for BucketObjects {
         match listed {
             Ok(()) if !stop() => self.stored.counted(objects, bytes),
             Ok(()) => {}
-            Err(error) => tracing::error!("cannot count the objects: {}", report(&error)),
+            Err(error) => tracing::error!("cannot count the objects: {}", error_chain(&error)),
         }
     }
 
     fn object_counts(&self) -> ObjectCounts {
-        ObjectCounts {
-            objects: self.stored.objects.load(Ordering::Relaxed),
-            bytes: self.stored.bytes.load(Ordering::Relaxed),
-            complete: self.stored.counted.load(Ordering::Acquire),
-        }
+        self.stored.counts()
     }
 
     fn corrupt(&self) -> u64 {
@@ -474,7 +445,7 @@ impl Objects for BucketObjects {
             }
         }
         if hasher.finish() != *id {
-            self.put_aside(id, &etag, size_bytes)?;
+            self.quarantine(id, &etag, size_bytes)?;
             return Ok(OnMedium::Corrupt);
         }
         self.stored.damaged_objects.mark_repaired(id);

@@ -1,6 +1,8 @@
-//! The records of images in a bucket: one key for each name, which is never deleted.
+//! The records of images in a bucket, one key for each name, which is never deleted; and the key of
+//! directories. Both are changed by conditional writes.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -10,32 +12,32 @@ use model::lock::locked;
 use object_store::path::Path;
 
 use super::keys;
-use super::remote::{Entry, Meta, Remote, random};
-use crate::store::contract::{Found, Look, Records, Version};
+use super::remote::{Entry, Meta, Remote, nonce};
+use crate::store::contract::{DirectoriesStorage, FoundRecord, RecordVersion, Records, Refresh};
 use crate::store::error::{Ending, StoreError};
 use crate::store::record::RECORD_BYTES_MAX;
 
-/// What the mark begins with that a name was used.
+/// The beginning of a tombstone.
 const GONE: &[u8] = b"dominator-gone 1\n";
 
-/// How often all keys are listed at least, even if nobody says that something changed.
+/// How often all keys are listed even if no server reports a change.
 const LIST_INTERVAL: Duration = Duration::from_secs(120);
 
 /// How many records are read at once.
 const READS_MAX: usize = 16;
 
-/// How often a change is tried again that another server comes before.
+/// How often a change is retried when another server changes the record first.
 const TRIES_MAX: usize = 20;
 
 /// The records of a bucket.
 pub struct BucketRecords {
     remote: Arc<Remote>,
-    seen: Mutex<Seen>,
+    known: Mutex<KnownRecords>,
 }
 
-/// What was seen when it was last looked.
+/// The records as they were last read.
 #[derive(Default)]
-struct Seen {
+struct KnownRecords {
     etags: BTreeMap<Path, String>,
     changed: Option<String>,
     listed: Option<Instant>,
@@ -43,7 +45,7 @@ struct Seen {
 
 impl BucketRecords {
     pub fn new(remote: Arc<Remote>) -> Self {
-        Self { remote, seen: Mutex::default() }
+        Self { remote, known: Mutex::default() }
     }
 
     fn key(&self, name: &ImageName) -> Result<Path, StoreError> {
@@ -55,25 +57,24 @@ impl BucketRecords {
         self.remote.get(&self.key(name)?, RECORD_BYTES_MAX as u64)
     }
 
-    /// Tells the others that something has changed. They look by themselves later.
-    fn tell(&self) {
-        let told = random()
-            .and_then(|nonce| self.remote.put(&self.remote.key(keys::CHANGED), nonce.into_bytes()));
-        if let Err(error) = told {
+    /// Notifies the other servers of a change. Without it they find the change later.
+    fn publish(&self) {
+        let key = self.remote.key(keys::CHANGED);
+        if let Err(error) = self.remote.put(&key, nonce().into_bytes()) {
             tracing::warn!(
                 "other servers learn of a change late: {}",
-                model::report::report(&error)
+                model::display::error_chain(&error)
             );
         }
     }
 }
 
-fn found(entry: Option<Entry>) -> Found {
+fn found(entry: Option<Entry>) -> FoundRecord {
     match entry {
-        None => Found::Absent,
+        None => FoundRecord::Absent,
         Some(entry) => match entry.bytes.strip_prefix(GONE) {
-            Some(mark) => Found::Gone(Ending::of(mark)),
-            None => Found::Record(entry.bytes, Version(entry.etag)),
+            Some(mark) => FoundRecord::Gone(Ending::read(mark)),
+            None => FoundRecord::Record(entry.bytes, RecordVersion(entry.etag)),
         },
     }
 }
@@ -81,17 +82,17 @@ fn found(entry: Option<Entry>) -> Found {
 impl Records for BucketRecords {
     fn changes(
         &self,
-        look: Look,
-        take: &mut dyn FnMut(ImageName, Result<Found, StoreError>),
+        look: Refresh,
+        take: &mut dyn FnMut(ImageName, Result<FoundRecord, StoreError>),
     ) -> Result<(), StoreError> {
-        let mut seen = locked(&self.seen);
+        let mut known = locked(&self.known);
         // Read first: what changes after that is found the next time.
         let changed = self.remote.head(&self.remote.key(keys::CHANGED))?.map(|meta| meta.etag);
-        let is_recent = seen.listed.is_some_and(|listed| listed.elapsed() < LIST_INTERVAL);
-        if look == Look::Often && is_recent && changed == seen.changed {
+        let is_recent = known.listed.is_some_and(|listed| listed.elapsed() < LIST_INTERVAL);
+        if look == Refresh::Periodic && is_recent && changed == known.changed {
             return Ok(());
         }
-        let begun = Instant::now();
+        let started = Instant::now();
         let mut there: BTreeMap<Path, Meta> = BTreeMap::new();
         self.remote.list(keys::IMAGES, &mut |meta| {
             there.insert(meta.key.clone(), meta);
@@ -99,15 +100,15 @@ impl Records for BucketRecords {
         })?;
         let name_of = |key: &Path| self.remote.below(key, keys::IMAGES).and_then(keys::image_at);
         let vanished: Vec<Path> =
-            seen.etags.keys().filter(|key| !there.contains_key(*key)).cloned().collect();
+            known.etags.keys().filter(|key| !there.contains_key(*key)).cloned().collect();
         for key in vanished {
             if let Some(name) = name_of(&key) {
                 tracing::error!(image = %name, "another program removed its record");
-                take(name, Ok(Found::Absent));
+                take(name, Ok(FoundRecord::Absent));
             }
-            seen.etags.remove(&key);
+            known.etags.remove(&key);
         }
-        let new = there.into_values().filter(|meta| seen.etags.get(&meta.key) != Some(&meta.etag));
+        let new = there.into_values().filter(|meta| known.etags.get(&meta.key) != Some(&meta.etag));
         let reads: Vec<_> = new
             .map(|meta| async move {
                 let entry = self.remote.get_async(&meta.key, RECORD_BYTES_MAX as u64).await?;
@@ -122,69 +123,112 @@ impl Records for BucketRecords {
                 None => tracing::warn!(%key, "ignoring an unknown key in the bucket"),
             }
             if let Some(etag) = etag {
-                seen.etags.insert(key, etag);
+                known.etags.insert(key, etag);
             }
         }
-        seen.changed = changed;
-        seen.listed = Some(begun);
+        known.changed = changed;
+        known.listed = Some(started);
         Ok(())
     }
 
-    fn read(&self, name: &ImageName) -> Result<Found, StoreError> {
+    fn read(&self, name: &ImageName) -> Result<FoundRecord, StoreError> {
         self.entry(name).map(found)
     }
 
     fn expect_new(&self, name: &ImageName) -> Result<(), StoreError> {
         match self.read(name)? {
-            Found::Absent => Ok(()),
-            Found::Record(..) => Err(StoreError::Exists { name: name.clone() }),
-            Found::Gone(ending) => Err(StoreError::Gone { name: name.clone(), ending }),
+            FoundRecord::Absent => Ok(()),
+            FoundRecord::Record(..) => Err(StoreError::Exists { name: name.clone() }),
+            FoundRecord::Gone(ending) => Err(StoreError::Gone { name: name.clone(), ending }),
         }
     }
 
     fn create(&self, name: &ImageName, bytes: &[u8]) -> Result<(), StoreError> {
         if self.remote.create(&self.key(name)?, bytes.to_vec())?.is_none() {
             self.expect_new(name)?;
-            // It is neither there nor was it: keys never go, so that somebody removed it by hand.
+            // Keys are never removed by a server, so somebody removed this one by hand.
             return Err(StoreError::Raced { name: name.clone() });
         }
-        self.tell();
+        self.publish();
         Ok(())
     }
 
-    fn replace(&self, name: &ImageName, version: &Version, bytes: &[u8]) -> Result<(), StoreError> {
+    fn replace(
+        &self,
+        name: &ImageName,
+        version: &RecordVersion,
+        bytes: &[u8],
+    ) -> Result<(), StoreError> {
         match self.remote.update(&self.key(name)?, bytes.to_vec(), &version.0)? {
-            Some(_) => self.tell(),
+            Some(_) => self.publish(),
             None => return Err(StoreError::Raced { name: name.clone() }),
         }
         Ok(())
     }
 
-    fn bury(
+    fn end(
         &self,
         name: &ImageName,
-        version: Option<&Version>,
+        version: Option<&RecordVersion>,
         mark: &str,
         gone: &mut dyn FnMut(),
     ) -> Result<(), StoreError> {
         let raced = || StoreError::Raced { name: name.clone() };
-        // No two are equal, so that of several servers one hears that it was the one.
-        let mark = [GONE, mark.as_bytes(), random()?.as_bytes(), b"\n"].concat();
+        // No two tombstones are equal, so that only one of several servers succeeds.
+        let mark = [GONE, mark.as_bytes(), nonce().as_bytes(), b"\n"].concat();
         for _ in 0..TRIES_MAX {
             let etag = match self.read(name)? {
-                Found::Absent => return Err(StoreError::NotFound { name: name.clone() }),
-                Found::Gone(ending) => return Err(StoreError::Gone { name: name.clone(), ending }),
-                Found::Record(_, found) if version.is_some_and(|version| *version != found) => {
+                FoundRecord::Absent => return Err(StoreError::NotFound { name: name.clone() }),
+                FoundRecord::Gone(ending) => {
+                    return Err(StoreError::Gone { name: name.clone(), ending });
+                }
+                FoundRecord::Record(_, found)
+                    if version.is_some_and(|version| *version != found) =>
+                {
                     return Err(raced());
                 }
-                Found::Record(_, found) => found.0,
+                FoundRecord::Record(_, found) => found.0,
             };
             if self.remote.update(&self.key(name)?, mark.clone(), &etag)?.is_some() {
                 gone();
-                self.tell();
+                self.publish();
                 return Ok(());
             }
         }
         Err(raced())
+    }
+}
+
+/// The register of a bucket.
+pub struct BucketDirectories(Arc<Remote>);
+
+impl BucketDirectories {
+    pub fn new(remote: Arc<Remote>) -> Self {
+        Self(remote)
+    }
+}
+
+impl DirectoriesStorage for BucketDirectories {
+    fn read(&self, bytes_max: usize) -> Result<Option<(Vec<u8>, RecordVersion)>, StoreError> {
+        let entry = self.0.get(&self.0.key(keys::DIRECTORIES), bytes_max as u64)?;
+        Ok(entry.map(|entry| (entry.bytes, RecordVersion(entry.etag))))
+    }
+
+    fn replace(&self, version: &RecordVersion, bytes: &[u8]) -> Result<RecordVersion, StoreError> {
+        let key = self.0.key(keys::DIRECTORIES);
+        let done = match version.0.as_str() {
+            "" => self.0.create(&key, bytes.to_vec())?,
+            etag => self.0.update(&key, bytes.to_vec(), etag)?,
+        };
+        done.map(RecordVersion).ok_or(StoreError::RacedDirectories)
+    }
+
+    fn has_changed(&self, version: &RecordVersion) -> Result<bool, StoreError> {
+        let found = self.0.head(&self.0.key(keys::DIRECTORIES))?;
+        Ok(found.map(|meta| meta.etag).unwrap_or_default() != version.0)
+    }
+
+    fn location(&self) -> PathBuf {
+        PathBuf::from(self.0.key(keys::DIRECTORIES).as_ref())
     }
 }

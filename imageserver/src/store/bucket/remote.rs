@@ -11,22 +11,23 @@ use object_store::{
     BackoffConfig, Certificate, ClientOptions, Error, GetResult, ObjectMeta, ObjectStore,
     ObjectStoreExt as _, PutMode, PutOptions, RetryConfig, UpdateVersion,
 };
+use system::clock::wall;
+use system::random::random_bytes;
 use tokio::runtime::Handle;
 
 use super::keys;
-use super::settings::{Settings, credentials};
-use crate::clock::wall;
+use super::settings::{BucketSettings, credentials};
 use crate::store::bucket::removal_rules::Clocks;
 use crate::store::bucket_error::BucketError;
 use crate::store::error::{StoreError, failed};
 
-/// How long it is tried to connect, and how long a bucket may send nothing.
+/// The longest time to connect, and the longest time without data from the bucket.
 const SILENCE_MAX: Duration = Duration::from_secs(20);
 
-/// For how long a request is tried again that the bucket did not answer, or asked to send later.
+/// How long a failed request is retried.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How often it is.
+/// The most retries of a request.
 const RETRIES_MAX: usize = 6;
 
 /// The longest that a removal may take, tries included.
@@ -35,22 +36,20 @@ const REMOVAL_TIMEOUT: Duration = Duration::from_secs(60);
 /// How many requests of one kind are under way at once.
 pub const REQUESTS_MAX: usize = 64;
 
-/// What is under a key.
+/// The content of a key.
 pub struct Entry {
     pub bytes: Vec<u8>,
-    /// What tells it from what is there at another time.
+    /// The tag of this version.
     pub etag: String,
-    /// When the bucket dates it, in seconds since 1970.
+    /// The date in the bucket, in seconds since 1970.
     pub modified: i64,
 }
 
-/// What is known of a key without its bytes.
+/// The metadata of a key.
 #[derive(Clone, Debug)]
 pub struct Meta {
     pub key: Path,
-    /// As of [`Entry`].
     pub etag: String,
-    /// As of [`Entry`].
     pub modified: i64,
     /// The length, in bytes.
     pub size_bytes: u64,
@@ -63,21 +62,24 @@ pub struct Remote {
     bucket: String,
     prefix: Path,
     server: String,
-    /// What the bucket's clock showed when it was last asked, and when that was.
+    /// The last reading of the bucket's clock, and when it was made.
     time: Mutex<Option<(i64, Instant)>>,
 }
 
-/// A number that nobody draws twice, as text.
-pub fn random() -> Result<String, StoreError> {
-    let text = fs_err::read_to_string("/proc/sys/kernel/random/uuid");
-    Ok(text.map_err(failed("draw a random number"))?.trim().to_owned())
+/// Returns 128 random bits as hexadecimal digits.
+pub fn nonce() -> String {
+    format!("{:032x}", u128::from_le_bytes(random_bytes()))
 }
 
 impl Remote {
-    /// Talks to the bucket of `settings` as `server`. Nothing is sent yet.
-    pub fn new(settings: &Settings, server: String, runtime: Handle) -> Result<Self, StoreError> {
+    /// Connects to the bucket of `settings` as `server`. Sends nothing yet.
+    pub fn new(
+        settings: &BucketSettings,
+        server: String,
+        runtime: Handle,
+    ) -> Result<Self, StoreError> {
         let unfit = |source| unfit(settings, source);
-        // Another part of the program may have done it before; then it is the same one.
+        // Another part of the program may have installed the same provider before.
         let _done = rustls::crypto::ring::default_provider().install_default();
         let mut client = ClientOptions::new()
             .with_timeout_disabled()
@@ -147,7 +149,7 @@ impl Remote {
         below.split('/').fold(self.prefix.clone(), |path, part| path.join(part))
     }
 
-    /// What comes after `below` in `key`; `None` if it is not there.
+    /// Returns the part of `key` after `below`; `None` if it is not below.
     pub fn below<'key>(&self, key: &'key Path, below: &str) -> Option<&'key str> {
         let start = self.key(below);
         key.as_ref().strip_prefix(start.as_ref())?.strip_prefix('/')
@@ -158,7 +160,7 @@ impl Remote {
         self.runtime.block_on(requests)
     }
 
-    /// Where requests run.
+    /// The runtime of the requests.
     pub fn runtime(&self) -> &Handle {
         &self.runtime
     }
@@ -168,27 +170,27 @@ impl Remote {
         &self.store
     }
 
-    /// That the bucket cannot be used.
+    /// Returns the error that the bucket cannot be used.
     pub fn unfit(&self, why: &'static str) -> StoreError {
         let source = BucketError::Unfit { bucket: self.bucket.clone(), why };
         StoreError::Bucket { what: "open the store".to_owned(), source }
     }
 
-    /// What a failure to `what` means.
+    /// Returns a conversion of errors of requests to `what`.
     pub fn failed(&self, what: impl Into<String>) -> impl FnOnce(Error) -> StoreError {
         let bucket = self.bucket.clone();
         move |source| {
             let what = what.into();
-            StoreError::Bucket { what, source: BucketError::of(bucket, &source) }
+            StoreError::Bucket { what, source: BucketError::new(bucket, &source) }
         }
     }
 
-    /// What is under `key`, if it is not longer than `bytes_max`.
+    /// Reads `key`. Fails if it is longer than `bytes_max`.
     pub fn get(&self, key: &Path, bytes_max: u64) -> Result<Option<Entry>, StoreError> {
         self.wait(self.get_async(key, bytes_max))
     }
 
-    /// As [`Remote::get`].
+    /// Does the same as [`Remote::get`].
     pub async fn get_async(&self, key: &Path, bytes_max: u64) -> Result<Option<Entry>, StoreError> {
         let what = || format!("read {key}");
         let found: GetResult = match self.store.get(key).await {
@@ -205,12 +207,12 @@ impl Remote {
         Ok(Some(Entry { bytes, etag, modified }))
     }
 
-    /// What is known of `key`.
+    /// Reads the metadata of `key`.
     pub fn head(&self, key: &Path) -> Result<Option<Meta>, StoreError> {
         self.wait(self.head_async(key))
     }
 
-    /// As [`Remote::head`].
+    /// Does the same as [`Remote::head`].
     pub async fn head_async(&self, key: &Path) -> Result<Option<Meta>, StoreError> {
         match self.store.head(key).await {
             Ok(found) => Ok(Some(meta(found))),
@@ -283,7 +285,7 @@ impl Remote {
         }
     }
 
-    /// All keys below `below`, in order.
+    /// Lists all keys below `below`, in order.
     pub fn list_async(
         &self,
         below: &str,
@@ -294,12 +296,12 @@ impl Remote {
         listed.map(move |found| {
             found.map(meta).map_err(|error| StoreError::Bucket {
                 what: format!("list {prefix}"),
-                source: BucketError::of(bucket.clone(), &error),
+                source: BucketError::new(bucket.clone(), &error),
             })
         })
     }
 
-    /// Gives all keys below `below` to `take`, in order, until it says `false`.
+    /// Calls `take` with all keys below `below`, in order, until it returns false.
     pub fn list(&self, below: &str, take: &mut dyn FnMut(Meta) -> bool) -> Result<(), StoreError> {
         let mut stream = self.list_async(below);
         while let Some(found) = self.wait(stream.next()) {
@@ -310,10 +312,10 @@ impl Remote {
         Ok(())
     }
 
-    /// Asks the bucket what time it is.
+    /// Reads the bucket's clock.
     pub fn tell_time(&self) -> Result<Clocks, StoreError> {
         let key = self.key(&keys::clock(&self.server));
-        self.put(&key, random()?.into_bytes())?;
+        self.put(&key, nonce().into_bytes())?;
         let Some(found) = self.head(&key)? else {
             return Err(self.unfit("a key that was just written is not there"));
         };
@@ -321,7 +323,7 @@ impl Remote {
         Ok(Clocks { bucket: found.modified, server: wall().seconds })
     }
 
-    /// What time it is, by what the bucket last said.
+    /// Returns the time, by the last reading of the bucket's clock.
     pub fn now(&self) -> Clocks {
         let server = wall().seconds;
         let told = *locked(&self.time);
@@ -341,8 +343,8 @@ fn meta(found: ObjectMeta) -> Meta {
     }
 }
 
-fn unfit(settings: &Settings, source: Error) -> StoreError {
+fn unfit(settings: &BucketSettings, source: Error) -> StoreError {
     let bucket = format!("s3://{}", settings.bucket);
     let what = "open the store".to_owned();
-    StoreError::Bucket { what, source: BucketError::of(bucket, &source) }
+    StoreError::Bucket { what, source: BucketError::new(bucket, &source) }
 }

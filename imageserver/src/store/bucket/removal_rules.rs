@@ -23,62 +23,62 @@ pub const GC_LEASE_SECONDS_MAX: i64 = 120;
 /// A moment, in seconds since 1970, as two clocks show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Clocks {
-    /// That of the bucket.
+    /// The time by the bucket's clock.
     pub bucket: i64,
-    /// That of the server.
+    /// The time by the server's clock.
     pub server: i64,
 }
 
-/// How many seconds have passed from `then` to `now` by both clocks.
+/// Returns how many seconds have passed from `then` to `now` by both clocks.
 #[must_use]
 pub fn elapsed(then: Clocks, now: Clocks) -> i64 {
     let bucket = now.bucket.saturating_sub(then.bucket);
     bucket.min(now.server.saturating_sub(then.server))
 }
 
-/// What is known of an object that the images do not need.
+/// The state of an object that no image needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Known {
-    /// When the bucket dates it.
+pub struct UnneededState {
+    /// The date in the bucket.
     pub modified: i64,
-    /// When it was first seen that no image needs it.
+    /// When the object was first found to be unneeded.
     pub unneeded_since: Clocks,
-    /// Some server has promised it to somebody.
+    /// True if a client of any server has a lease on it.
     pub is_leased: bool,
 }
 
-/// What becomes of an object that the images do not need.
+/// The decision about an object that no image needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decision {
-    /// It may be removed.
-    Goes,
-    /// It was promised.
+pub enum BucketDecision {
+    /// The object is removed.
+    Remove,
+    /// A client has a lease on the object.
     Leased,
-    /// It has not been without use for long enough.
-    Waits,
+    /// It has not been unneeded for long enough.
+    Wait,
 }
 
 /// Decides over an object that must have been there, and without use, for `seconds`.
 #[must_use]
-pub fn fate(known: Known, seconds: i64, now: Clocks) -> Decision {
+pub fn decide(known: UnneededState, seconds: i64, now: Clocks) -> BucketDecision {
     let is_old = now.bucket.saturating_sub(known.modified) >= seconds;
     if known.is_leased {
-        Decision::Leased
+        BucketDecision::Leased
     } else if is_old && elapsed(known.unneeded_since, now) >= seconds {
-        Decision::Goes
+        BucketDecision::Remove
     } else {
-        Decision::Waits
+        BucketDecision::Wait
     }
 }
 
-/// True if a lease that was given at `given` for `seconds` may still hold.
+/// Returns true if a lease that was given at `given` for `seconds` may still hold.
 #[must_use]
 pub fn holds(given: Clocks, seconds: u32, now: Clocks) -> bool {
     elapsed(given, now) <= i64::from(seconds)
 }
 
-/// True if the server `own` may take the turn that `holder` has had for `silent` seconds without a
-/// word.
+/// Returns true if the server `own` may take the turn that `holder` has had for `silent` seconds
+/// without a word.
 #[must_use]
 pub fn may_take_gc_lease(own: &str, holder: Option<&str>, silent: i64) -> bool {
     match holder {
@@ -89,8 +89,8 @@ pub fn may_take_gc_lease(own: &str, holder: Option<&str>, silent: i64) -> bool {
     }
 }
 
-/// True if the server `own`, which removes nothing now, may take back the list that `writer` has
-/// left and that is `age` seconds old.
+/// Returns true if the server `own`, which removes nothing now, may take back the list that
+/// `writer` has left and that is `age` seconds old.
 #[must_use]
 pub fn may_withdraw(own: &str, writer: &str, age: i64) -> bool {
     age > if own == writer { OWN_SECONDS } else { SILENT_SECONDS }
@@ -108,24 +108,27 @@ mod tests {
 
     #[test]
     fn what_goes_was_without_use_for_a_day_by_every_clock() {
-        let known =
-            |modified, since, is_leased| Known { modified, unneeded_since: since, is_leased };
+        let known = |modified, since, is_leased| UnneededState {
+            modified,
+            unneeded_since: since,
+            is_leased,
+        };
         let now = Clocks { bucket: 10 * DAY, server: 20 * DAY };
         let day_ago = Clocks { bucket: 9 * DAY, server: 19 * DAY };
         #[rustfmt::skip]
         let table = [
-            (known(0, day_ago, false), Decision::Goes),
-            (known(0, day_ago, true), Decision::Leased),
-            (known(9 * DAY + 1, day_ago, false), Decision::Waits),
-            (known(0, Clocks { bucket: 9 * DAY + 1, ..day_ago }, false), Decision::Waits),
-            (known(0, Clocks { server: 19 * DAY + 1, ..day_ago }, false), Decision::Waits),
+            (known(0, day_ago, false), BucketDecision::Remove),
+            (known(0, day_ago, true), BucketDecision::Leased),
+            (known(9 * DAY + 1, day_ago, false), BucketDecision::Wait),
+            (known(0, Clocks { bucket: 9 * DAY + 1, ..day_ago }, false), BucketDecision::Wait),
+            (known(0, Clocks { server: 19 * DAY + 1, ..day_ago }, false), BucketDecision::Wait),
             // Clocks that were set back.
-            (known(11 * DAY, day_ago, false), Decision::Waits),
-            (known(0, Clocks { bucket: 0, server: 21 * DAY }, false), Decision::Waits),
-            (known(0, Clocks { bucket: 11 * DAY, server: 0 }, false), Decision::Waits),
+            (known(11 * DAY, day_ago, false), BucketDecision::Wait),
+            (known(0, Clocks { bucket: 0, server: 21 * DAY }, false), BucketDecision::Wait),
+            (known(0, Clocks { bucket: 11 * DAY, server: 0 }, false), BucketDecision::Wait),
         ];
         for (known, expected) in table {
-            assert_eq!(fate(known, DAY, now), expected, "{known:?}");
+            assert_eq!(decide(known, DAY, now), expected, "{known:?}");
         }
     }
 

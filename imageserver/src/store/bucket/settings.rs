@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// What an operator says of a bucket.
+/// The settings of a bucket.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct BucketSettings {
     pub bucket: String,
-    /// What all keys begin with; empty for nothing.
+    /// The prefix of all keys; may be empty.
     pub prefix: String,
     /// The address of the server, if it is not that of the region of AWS.
     pub endpoint: Option<String>,
@@ -18,7 +18,7 @@ pub struct Settings {
     /// A file with the certificates of authorities that vouch for the server, beside those of the
     /// system.
     pub authorities: Option<PathBuf>,
-    /// For how long no image must have needed what is removed.
+    /// How long an object must be unneeded before it is removed, in seconds.
     pub unneeded_for: Duration,
     /// How much of this server's own disk objects may take, in bytes.
     pub cache_bytes_max: u64,
@@ -26,7 +26,7 @@ pub struct Settings {
 
 /// An address of a bucket that is none.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AddressError {
+pub enum BucketAddressError {
     #[error("`{text}` is no bucket: write s3://NAME or s3://NAME/PREFIX")]
     Form { text: String },
     #[error("`{name}` is no name of a bucket: 3 to 63 of a-z, 0-9, `.` and `-`")]
@@ -38,14 +38,14 @@ pub enum AddressError {
 }
 
 /// The bucket and the prefix of `s3://NAME/PREFIX`.
-pub fn address(text: &str) -> Result<(String, String), AddressError> {
-    let form = || AddressError::Form { text: text.to_owned() };
+pub fn address(text: &str) -> Result<(String, String), BucketAddressError> {
+    let form = || BucketAddressError::Form { text: text.to_owned() };
     let rest = text.strip_prefix("s3://").ok_or_else(form)?;
     let (name, prefix) = rest.split_once('/').unwrap_or((rest, ""));
     let is_name =
         |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b".-".contains(&byte);
     if !(3..=63).contains(&name.len()) || !name.bytes().all(is_name) {
-        return Err(AddressError::Name { name: name.to_owned() });
+        return Err(BucketAddressError::Name { name: name.to_owned() });
     }
     let prefix = prefix.trim_end_matches('/');
     let is_part = |part: &str| {
@@ -55,24 +55,23 @@ pub fn address(text: &str) -> Result<(String, String), AddressError> {
     let is_prefix = prefix.is_empty() || prefix.split('/').all(is_part);
     // Enough is left for the name of an image.
     if !is_prefix || prefix.len() > 100 {
-        return Err(AddressError::Prefix { prefix: prefix.to_owned() });
+        return Err(BucketAddressError::Prefix { prefix: prefix.to_owned() });
     }
     Ok((name.to_owned(), prefix.to_owned()))
 }
 
-/// What somebody shows to a bucket.
+/// Credentials for a bucket.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Credentials {
+pub struct BucketCredentials {
     pub key_id: String,
-    /// What only they know.
     pub secret: String,
-    /// What goes with keys for a while.
+    /// The session token of temporary keys.
     pub token: Option<String>,
 }
 
 /// The credentials of `profile` in a file as `~/.aws/credentials`.
 #[must_use]
-pub fn credentials(text: &str, profile: &str) -> Option<Credentials> {
+pub fn credentials(text: &str, profile: &str) -> Option<BucketCredentials> {
     let mut current = None;
     let (mut key_id, mut secret, mut token) = (None, None, None);
     for line in text.lines().map(str::trim) {
@@ -96,10 +95,10 @@ pub fn credentials(text: &str, profile: &str) -> Option<Credentials> {
             _ => {}
         }
     }
-    Some(Credentials { key_id: key_id?, secret: secret?, token })
+    Some(BucketCredentials { key_id: key_id?, secret: secret?, token })
 }
 
-impl Settings {
+impl BucketSettings {
     /// The file with the credentials, if there is one: the one that was named, one that systemd
     /// gives, or that of the user, unless the environment has them.
     #[must_use]

@@ -1,158 +1,70 @@
-//! The names and changes that replicas follow: images, tombstones, and the log since the start.
+//! What replicas follow, and the changes that a replica makes: names, tombstones and notes.
 
-use std::collections::BTreeMap;
-use std::ops::{Bound, RangeBounds};
+use std::ops::Bound;
 
-use api::codec::{self, Encoding};
-use api::image_server::replication::{Change, Cursor, Ended};
-use model::image::Image;
+use api::image_server::replication::{Cursor, ImageChange};
+use model::display::error_chain;
+use model::image::{ImageName, Notes};
 use model::lock::locked;
-use model::report::report;
+use model::object::ObjectId;
 use tokio::sync::watch;
 
-use super::{ImageName, Images, Index, Notes, ObjectId, PoisonError, Record, StoreError};
-use crate::core::replication::decision::Here;
-use crate::store::error::Ending;
-
-/// The line of a mark that says which image it was.
-const DIGEST: &str = "digest ";
-
-/// What is left of an image.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Tombstone {
-    ending: Ending,
-    digest: Option<ObjectId>,
-}
-
-impl Tombstone {
-    /// What the file of the mark says.
-    pub(super) fn read(bytes: &[u8]) -> Self {
-        let text = String::from_utf8_lossy(bytes);
-        let digest = text.lines().find_map(|line| line.strip_prefix(DIGEST)?.parse().ok());
-        Self { ending: Ending::of(bytes), digest }
-    }
-
-    /// The content of the file: `text`, and which image it was.
-    pub(super) fn text(text: &str, digest: Option<ObjectId>) -> String {
-        match digest {
-            None => text.to_owned(),
-            Some(digest) => format!("{text}{DIGEST}{digest}\n"),
-        }
-    }
-}
-
-/// Some of the names that are or were used, sorted.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Told {
-    /// What is to be known of them.
-    pub changes: Vec<Change>,
-    /// How far these changes go.
-    pub cursor: Cursor,
-    /// True if there are more.
-    pub more: bool,
-}
-
-/// The digest of notes without the expiry, by which servers know that they have the same.
-#[must_use]
-pub fn digest_of(notes: &Notes) -> ObjectId {
-    let notes = Notes { expires_at: None, ..notes.clone() };
-    // Notes can always be written; if not, they equal none, and are fetched again.
-    let bytes = codec::encode(Encoding::Bincode, "notes", &notes).unwrap_or_default();
-    model::object::Algorithm::Blake3.digest(&bytes)
-}
-
-impl Index {
-    /// What is to be known of a name; `None` if nothing is, or its record is damaged.
-    fn change(&self, name: &ImageName) -> Option<Change> {
-        if let Some(summary) = self.images.get(name) {
-            return Some(Change::Image {
-                name: name.clone(),
-                digest: summary.digest,
-                notes: *self.notes.get(name)?,
-                expires_at: summary.expires_at,
-                bytes: summary.totals.bytes,
-            });
-        }
-        let Tombstone { ending, digest } = *self.ended.get(name)?;
-        let how = match ending {
-            Ending::Deleted => Ended::Deleted,
-            Ending::Expired => Ended::Expired,
-        };
-        Some(Change::Ended { name: name.clone(), how, digest })
-    }
-
-    /// Takes note that an image has ended.
-    pub(super) fn end(&mut self, name: &ImageName, mark: Tombstone) {
-        self.remove(name);
-        self.ended.insert(name.clone(), mark);
-    }
-}
+use super::Images;
+use crate::core::replication::decision::LocalImage;
+use crate::store::error::{Ending, StoreError};
+use crate::store::image_index::{ChangePage, ImageIndex, Tombstone};
 
 impl Images {
-    /// Tells whoever waits that `name` has changed. The index is as it is now.
-    pub(super) fn tell(&self, index: &mut Index, name: &ImageName) {
+    /// Notifies the waiters that `name` has changed, after the index was changed.
+    pub(super) fn publish(&self, index: &mut ImageIndex, name: &ImageName) {
         index.log.note(name);
-        self.told.send_replace(index.log.cursor().sequence);
+        self.sequence.send_replace(index.log.cursor().sequence);
     }
 
-    /// How far changes go.
+    /// Returns the position of the last change.
     #[must_use]
     pub fn cursor(&self) -> Cursor {
-        self.index.read().unwrap_or_else(PoisonError::into_inner).log.cursor()
+        self.read_index().log.cursor()
     }
 
-    /// Is changed whenever an image is.
+    /// Returns a receiver that changes whenever an image does.
     #[must_use]
-    pub fn told(&self) -> watch::Receiver<u64> {
-        self.told.subscribe()
+    pub fn subscribe(&self) -> watch::Receiver<u64> {
+        self.sequence.subscribe()
     }
 
-    /// At most `limit` names that have changed after `cursor`; `None` if these are not known.
+    /// Returns at most `limit` names that changed after `cursor`; `None` if these are not known.
     #[must_use]
-    pub fn since(&self, cursor: Cursor, limit: usize) -> Option<Told> {
-        let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
-        let (names, cursor, more) = index.log.since(cursor, limit)?;
-        // A name of which nothing is known any more was dropped here, which is no news for others.
-        let changes = names.iter().filter_map(|name| index.change(name)).collect();
-        Some(Told { changes, cursor, more })
+    pub fn changes_since(&self, cursor: Cursor, limit: usize) -> Option<ChangePage> {
+        self.read_index().changes_since(cursor, limit)
     }
 
-    /// At most `limit` of all names that are or were used and sort after `after`.
+    /// Returns at most `limit` of all names that are or were used and sort after `after`.
     #[must_use]
-    pub fn all(&self, after: Option<&ImageName>, limit: usize) -> Told {
-        let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
-        let start = after.map_or(Bound::Unbounded, Bound::Excluded);
-        let range = || (start, Bound::<&ImageName>::Unbounded);
-        // One more of each than are needed tells whether there are more.
-        let mut names: Vec<&ImageName> = some(&index.images, range(), limit + 1);
-        names.extend(some(&index.ended, range(), limit + 1));
-        names.sort_unstable();
-        let more = names.len() > limit;
-        names.truncate(limit);
-        let changes = names.into_iter().filter_map(|name| index.change(name)).collect();
-        Told { changes, cursor: index.log.cursor(), more }
+    pub fn all_changes(&self, after: Option<&ImageName>, limit: usize) -> ChangePage {
+        self.read_index().all_changes(after, limit)
     }
 
     /// The names of the images in a part of the list.
     #[must_use]
     pub fn between(&self, part: &(Bound<ImageName>, Bound<ImageName>)) -> Vec<ImageName> {
-        let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
+        let index = self.read_index();
         let range = (part.0.as_ref(), part.1.as_ref());
         index.images.range::<ImageName, _>(range).map(|(name, _)| name.clone()).collect()
     }
 
-    /// What there is of a name. Whether it is in use is known elsewhere.
+    /// Returns the local state of a name. `is_held` says whether the image is in use.
     #[must_use]
-    pub fn here(&self, name: &ImageName, is_held: impl FnOnce() -> bool) -> Here {
-        let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
+    pub fn local_image(&self, name: &ImageName, is_held: impl FnOnce() -> bool) -> LocalImage {
+        let index = self.read_index();
         if index.damaged.contains_key(name) {
-            return Here::Damaged;
+            return LocalImage::Damaged;
         }
         match index.change(name) {
-            None => Here::Nothing,
-            Some(Change::Ended { .. }) => Here::Ended,
-            Some(Change::Image { digest, notes, expires_at, .. }) => {
-                Here::Image { digest, notes, expires_at, is_held: is_held() }
+            None => LocalImage::Nothing,
+            Some(ImageChange::Ended { .. }) => LocalImage::Ended,
+            Some(ImageChange::Image { digest, notes, expires_at, .. }) => {
+                LocalImage::Image { digest, notes, expires_at, is_held: is_held() }
             }
         }
     }
@@ -160,7 +72,7 @@ impl Images {
     /// The digest of the image of that name.
     #[must_use]
     pub fn digest(&self, name: &ImageName) -> Option<ObjectId> {
-        let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
+        let index = self.read_index();
         index.images.get(name).map(|summary| summary.digest)
     }
 
@@ -173,12 +85,8 @@ impl Images {
         self.delete_locked(name, None, mark).map(|()| true)
     }
 
-    /// Lets no image have a name that none has or had here.
-    ///
-    /// # Errors
-    ///
-    /// As [`Images::expect_new`]; otherwise what the file-system says.
-    pub fn mark(
+    /// Reserves an unused name for ever, with a tombstone.
+    pub fn add_tombstone(
         &self,
         name: &ImageName,
         digest: Option<ObjectId>,
@@ -186,15 +94,15 @@ impl Images {
     ) -> Result<(), StoreError> {
         let _change = locked(&self.change);
         let text = Tombstone::text(mark, digest);
-        self.records.reserve(name, &text)?;
+        self.records.add_tombstone(name, &text)?;
         let mut index = self.write_index();
         index.end(name, Tombstone::read(text.as_bytes()));
-        self.tell(&mut index, name);
+        self.publish(&mut index, name);
         Ok(())
     }
 
-    /// Takes the notes of an image from another server, if it has this digest. True if it has.
-    pub fn renote(
+    /// Replaces the notes of an image if it has this digest. Returns true if it has.
+    pub fn replace_notes(
         &self,
         name: &ImageName,
         digest: ObjectId,
@@ -210,20 +118,16 @@ impl Images {
         Ok(true)
     }
 
-    /// Takes an image away and leaves no mark: another of that name may come.
-    ///
-    /// # Errors
-    ///
-    /// [`StoreError::NotFound`] or [`StoreError::Gone`]; otherwise what the file-system says.
+    /// Removes an image without a tombstone, so that its name can be used again.
     pub fn drop_copy(&self, name: &ImageName) -> Result<(), StoreError> {
         let _change = locked(&self.change);
         self.read_found(name)?;
-        let is_synced = self.records.forget(name)?;
+        let is_synced = self.records.remove(name)?;
         let mut index = self.write_index();
         index.remove(name);
-        self.tell(&mut index, name);
+        self.publish(&mut index, name);
         if !is_synced {
-            // It is gone; with the power it may come back, and can be dropped again.
+            // After a power failure the record may come back; then it can be dropped again.
             tracing::warn!(image = %name, "the copy may come back after a power failure");
         }
         Ok(())
@@ -238,53 +142,44 @@ impl Images {
     }
 
     /// Changes what is in the list of `name`, and tells it if that makes a difference.
-    pub(super) fn changed<T>(&self, name: &ImageName, change: impl FnOnce(&mut Index) -> T) -> T {
+    pub(super) fn changed<T>(
+        &self,
+        name: &ImageName,
+        change: impl FnOnce(&mut ImageIndex) -> T,
+    ) -> T {
         let mut index = self.write_index();
         let before = index.change(name);
         let done = change(&mut index);
         if index.change(name) != before {
-            self.tell(&mut index, name);
+            self.publish(&mut index, name);
         }
         done
     }
 
-    /// What is to be known of an image that has ended so.
+    /// Returns the tombstone of an image that has ended.
     pub(super) fn tombstone_of(&self, name: &ImageName, ending: Ending) -> Tombstone {
-        match self.records.mark(name) {
+        match self.records.tombstone(name) {
             Ok(Some(bytes)) => Tombstone::read(&bytes),
             Ok(None) => Tombstone { ending, digest: None },
             Err(error) => {
-                tracing::warn!("cannot read which image has ended: {}", report(&error));
+                tracing::warn!("cannot read which image has ended: {}", error_chain(&error));
                 Tombstone { ending, digest: None }
             }
         }
     }
 }
 
-fn some<T>(
-    map: &BTreeMap<ImageName, T>,
-    range: impl RangeBounds<ImageName>,
-    limit: usize,
-) -> Vec<&ImageName> {
-    map.range(range).take(limit).map(|(name, _)| name).collect()
-}
-
-/// What lists and replicas show of a record beside its summary.
-pub(super) fn notes_of(record: &Record) -> ObjectId {
-    let Image { notes, .. } = &record.image;
-    digest_of(notes)
-}
-
 #[cfg(test)]
 mod tests {
     use model::filter::Filter;
-    use model::image::{Content, FORMAT};
+    use model::image::{Content, FORMAT, Image};
     use model::object::Algorithm;
-    use model::tree::{Time, Tree};
+    use model::tree::Tree;
     use model::trigger::Triggers;
 
-    use super::super::super::Store;
     use super::*;
+    use crate::store::Store;
+    use crate::store::record::Record;
 
     fn record(image: &str) -> Record {
         let tree = Tree::empty(Algorithm::Blake3);
@@ -304,10 +199,10 @@ mod tests {
         ImageName::new(text).unwrap()
     }
 
-    fn told(changes: &[Change]) -> Vec<String> {
-        let text = |change: &Change| match change {
-            Change::Image { name, .. } => format!("{name}"),
-            Change::Ended { name, how, digest } => {
+    fn sequence(changes: &[ImageChange]) -> Vec<String> {
+        let text = |change: &ImageChange| match change {
+            ImageChange::Image { name, .. } => format!("{name}"),
+            ImageChange::Ended { name, how, digest } => {
                 format!("{name} {} {}", how.word(), digest.is_some())
             }
         };
@@ -324,46 +219,46 @@ mod tests {
             images.add(&record(image)).unwrap();
         }
         images.delete(&name("a"), "deleted by a test\n").unwrap();
-        images.mark(&name("d"), None, "expired on the master\n").unwrap();
-        let since = images.since(start, 9).unwrap();
-        assert_eq!(told(&since.changes), ["b", "c", "a deleted true", "d expired false"]);
+        images.add_tombstone(&name("d"), None, "expired on the master\n").unwrap();
+        let since = images.changes_since(start, 9).unwrap();
+        assert_eq!(sequence(&since.changes), ["b", "c", "a deleted true", "d expired false"]);
         assert_eq!((since.cursor, since.more), (images.cursor(), false));
-        let first = images.since(start, 2).unwrap();
-        assert_eq!((told(&first.changes), first.more), (vec!["b".into(), "c".into()], true));
-        let rest = images.since(first.cursor, 2).unwrap();
-        assert_eq!(told(&rest.changes), ["a deleted true", "d expired false"]);
+        let first = images.changes_since(start, 2).unwrap();
+        assert_eq!((sequence(&first.changes), first.more), (vec!["b".into(), "c".into()], true));
+        let rest = images.changes_since(first.cursor, 2).unwrap();
+        assert_eq!(sequence(&rest.changes), ["a deleted true", "d expired false"]);
 
         let digest = record("b").image.content.digest();
         assert!(!images.end(&name("b"), Algorithm::Blake3.digest(b""), "deleted\n").unwrap());
         assert!(images.end(&name("b"), digest, "expired\n").unwrap());
         assert!(!images.end(&name("b"), digest, "expired\n").unwrap());
         let all = ["a deleted true", "b expired true", "c", "d expired false"];
-        assert_eq!(told(&images.all(None, 9).changes), all);
+        assert_eq!(sequence(&images.all_changes(None, 9).changes), all);
         drop(store);
 
         let store = Store::open(data.path()).unwrap();
         let images = &store.images;
-        assert_eq!(images.since(start, 9), None);
-        assert_eq!(told(&images.all(None, 9).changes), all);
-        let page = images.all(None, 3);
-        assert_eq!((told(&page.changes), page.more), (all.map(str::to_owned)[..3].to_vec(), true));
-        let page = images.all(Some(&name("c")), 3);
-        assert_eq!((told(&page.changes), page.more), (all.map(str::to_owned)[3..].to_vec(), false));
+        assert_eq!(images.changes_since(start, 9), None);
+        assert_eq!(sequence(&images.all_changes(None, 9).changes), all);
+        let page = images.all_changes(None, 3);
+        assert_eq!(
+            (sequence(&page.changes), page.more),
+            (all.map(str::to_owned)[..3].to_vec(), true)
+        );
+        let page = images.all_changes(Some(&name("c")), 3);
+        assert_eq!(
+            (sequence(&page.changes), page.more),
+            (all.map(str::to_owned)[3..].to_vec(), false)
+        );
 
         images.drop_copy(&name("c")).unwrap();
         assert!(matches!(images.drop_copy(&name("c")), Err(StoreError::NotFound { .. })));
         assert!(matches!(images.drop_copy(&name("a")), Err(StoreError::Gone { .. })));
         images.add(&record("c")).unwrap();
         assert!(matches!(images.add(&record("a")), Err(StoreError::Gone { .. })));
-        assert!(matches!(images.mark(&name("c"), None, ""), Err(StoreError::Exists { .. })));
-    }
-
-    #[test]
-    fn notes_are_known_by_all_but_their_expiry() {
-        let expires_at = Some(Time { seconds: 1, nanoseconds: 0 });
-        let plain = Notes::default();
-        assert_eq!(digest_of(&plain), digest_of(&Notes { expires_at, ..plain.clone() }));
-        let created_for = "somebody".to_owned();
-        assert_ne!(digest_of(&plain), digest_of(&Notes { created_for, ..plain.clone() }));
+        assert!(matches!(
+            images.add_tombstone(&name("c"), None, ""),
+            Err(StoreError::Exists { .. })
+        ));
     }
 }

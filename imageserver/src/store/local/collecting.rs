@@ -2,21 +2,21 @@
 
 use std::sync::{Arc, PoisonError, RwLock};
 
-use api::image_server::collection::{Amount, CollectReply, CollectRequest};
+use api::image_server::collection::{CollectReply, CollectRequest, ObjectTotals};
 use model::object::ObjectId;
 
-use crate::core::collection::oldest_objects::{Candidate, Oldest, REMEMBERED_MAX};
-use crate::core::collection::removal::{Decision, Knowledge, decide};
+use crate::core::collection::removal::{
+    Candidate, OldestObjects, REMEMBERED_MAX, RemovalDecision, WalkedImages, decide,
+};
 use crate::store::contract::{Collecting, CollectionProgress, Leasing as _};
-use crate::store::error::CollectError;
-use crate::store::error::StoreError;
-use crate::store::image_walk::walk;
+use crate::store::error::{CollectError, StoreError};
+use crate::store::image_trees::walk;
 use crate::store::images::Images;
 use crate::store::local::leasing::LocalLeasing;
 use crate::store::local::objects::LocalObjects;
 use crate::store::local::removal::RemovedObject;
 
-/// How many files are renamed at most while no image can be added and no lease given.
+/// The most files that are renamed while no image can be added and no lease given.
 const BATCH_MAX: usize = 64;
 
 /// Collects the objects of a data directory that only this server has.
@@ -35,36 +35,36 @@ impl Collecting for LocalCollecting {
         progress: &dyn CollectionProgress,
         stop: &dyn Fn() -> bool,
     ) -> Result<CollectReply, CollectError> {
-        Run::new(self, request, progress, stop)?.all()
+        LocalCollection::new(self, request, progress, stop)?.run()
     }
 }
 
 /// One collection.
-struct Run<'run> {
+struct LocalCollection<'run> {
     local: &'run LocalCollecting,
     request: CollectRequest,
     progress: &'run dyn CollectionProgress,
     stop: &'run dyn Fn() -> bool,
-    knowledge: Knowledge,
+    knowledge: WalkedImages,
     reply: CollectReply,
 }
 
-impl<'run> Run<'run> {
+impl<'run> LocalCollection<'run> {
     fn new(
         local: &'run LocalCollecting,
         request: CollectRequest,
         progress: &'run dyn CollectionProgress,
         stop: &'run dyn Fn() -> bool,
     ) -> Result<Self, CollectError> {
-        let held_seconds = local.leasing.everything_for();
+        let held_seconds = local.leasing.everything_held_for();
         if held_seconds > 0 && !request.dry_run {
             return Err(CollectError::Held { seconds: held_seconds });
         }
         let reply = CollectReply { held_seconds, ..CollectReply::default() };
-        Ok(Self { local, request, progress, stop, knowledge: Knowledge::default(), reply })
+        Ok(Self { local, request, progress, stop, knowledge: WalkedImages::default(), reply })
     }
 
-    fn all(mut self) -> Result<CollectReply, CollectError> {
+    fn run(mut self) -> Result<CollectReply, CollectError> {
         self.walk()?;
         let mut is_first = true;
         loop {
@@ -73,7 +73,7 @@ impl<'run> Run<'run> {
             let is_complete = oldest.is_complete();
             let candidates = oldest.into_vec();
             if self.request.dry_run {
-                self.foresee(&candidates);
+                self.estimate(&candidates);
                 return Ok(self.reply);
             }
             let before = self.reply.removed.objects;
@@ -84,36 +84,36 @@ impl<'run> Run<'run> {
         }
     }
 
-    /// Walks all images that there are and that were not walked.
+    /// Walks all images that were not walked yet.
     fn walk(&mut self) -> Result<(), CollectError> {
         let images = &self.local.images;
         if let Some((image, _)) = images.damaged().into_iter().next() {
             return Err(CollectError::Damaged { image });
         }
-        let (additions, starts) = images.starts();
-        let walked = walk(&*self.local.objects, &mut self.knowledge.needed, &starts, self.stop);
+        let (additions, roots) = images.roots();
+        let walked = walk(&*self.local.objects, &mut self.knowledge.needed, &roots, self.stop);
         if !walked.map_err(|source| CollectError::Walk { source })? {
             return Err(CollectError::Stopped);
         }
         self.knowledge.additions = additions;
-        self.reply.images = starts.len() as u64;
+        self.reply.images = roots.len() as u64;
         Ok(())
     }
 
     /// Finds what no image needs. Counts it when it does so for the first time.
-    fn list(&mut self, is_first: bool) -> Result<Oldest, CollectError> {
+    fn list(&mut self, is_first: bool) -> Result<OldestObjects, CollectError> {
         let local = self.local;
         let now = local.leasing.now();
-        let mut oldest = Oldest::new(REMEMBERED_MAX);
-        let (mut unneeded, mut leased) = (Amount::default(), Amount::default());
+        let mut oldest = OldestObjects::new(REMEMBERED_MAX);
+        let (mut unneeded, mut leased) = (ObjectTotals::default(), ObjectTotals::default());
         let needed = &self.knowledge.needed;
         let go_on = || !(self.stop)();
         let all = local.objects.visit(
             go_on,
-            |id| !needed.needs(id),
+            |id| !needed.contains(id),
             |candidate| {
                 unneeded.count(candidate.bytes);
-                if local.leasing.table().hold(now, &candidate.id) {
+                if local.leasing.table().is_leased(now, &candidate.id) {
                     leased.count(candidate.bytes);
                 } else {
                     oldest.offer(candidate);
@@ -134,13 +134,13 @@ impl<'run> Run<'run> {
         self.request.bytes > 0 && self.reply.removed.bytes >= self.request.bytes
     }
 
-    /// Says what would be removed.
-    fn foresee(&mut self, candidates: &[Candidate]) {
+    /// Counts what would be removed.
+    fn estimate(&mut self, candidates: &[Candidate]) {
         if self.request.bytes == 0 {
-            let Amount { objects, bytes } = self.reply.unneeded;
+            let ObjectTotals { objects, bytes } = self.reply.unneeded;
             let leased = self.reply.leased;
             self.reply.removed =
-                Amount { objects: objects - leased.objects, bytes: bytes - leased.bytes };
+                ObjectTotals { objects: objects - leased.objects, bytes: bytes - leased.bytes };
             return;
         }
         for candidate in candidates {
@@ -158,14 +158,14 @@ impl<'run> Run<'run> {
                 return Err(CollectError::Stopped);
             }
             let batch = &rest[..rest.len().min(BATCH_MAX)];
-            match self.take_away(batch) {
-                Batch::WalkAgain => self.walk()?,
-                Batch::Done { taken, failed } => {
+            match self.take_out(batch) {
+                BatchOutcome::WalkAgain => self.walk()?,
+                BatchOutcome::Done { taken, failed } => {
                     rest = &rest[batch.len()..];
                     let mut failed = failed.map_or(Ok(()), Err);
                     for one in taken {
                         self.note(one.bytes());
-                        // One that fails leaves the others nothing but to go.
+                        // After a failure the others are removed all the same.
                         failed = failed.and(one.remove());
                     }
                     failed?;
@@ -175,8 +175,9 @@ impl<'run> Run<'run> {
         Ok(())
     }
 
-    /// Takes those of `batch` away that are still free, while no image is added and no lease given.
-    fn take_away(&self, batch: &[Candidate]) -> Batch {
+    /// Takes out the objects of `batch` that may be removed, while no image is added and no lease
+    /// given.
+    fn take_out(&self, batch: &[Candidate]) -> BatchOutcome {
         let LocalCollecting { objects, leasing, images, adding } = self.local;
         let _no_image = adding.write().unwrap_or_else(PoisonError::into_inner);
         let additions = images.additions();
@@ -190,32 +191,32 @@ impl<'run> Run<'run> {
             }
             let id: &ObjectId = &candidate.id;
             match decide(&self.knowledge, additions, &leases, now, id) {
-                Decision::WalkAgain => return Batch::WalkAgain,
-                Decision::Needed | Decision::Leased => {}
-                Decision::Remove => match objects.take_away(id) {
+                RemovalDecision::WalkAgain => return BatchOutcome::WalkAgain,
+                RemovalDecision::Needed | RemovalDecision::Leased => {}
+                RemovalDecision::Remove => match objects.take_out(id) {
                     Ok(None) => {}
                     Ok(Some(one)) => {
                         bytes += one.bytes();
                         taken.push(one);
                     }
-                    Err(error) => return Batch::Done { taken, failed: Some(error) },
+                    Err(error) => return BatchOutcome::Done { taken, failed: Some(error) },
                 },
             }
         }
-        Batch::Done { taken, failed: None }
+        BatchOutcome::Done { taken, failed: None }
     }
 
-    /// Takes note that an object of so many bytes was removed.
+    /// Records that an object of so many bytes was removed.
     fn note(&mut self, bytes: u64) {
         self.reply.removed.count(bytes);
         self.progress.removed(bytes);
     }
 }
 
-/// What became of a batch.
-enum Batch {
+/// The result of taking out a batch.
+enum BatchOutcome {
     /// An image was added: nothing was done.
     WalkAgain,
-    /// These were taken away, until one failed.
+    /// These were taken out, until one failed.
     Done { taken: Vec<RemovedObject>, failed: Option<StoreError> },
 }

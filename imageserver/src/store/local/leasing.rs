@@ -1,35 +1,39 @@
-//! Gives leases, and saves for how long any of them may last.
+//! Gives leases and records holds, and saves what of them must outlast a restart.
 //!
 //! The leased objects are known in memory only. But the length of the longest lease is on the
 //! medium before the lease is given, and after a start all objects are held for so long. The file
 //! has a length, not a time of day: a lease lasts whatever the clock shows after a restart. The
 //! file has a fixed size and is changed in place, so a full disk does not prevent it. A file that
 //! cannot be read counts as the longest possible lease.
+//!
+//! Holds are saved as a whole, without their times.
 
+use std::collections::BTreeSet;
 use std::os::unix::fs::FileExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
 
 use api::object_server::LEASE_SECONDS_MAX;
 use fs_err::os::unix::fs::OpenOptionsExt as _;
+use model::display::error_chain;
+use model::image::ImageName;
 use model::lock::locked;
 use model::object::ObjectId;
 
 use crate::core::collection::leases::Leases;
-use crate::store::contract::Leasing;
-use crate::store::{
-    error::{StoreError, failed},
-    layout,
-};
+use crate::core::image_holds::{Holder, Holds, TooManyError};
+use crate::store::contract::{Holding, Leasing};
+use crate::store::error::{StoreError, failed};
+use crate::store::{files, layout};
 
-/// By which part of it more than the longest lease is kept, so that not each lease changes the
-/// file.
+/// The fraction by which the saved time is longer than the longest lease, so that few leases change
+/// the file.
 const SLACK_PART: u64 = 24;
 
 /// The most that the file may say.
-const KEPT_MAX: u64 = with_slack(LEASE_SECONDS_MAX as u64);
+const SAVED_MAX: u64 = with_slack(LEASE_SECONDS_MAX as u64);
 
 /// The digits of the file; a line feed follows.
 const DIGITS: usize = 15;
@@ -38,16 +42,15 @@ const DIGITS: usize = 15;
 pub struct LocalLeasing {
     started: Instant,
     file: fs_err::File,
-    /// Until when the file says that leases may last. Locked before the table.
-    kept_until: Mutex<u64>,
+    /// The saved end of the longest lease. Locked before the table.
+    saved_until: Mutex<u64>,
     table: Mutex<Leases>,
     /// The longest lease that is given, in seconds.
     longest: AtomicU32,
 }
 
 impl LocalLeasing {
-    /// Holds all objects for as long as leases of a former server may last. A store that is new
-    /// never had one.
+    /// Holds all objects for as long as leases of a former server may last; none in a new store.
     pub(in crate::store) fn open(data: &Path, is_new: bool) -> Result<Self, StoreError> {
         let why = || failed("open the file of leases");
         let file = fs_err::OpenOptions::new()
@@ -58,11 +61,11 @@ impl LocalLeasing {
             .mode(0o600)
             .open(data.join(layout::LEASES))
             .map_err(why())?;
-        let held = if is_new { 0 } else { read(&file).unwrap_or(KEPT_MAX).min(KEPT_MAX) };
+        let held = if is_new { 0 } else { read(&file).unwrap_or(SAVED_MAX).min(SAVED_MAX) };
         let leasing = Self {
             started: Instant::now(),
             file,
-            kept_until: Mutex::new(held),
+            saved_until: Mutex::new(held),
             table: Mutex::new(Leases::new(held)),
             longest: AtomicU32::new(LEASE_SECONDS_MAX),
         };
@@ -72,13 +75,13 @@ impl LocalLeasing {
         Ok(leasing)
     }
 
-    /// Seconds since the server started, by a clock that nobody can set.
+    /// Returns the seconds since the server started, by a clock that nobody can set.
     #[must_use]
     pub fn now(&self) -> u64 {
         self.started.elapsed().as_secs()
     }
 
-    /// All leases. While they are locked none is given.
+    /// Locks all leases. While they are locked none is given.
     pub fn table(&self) -> MutexGuard<'_, Leases> {
         locked(&self.table)
     }
@@ -98,15 +101,15 @@ impl Leasing for LocalLeasing {
     fn give(&self, ids: &[ObjectId], seconds: u32) -> Result<(), StoreError> {
         let seconds = match seconds.min(self.longest.load(Ordering::Relaxed)) {
             0 => return Ok(()),
-            // One more, because a part of the present second has passed.
+            // One more, because a part of the current second has passed.
             seconds => u64::from(seconds) + 1,
         };
-        let mut kept_until = locked(&self.kept_until);
+        let mut saved_until = locked(&self.saved_until);
         let now = self.now();
-        if now + seconds > *kept_until {
+        if now + seconds > *saved_until {
             self.write(with_slack(seconds))?;
             self.file.sync_data().map_err(failed("keep how long leases last"))?;
-            *kept_until = now + with_slack(seconds);
+            *saved_until = now + with_slack(seconds);
         }
         let mut table = self.table();
         for id in ids {
@@ -115,17 +118,17 @@ impl Leasing for LocalLeasing {
         Ok(())
     }
 
-    fn count_down(&self) -> Result<(), StoreError> {
-        let mut kept_until = locked(&self.kept_until);
+    fn note_time_passed(&self) -> Result<(), StoreError> {
+        let mut saved_until = locked(&self.saved_until);
         let now = self.now();
-        let left = with_slack(self.table().longest_for(now));
+        let left = with_slack(self.table().longest_held_for(now));
         self.write(left)?;
-        *kept_until = now + left;
+        *saved_until = now + left;
         Ok(())
     }
 
-    fn everything_for(&self) -> u64 {
-        self.table().everything_for(self.now())
+    fn everything_held_for(&self) -> u64 {
+        self.table().everything_held_for(self.now())
     }
 
     fn count(&self) -> usize {
@@ -143,6 +146,62 @@ fn read(file: &fs_err::File) -> Option<u64> {
     std::str::from_utf8(&bytes).ok()?.strip_suffix('\n')?.parse().ok()
 }
 
+/// The images that are in use.
+pub struct LocalHolding {
+    data: PathBuf,
+    started: Instant,
+    holds: Mutex<Holds>,
+}
+
+impl LocalHolding {
+    pub(in crate::store) fn open(data: &Path) -> Self {
+        let saved = files::read(data, layout::HOLDS).unwrap_or_else(|error| {
+            let why = error_chain(&error);
+            tracing::error!("cannot read which images were in use: {why}");
+            None
+        });
+        Self {
+            data: data.to_owned(),
+            started: Instant::now(),
+            holds: Mutex::new(Holds::new(saved.unwrap_or_default())),
+        }
+    }
+
+    fn now(&self) -> u64 {
+        self.started.elapsed().as_secs()
+    }
+
+    fn holds(&self) -> MutexGuard<'_, Holds> {
+        locked(&self.holds)
+    }
+}
+
+impl Holding for LocalHolding {
+    fn note(
+        &self,
+        holder: &str,
+        names: BTreeSet<ImageName>,
+        seconds: u32,
+    ) -> Result<(), TooManyError> {
+        let mut holds = self.holds();
+        if holds.note(self.now(), holder, names, seconds.into())?
+            && let Err(error) = files::write(&self.data, layout::HOLDS, &holds.saved())
+        {
+            // The hold is in force until the server is restarted.
+            tracing::error!("cannot save which images are in use: {}", error_chain(&error));
+        }
+        Ok(())
+    }
+
+    fn holders(&self, name: &ImageName) -> Result<Vec<Holder>, StoreError> {
+        Ok(self.holds().holders(self.now(), name))
+    }
+
+    fn count(&self) -> usize {
+        self.holds().held(self.now()).len()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use model::object::Algorithm;
@@ -150,25 +209,25 @@ mod tests {
     use super::*;
 
     fn held_after_restart(data: &Path) -> u64 {
-        LocalLeasing::open(data, false).unwrap().everything_for()
+        LocalLeasing::open(data, false).unwrap().everything_held_for()
     }
 
     #[test]
     fn after_a_restart_everything_is_held_for_as_long_as_a_lease_may_last() {
         let data = tempfile::tempdir().unwrap();
         let leasing = LocalLeasing::open(data.path(), true).unwrap();
-        assert_eq!(leasing.everything_for(), 0);
+        assert_eq!(leasing.everything_held_for(), 0);
         assert_eq!(held_after_restart(data.path()), 0);
         leasing.give(&[Algorithm::Blake3.digest(b"x")], 2_400).unwrap();
-        assert_eq!(leasing.everything_for(), 0);
+        assert_eq!(leasing.everything_held_for(), 0);
         let held = held_after_restart(data.path());
         assert!((2_400..=2_502).contains(&held), "{held}");
         // A lease is not longer than it may be, and a shorter one takes nothing back.
         leasing.give(&[Algorithm::Blake3.digest(b"y")], u32::MAX).unwrap();
         leasing.give(&[Algorithm::Blake3.digest(b"y")], 1).unwrap();
-        leasing.count_down().unwrap();
+        leasing.note_time_passed().unwrap();
         let held = held_after_restart(data.path());
-        assert!((KEPT_MAX - 100..=KEPT_MAX + 2).contains(&held), "{held}");
+        assert!((SAVED_MAX - 100..=SAVED_MAX + 2).contains(&held), "{held}");
     }
 
     #[test]
@@ -192,7 +251,7 @@ mod tests {
         for content in ["", "00000000000000", "garbage garbage\n", "999999999999999\n"] {
             std::fs::write(data.path().join(layout::LEASES), content).unwrap();
             let held = held_after_restart(data.path());
-            assert!((KEPT_MAX - 100..=KEPT_MAX).contains(&held), "{content}: {held}");
+            assert!((SAVED_MAX - 100..=SAVED_MAX).contains(&held), "{content}: {held}");
         }
         std::fs::write(data.path().join(layout::LEASES), "000000000000000\n").unwrap();
         assert_eq!(held_after_restart(data.path()), 0);

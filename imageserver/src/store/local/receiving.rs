@@ -6,19 +6,19 @@ use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::Mutex;
 
-use api::object_stream::Form;
+use api::object_stream::ContentForm;
 use fs_err::os::unix::fs::OpenOptionsExt as _;
 use model::lock::locked;
 use model::object::{Hasher, ObjectId};
 use rpc::packing::{self, CHUNK_BYTES_MAX, CHUNK_HEAD_BYTES, Packer};
 
-use super::objects::LocalObjects;
-use crate::store::contract::{Objects as _, PendingStore, Receiving};
+use super::object_files::ObjectFiles;
+use crate::store::contract::{PendingStore, Receiving};
 use crate::store::error::{StoreError, failed};
 use crate::store::object_counts::Change;
 use crate::store::packed::{self, PLAIN_BYTES_MAX, is_worth};
 
-/// From this length on, an object is held against the free space before any of it is taken.
+/// From this length on, an object is compared with the free space before it is received.
 const SPACE_CHECKED_BYTES: u64 = 1 << 20;
 
 /// The most packers that wait: each takes about a megabyte.
@@ -26,33 +26,34 @@ const IDLE_MAX: usize = 8;
 
 /// An object that is being stored. Dropped before [`LocalReceiving::finish`], it leaves nothing.
 pub struct LocalReceiving<'store> {
-    objects: &'store LocalObjects,
+    files: &'store ObjectFiles,
+    packers: &'store IdlePackers,
     id: ObjectId,
     size_bytes: u64,
     hasher: Hasher,
     file: fs_err::File,
     content_bytes: u64,
     file_bytes: u64,
-    form: Form,
+    form: ContentForm,
     packing: Option<Packing>,
     temporary: Option<PathBuf>,
 }
 
-/// What packs an object that is being stored.
+/// Packs an object that is being stored.
 struct Packing {
     packer: Packer,
-    /// What is still to be packed.
+    /// Content that was not packed yet.
     chunk: Vec<u8>,
 }
 
-/// Packers that wait for objects to be packed.
-pub(super) struct Packers {
+/// Idle packers, to be used again.
+pub(super) struct IdlePackers {
     level: i32,
     idle: Mutex<Vec<Packer>>,
 }
 
-impl Packers {
-    /// Packs with this level of zstd; level 0 never does.
+impl IdlePackers {
+    /// Packs with this level of zstd; level 0 packs nothing.
     pub fn new(level: i32) -> Self {
         Self { level, idle: Mutex::default() }
     }
@@ -70,20 +71,21 @@ impl Packers {
 }
 
 impl<'store> LocalReceiving<'store> {
-    pub(in crate::store) fn new(
-        objects: &'store LocalObjects,
+    pub(super) fn new(
+        files: &'store ObjectFiles,
+        packers: &'store IdlePackers,
         id: ObjectId,
         size_bytes: u64,
     ) -> Result<Self, StoreError> {
         let what = || format!("store object {id}");
         if size_bytes >= SPACE_CHECKED_BYTES {
-            let free_bytes = objects.free_bytes()?;
+            let free_bytes = files.free_bytes()?;
             if size_bytes > free_bytes {
                 let what = what();
                 return Err(StoreError::TooLittle { what, need_bytes: size_bytes, free_bytes });
             }
         }
-        let temporary = objects.temporary();
+        let temporary = files.temporary();
         let file = fs_err::OpenOptions::new()
             .create_new(true)
             .write(true)
@@ -92,42 +94,27 @@ impl<'store> LocalReceiving<'store> {
             .map_err(failed(what()))?;
         let hasher = Hasher::new(id.algorithm());
         let mut receiving = Self {
-            objects,
+            files,
+            packers,
             id,
             size_bytes,
             hasher,
             file,
             content_bytes: 0,
             file_bytes: 0,
-            form: Form::Plain,
+            form: ContentForm::Plain,
             packing: None,
             temporary: Some(temporary),
         };
-        if objects.packers.level > 0 && size_bytes > PLAIN_BYTES_MAX {
-            let packer = objects.packers.take().map_err(failed(what()))?;
+        if packers.level > 0 && size_bytes > PLAIN_BYTES_MAX {
+            let packer = packers.take().map_err(failed(what()))?;
             receiving.packing = Some(Packing { packer, chunk: Vec::new() });
         }
         Ok(receiving)
     }
 
-    /// Adds `content` to the end.
-    ///
-    /// # Errors
-    ///
-    /// [`StoreError::Full`], or what else the file-system says.
-    pub fn write(&mut self, content: &[u8]) -> Result<(), StoreError> {
-        self.hasher.update(content);
-        self.content_bytes += content.len() as u64;
-        let Some(packing) = &mut self.packing else { return self.append(content) };
-        packing.chunk.extend_from_slice(content);
-        while self.packing.as_ref().is_some_and(|packing| packing.chunk.len() >= CHUNK_BYTES_MAX) {
-            self.pack(CHUNK_BYTES_MAX)?;
-        }
-        Ok(())
-    }
-
-    /// Packs the first `length` bytes of what waits for that; all of it goes as it is if the first
-    /// chunk of the object gains too little.
+    /// Packs the first `length` bytes that were not packed yet. If the first chunk gains too
+    /// little, the whole object is stored plain.
     fn pack(&mut self, length: usize) -> Result<(), StoreError> {
         let Some(mut packing) = self.packing.take() else { return Ok(()) };
         let content = &packing.chunk[..length];
@@ -138,10 +125,10 @@ impl<'store> LocalReceiving<'store> {
             let head_bytes = bytes.len() + CHUNK_HEAD_BYTES;
             let file_bytes = packed.map_or(u64::MAX, |packed| (head_bytes + packed.len()) as u64);
             if !is_worth(length as u64, file_bytes) {
-                self.objects.packers.give_back(packing.packer);
+                self.packers.give_back(packing.packer);
                 return self.append(&packing.chunk);
             }
-            self.form = Form::Packed;
+            self.form = ContentForm::Packed;
         }
         packing::append(&mut bytes, content, packed);
         packing.chunk.drain(..length);
@@ -153,69 +140,70 @@ impl<'store> LocalReceiving<'store> {
         self.file_bytes += bytes.len() as u64;
         self.file.write_all(bytes).map_err(failed(format!("store object {}", self.id)))
     }
-
-    /// Puts the object in place if its content is what was announced.
-    ///
-    /// # Errors
-    ///
-    /// [`StoreError::Content`] if it is not; otherwise what the file-system says.
-    pub fn finish(mut self) -> Result<(), StoreError> {
-        let got = self.hasher.finish();
-        if got != self.id {
-            return Err(StoreError::Content { want: self.id, got });
-        }
-        if let Some(packing) = &self.packing
-            && !packing.chunk.is_empty()
-        {
-            self.pack(packing.chunk.len())?;
-        }
-        let (id, form) = (self.id, self.form);
-        if form == Form::Packed && self.content_bytes != self.size_bytes {
-            let text = format!("{} bytes came of {}", self.content_bytes, self.size_bytes);
-            let source = std::io::Error::other(text);
-            return Err(StoreError::Io { what: format!("store object {id}"), source });
-        }
-        let path = self.objects.path(&id, form);
-        // Two uploads of one object may end here, one after the other: either file is the object,
-        // so that it does not matter which of them stays.
-        self.objects.counter.note(&id, || {
-            let former = self.objects.locate(&id)?;
-            let before = former.as_ref().and_then(|located| located.length(&id));
-            let is_other = former.is_some_and(|former| former.form != form);
-            if is_other
-                && self.objects.size_bytes(&id)? == Some(self.size_bytes)
-                && self.objects.damaged_objects().of(&id).is_none()
-            {
-                // It is there in another form, and on the medium before this one would be.
-                return Ok(Change { before, after: before });
-            }
-            let temporary = self.temporary.as_ref().expect("it is taken only here");
-            let put = || fs_err::rename(temporary, path);
-            self.objects.unsynced.place(put).map_err(failed(format!("store object {id}")))?;
-            self.temporary = None;
-            if is_other {
-                self.objects.remove_others(&id, form);
-            }
-            self.objects.received(&id);
-            Ok(Change { before, after: Some(self.file_bytes) })
-        })
-    }
 }
 
 impl Receiving for LocalReceiving<'_> {
     fn write(&mut self, content: &[u8]) -> Result<(), StoreError> {
-        self.write(content)
+        self.hasher.update(content);
+        self.content_bytes += content.len() as u64;
+        let Some(packing) = &mut self.packing else { return self.append(content) };
+        packing.chunk.extend_from_slice(content);
+        while self.packing.as_ref().is_some_and(|packing| packing.chunk.len() >= CHUNK_BYTES_MAX) {
+            self.pack(CHUNK_BYTES_MAX)?;
+        }
+        Ok(())
     }
 
-    fn finish(self: Box<Self>) -> Result<PendingStore, StoreError> {
-        (*self).finish().map(|()| PendingStore::done())
+    fn finish(mut self: Box<Self>) -> Result<PendingStore, StoreError> {
+        let receiving = &mut *self;
+        let got = receiving.hasher.finish();
+        if got != receiving.id {
+            return Err(StoreError::Content { want: receiving.id, got });
+        }
+        if let Some(packing) = &receiving.packing
+            && !packing.chunk.is_empty()
+        {
+            receiving.pack(packing.chunk.len())?;
+        }
+        let (id, form) = (receiving.id, receiving.form);
+        if form == ContentForm::Packed && receiving.content_bytes != receiving.size_bytes {
+            let text =
+                format!("{} bytes came of {}", receiving.content_bytes, receiving.size_bytes);
+            let source = std::io::Error::other(text);
+            return Err(StoreError::Io { what: format!("store object {id}"), source });
+        }
+        let path = receiving.files.path(&id, form);
+        // Two uploads of one object may end here, one after the other; it does not matter which
+        // file stays.
+        receiving.files.counter.note(&id, || {
+            let former = receiving.files.locate(&id)?;
+            let before = former.as_ref().and_then(|located| located.length(&id));
+            let is_other = former.is_some_and(|former| former.form != form);
+            if is_other
+                && receiving.files.size_bytes(&id)? == Some(receiving.size_bytes)
+                && receiving.files.damaged_objects.damage(&id).is_none()
+            {
+                // The object is stored in another form already, and on the medium earlier.
+                return Ok(Change { before, after: before });
+            }
+            let temporary = receiving.temporary.as_ref().expect("it is taken only here");
+            let put = || fs_err::rename(temporary, path);
+            receiving.files.unsynced.place(put).map_err(failed(format!("store object {id}")))?;
+            receiving.temporary = None;
+            if is_other {
+                receiving.files.remove_others(&id, form);
+            }
+            receiving.files.received(&id);
+            Ok(Change { before, after: Some(receiving.file_bytes) })
+        })?;
+        Ok(PendingStore::done())
     }
 }
 
 impl Drop for LocalReceiving<'_> {
     fn drop(&mut self) {
         if let Some(packing) = self.packing.take() {
-            self.objects.packers.give_back(packing.packer);
+            self.packers.give_back(packing.packer);
         }
         let Some(temporary) = self.temporary.take() else { return };
         if let Err(error) = fs_err::remove_file(temporary) {

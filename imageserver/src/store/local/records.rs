@@ -1,4 +1,5 @@
-//! The records of images as files: one for each, made visible in one step.
+//! The records of images as files, one for each, and the file of directories. Each is written
+//! completely or not at all.
 
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
@@ -7,12 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use fs_err::os::unix::fs::OpenOptionsExt as _;
 use model::image::ImageName;
 
-use crate::store::contract::{Found, Look, Records, Version};
-use crate::store::layout::{self, Placed};
-use crate::store::{
-    error::{Ending, StoreError, failed},
-    files::{make_directory, sync_directory},
-};
+use crate::store::contract::{DirectoriesStorage, FoundRecord, RecordVersion, Records, Refresh};
+use crate::store::error::{Ending, StoreError, failed};
+use crate::store::files::{if_found, make_directory, sync_directory};
+use crate::store::layout::{self, ImageFile};
 
 /// The records of a data directory, which only this server changes.
 pub struct LocalRecords {
@@ -33,8 +32,7 @@ impl LocalRecords {
         self.root.join(layout::image_path(name))
     }
 
-    /// Writes a file that appears at `path` complete or not at all, and survives a crash. The
-    /// name must be new.
+    /// Writes a new file, which appears at `path` completely or not at all, and survives a crash.
     fn place(&self, path: &Path, bytes: &[u8], what: &str) -> Result<(), StoreError> {
         let directory = path.parent().expect("it is below the directory of images");
         make_directory(directory)?;
@@ -42,23 +40,20 @@ impl LocalRecords {
         let written = write(&temporary, bytes)
             .and_then(|()| fs_err::hard_link(&temporary, path))
             .map_err(failed(what));
-        match fs_err::remove_file(&temporary) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(%error, "a temporary file stays until the next start");
-            }
-            _ => {}
+        if let Err(error) = if_found(fs_err::remove_file(&temporary)) {
+            tracing::warn!(%error, "a temporary file stays until the next start");
         }
         written?;
-        let synced = self.sync_up(directory);
+        let synced = self.sync_with_parents(directory);
         if synced.is_err() {
-            // What was refused must not be there after the next start either.
+            // A refused record must not be there after the next start either.
             fs_err::remove_file(path).map_err(failed(what))?;
         }
         synced
     }
 
     /// Makes the entries of `directory`, and of those above it, durable.
-    fn sync_up(&self, directory: &Path) -> Result<(), StoreError> {
+    fn sync_with_parents(&self, directory: &Path) -> Result<(), StoreError> {
         for directory in directory.ancestors() {
             sync_directory(directory)?;
             if directory == self.root {
@@ -72,8 +67,8 @@ impl LocalRecords {
 impl Records for LocalRecords {
     fn changes(
         &self,
-        _: Look,
-        take: &mut dyn FnMut(ImageName, Result<Found, StoreError>),
+        _: Refresh,
+        take: &mut dyn FnMut(ImageName, Result<FoundRecord, StoreError>),
     ) -> Result<(), StoreError> {
         if self.is_read.swap(true, Ordering::AcqRel) {
             return Ok(());
@@ -82,57 +77,49 @@ impl Records for LocalRecords {
         for entry in walkdir::WalkDir::new(&self.root).min_depth(1) {
             let entry = entry.map_err(|error| failed("read the images")(error.into()))?;
             let below = entry.path().strip_prefix(&self.root).expect("the walk began at the root");
-            match layout::placed(below) {
+            match layout::image_file(below) {
                 _ if entry.file_type().is_dir() => {}
-                Some(Placed::Image(name)) => {
+                Some(ImageFile::Image(name)) => {
                     let read = fs_err::read(entry.path());
-                    let found = read.map(|bytes| Found::Record(bytes, Version::default()));
+                    let found =
+                        read.map(|bytes| FoundRecord::Record(bytes, RecordVersion::default()));
                     let found = found.map_err(failed(format!("read image {name}")));
                     take(name, found);
                 }
-                Some(Placed::Deleted(name)) => deleted.push(name),
+                Some(ImageFile::Deleted(name)) => deleted.push(name),
                 None => tracing::warn!(path = %entry.path().display(), "ignoring an unknown file"),
             }
         }
         // A server that was killed between the two steps of a deletion has left the record.
         for name in deleted {
             let path = self.image_path(&name);
-            match fs_err::remove_file(path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    return Err(failed(format!("delete image {name}"))(error));
-                }
-                _ => take(name, Ok(Found::Gone(Ending::Deleted))),
-            }
+            if_found(fs_err::remove_file(path)).map_err(failed(format!("delete image {name}")))?;
+            take(name, Ok(FoundRecord::Gone(Ending::Deleted)));
         }
         Ok(())
     }
 
-    fn read(&self, name: &ImageName) -> Result<Found, StoreError> {
-        match fs_err::read(self.image_path(name)) {
-            Ok(bytes) => Ok(Found::Record(bytes, Version::default())),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => match self.expect_new(name) {
-                Ok(()) | Err(StoreError::Exists { .. }) => Ok(Found::Absent),
-                Err(StoreError::Gone { ending, .. }) => Ok(Found::Gone(ending)),
-                Err(other) => Err(other),
-            },
-            Err(error) => Err(failed(format!("read image {name}"))(error)),
+    fn read(&self, name: &ImageName) -> Result<FoundRecord, StoreError> {
+        let bytes = if_found(fs_err::read(self.image_path(name)));
+        if let Some(bytes) = bytes.map_err(failed(format!("read image {name}")))? {
+            return Ok(FoundRecord::Record(bytes, RecordVersion::default()));
+        }
+        match self.expect_new(name) {
+            Ok(()) | Err(StoreError::Exists { .. }) => Ok(FoundRecord::Absent),
+            Err(StoreError::Gone { ending, .. }) => Ok(FoundRecord::Gone(ending)),
+            Err(other) => Err(other),
         }
     }
 
     fn expect_new(&self, name: &ImageName) -> Result<(), StoreError> {
-        let why = || failed(format!("look for image {name}"));
-        match fs_err::read(self.root.join(layout::deleted_path(name))) {
-            Ok(mark) => {
-                let ending = Ending::of(&mark);
-                return Err(StoreError::Gone { name: name.clone(), ending });
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(why()(error)),
+        if let Some(tombstone) = self.tombstone(name)? {
+            let ending = Ending::read(&tombstone);
+            return Err(StoreError::Gone { name: name.clone(), ending });
         }
-        match fs_err::symlink_metadata(self.image_path(name)) {
-            Ok(_) => Err(StoreError::Exists { name: name.clone() }),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            Err(error) => Err(why()(error)),
+        let found = if_found(fs_err::symlink_metadata(self.image_path(name)));
+        match found.map_err(failed(format!("look for image {name}")))? {
+            Some(_) => Err(StoreError::Exists { name: name.clone() }),
+            None => Ok(()),
         }
     }
 
@@ -141,7 +128,7 @@ impl Records for LocalRecords {
         self.place(&self.image_path(name), bytes, &format!("store image {name}"))
     }
 
-    fn replace(&self, name: &ImageName, _: &Version, bytes: &[u8]) -> Result<(), StoreError> {
+    fn replace(&self, name: &ImageName, _: &RecordVersion, bytes: &[u8]) -> Result<(), StoreError> {
         let (path, temporary) = (self.image_path(name), self.incoming.join("image"));
         write(&temporary, bytes)
             .and_then(|()| fs_err::rename(&temporary, &path))
@@ -149,10 +136,10 @@ impl Records for LocalRecords {
         sync_directory(path.parent().expect("it is below the directory of images"))
     }
 
-    fn bury(
+    fn end(
         &self,
         name: &ImageName,
-        _: Option<&Version>,
+        _: Option<&RecordVersion>,
         mark: &str,
         gone: &mut dyn FnMut(),
     ) -> Result<(), StoreError> {
@@ -164,28 +151,25 @@ impl Records for LocalRecords {
         let what = format!("delete image {name}");
         self.place(&self.root.join(layout::deleted_path(name)), mark.as_bytes(), &what)?;
         gone();
-        // The mark has deleted it: what fails now is made up for at the next start.
+        // The tombstone is in force: a remaining record is removed at the next start.
         if let Err(error) = fs_err::remove_file(self.image_path(name)) {
             tracing::warn!(%error, "the record of a deleted image stays until the next start");
         }
         Ok(())
     }
 
-    fn mark(&self, name: &ImageName) -> Result<Option<Vec<u8>>, StoreError> {
-        match fs_err::read(self.root.join(layout::deleted_path(name))) {
-            Ok(mark) => Ok(Some(mark)),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(failed(format!("look for image {name}"))(error)),
-        }
+    fn tombstone(&self, name: &ImageName) -> Result<Option<Vec<u8>>, StoreError> {
+        if_found(fs_err::read(self.root.join(layout::deleted_path(name))))
+            .map_err(failed(format!("look for image {name}")))
     }
 
-    fn reserve(&self, name: &ImageName, mark: &str) -> Result<(), StoreError> {
+    fn add_tombstone(&self, name: &ImageName, mark: &str) -> Result<(), StoreError> {
         self.expect_new(name)?;
         let what = format!("keep that image {name} has ended");
         self.place(&self.root.join(layout::deleted_path(name)), mark.as_bytes(), &what)
     }
 
-    fn forget(&self, name: &ImageName) -> Result<bool, StoreError> {
+    fn remove(&self, name: &ImageName) -> Result<bool, StoreError> {
         let path = self.image_path(name);
         fs_err::remove_file(&path).map_err(failed(format!("drop image {name}")))?;
         let directory = path.parent().expect("it is below the directory of images");
@@ -202,4 +186,67 @@ pub(crate) fn write(temporary: &Path, bytes: &[u8]) -> io::Result<()> {
         .mode(0o600)
         .open(temporary)
         .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
+}
+
+/// The name under which the former file is kept until the new one is durable.
+const FORMER: &str = "directories.former";
+
+/// The file of a data directory, which only this server changes.
+pub struct LocalDirectories(PathBuf);
+
+impl LocalDirectories {
+    pub(crate) fn new(data: &Path) -> Self {
+        Self(data.to_owned())
+    }
+}
+
+impl DirectoriesStorage for LocalDirectories {
+    fn read(&self, _: usize) -> Result<Option<(Vec<u8>, RecordVersion)>, StoreError> {
+        let bytes =
+            if_found(fs_err::read(self.location())).map_err(failed("read the directories"))?;
+        Ok(bytes.map(|bytes| (bytes, RecordVersion::default())))
+    }
+
+    fn replace(&self, _: &RecordVersion, bytes: &[u8]) -> Result<RecordVersion, StoreError> {
+        replace(&self.0, bytes).map(|()| RecordVersion::default())
+    }
+
+    fn has_changed(&self, _: &RecordVersion) -> Result<bool, StoreError> {
+        Ok(false)
+    }
+
+    fn location(&self) -> PathBuf {
+        self.0.join(layout::DIRECTORIES)
+    }
+}
+
+/// Replaces the file, durably. If it fails, the former file stays.
+fn replace(data: &Path, bytes: &[u8]) -> Result<(), StoreError> {
+    let what = || failed("change the directories");
+    let path = data.join(layout::DIRECTORIES);
+    let incoming = data.join(layout::INCOMING);
+    let (temporary, former) = (incoming.join(layout::DIRECTORIES), incoming.join(FORMER));
+    // A failed change may have left one.
+    remove(&former).map_err(what())?;
+    let has_former = if_found(fs_err::hard_link(&path, &former)).map_err(what())?.is_some();
+    let placed = write(&temporary, bytes).and_then(|()| fs_err::rename(&temporary, &path));
+    let done = match placed.map_err(what()) {
+        Ok(()) => sync_directory(data).inspect_err(|_| {
+            let back = if has_former { fs_err::rename(&former, &path) } else { remove(&path) };
+            if let Err(error) = back {
+                tracing::error!(%error, "cannot undo a failed change: it may show after a restart");
+            }
+        }),
+        Err(error) => Err(error),
+    };
+    for left in [former, temporary] {
+        if let Err(error) = remove(&left) {
+            tracing::warn!(%error, "a temporary file stays until the next start");
+        }
+    }
+    done
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    if_found(fs_err::remove_file(path)).map(drop)
 }

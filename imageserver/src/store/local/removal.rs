@@ -1,19 +1,16 @@
-//! Removes objects. The collector decides which ([`super::collecting`]).
+//! Takes objects out and removes them. The collector decides which ([`super::collecting`]).
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 
 use model::object::ObjectId;
 
-use super::objects::{LocalObjects, Located};
-use crate::core::collection::disk_pressure::Space;
-use crate::core::collection::oldest_objects::Candidate;
-use crate::store::contract::Objects as _;
+use super::object_files::Located;
+use super::objects::LocalObjects;
+use crate::core::collection::removal::Candidate;
+use crate::store::error::{StoreError, failed};
+use crate::store::layout;
 use crate::store::object_counts::{Change, directories};
-use crate::store::{
-    error::{StoreError, failed},
-    layout,
-};
 
 /// The unit of [`MetadataExt::blocks`], in bytes.
 const BLOCK_BYTES: u64 = 512;
@@ -37,7 +34,7 @@ impl RemovedObject {
     ///
     /// # Errors
     ///
-    /// What the file-system says; then the space is freed at the next start.
+    /// On failure the space is freed at the next start.
     pub fn remove(self) -> Result<(), StoreError> {
         let remove = |path| fs_err::remove_file(path);
         let removed = self.paths.into_iter().try_for_each(remove);
@@ -46,34 +43,34 @@ impl RemovedObject {
 }
 
 impl LocalObjects {
-    /// Takes `id` away: it is no longer there. `None` if it was not.
-    pub fn take_away(&self, id: &ObjectId) -> Result<Option<RemovedObject>, StoreError> {
+    /// Renames the files of `id` to temporary files. Returns `None` if there are none.
+    pub fn take_out(&self, id: &ObjectId) -> Result<Option<RemovedObject>, StoreError> {
         let mut taken = None;
-        self.counter.note(id, || {
-            let before = self.locate(id)?.and_then(|located| located.length(id));
+        self.files.counter.note(id, || {
+            let before = self.files.locate(id)?.and_then(|located| located.length(id));
             for form in layout::FORMS {
-                let Some(Located { path, metadata, .. }) = self.locate_as(id, form)? else {
+                let Some(Located { path, metadata, .. }) = self.files.locate_as(id, form)? else {
                     continue;
                 };
-                let aside = self.temporary();
-                fs_err::rename(&path, &aside).map_err(failed(format!("remove object {id}")))?;
+                let target = self.files.temporary();
+                fs_err::rename(&path, &target).map_err(failed(format!("remove object {id}")))?;
                 self.verified.forget(id, &metadata);
                 let RemovedObject { paths, bytes } =
                     taken.get_or_insert_with(|| RemovedObject { paths: Vec::new(), bytes: 0 });
-                paths.push(aside);
+                paths.push(target);
                 *bytes += metadata.blocks() * BLOCK_BYTES;
             }
             if taken.is_some() {
-                // What is wrong with it is of no matter any more.
-                self.damaged_objects().mark_repaired(id);
+                // A removed object need not be repaired.
+                self.files.damaged_objects.mark_repaired(id);
             }
             Ok(Change { before, after: None })
         })?;
         Ok(taken)
     }
 
-    /// Gives each object that is `wanted` to `take`, in no order that means anything. False if it
-    /// ended early because `go_on` said so.
+    /// Calls `take` with each object for which `wanted` returns true, in any order. Returns false
+    /// if it ended early because `go_on` returned false.
     pub fn visit(
         &self,
         go_on: impl Fn() -> bool,
@@ -81,7 +78,8 @@ impl LocalObjects {
         mut take: impl FnMut(Candidate),
     ) -> Result<bool, StoreError> {
         for (algorithm, directory) in directories() {
-            let listed = walkdir::WalkDir::new(self.root.join(directory)).min_depth(1).max_depth(1);
+            let listed =
+                walkdir::WalkDir::new(self.files.root.join(directory)).min_depth(1).max_depth(1);
             for entry in listed {
                 if !go_on() {
                     return Ok(false);
@@ -93,7 +91,7 @@ impl LocalObjects {
                 if !wanted(&id) {
                     continue;
                 }
-                // It may have been put aside meanwhile.
+                // The object may have been quarantined meanwhile.
                 let Ok(metadata) = entry.metadata() else { continue };
                 let nanoseconds = i128::from(metadata.mtime_nsec());
                 let stored = i128::from(metadata.mtime()) * 1_000_000_000 + nanoseconds;
@@ -102,23 +100,13 @@ impl LocalObjects {
         }
         Ok(true)
     }
-
-    /// The space of the file-system.
-    pub fn space(&self) -> Result<Space, StoreError> {
-        let status = self.status()?;
-        let unit = status.fragment_size();
-        Ok(Space {
-            used: status.blocks().saturating_sub(status.blocks_free()).saturating_mul(unit),
-            free: status.blocks_available().saturating_mul(unit),
-        })
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
 
-    use api::object_stream::Form;
+    use api::object_stream::ContentForm;
     use model::object::Algorithm;
 
     use super::super::objects::LocalObjects;
@@ -130,15 +118,15 @@ mod tests {
     fn what_is_taken_away_is_counted_no_more_and_can_come_again() {
         let data = tempfile::tempdir().unwrap();
         std::fs::create_dir(data.path().join(layout::INCOMING)).unwrap();
-        let objects = LocalObjects::open(data.path()).unwrap();
+        let objects = LocalObjects::open(data.path(), 0).unwrap();
         let put = |content: &[u8]| {
             let id = Algorithm::Blake3.digest(content);
             let mut receiving = objects.receive(id, content.len() as u64).unwrap();
             receiving.write(content).unwrap();
-            receiving.finish().unwrap();
+            receiving.finish().unwrap().wait().unwrap();
             id
         };
-        objects.count(|| false);
+        objects.count(&|| false);
         // Large enough to be remembered when it was verified.
         let large = vec![7; 300 << 10];
         let (one, two) = (put(&large), put(b"two"));
@@ -146,13 +134,13 @@ mod tests {
         let held = |objects, bytes| ObjectCounts { objects, bytes, complete: true };
         assert_eq!(objects.object_counts(), held(2, 3 + (300 << 10)));
 
-        let metadata = std::fs::metadata(objects.path(&one, Form::Plain)).unwrap();
+        let metadata = std::fs::metadata(objects.files.path(&one, ContentForm::Plain)).unwrap();
         assert!(objects.verified.knows(&one, &metadata));
-        let taken = objects.take_away(&one).unwrap().unwrap();
+        let taken = objects.take_out(&one).unwrap().unwrap();
         assert!(taken.bytes() >= 300 << 10);
         assert!(!objects.verified.knows(&one, &metadata));
         assert_eq!(objects.size_bytes(&one).unwrap(), None);
-        assert!(objects.take_away(&one).unwrap().is_none());
+        assert!(objects.take_out(&one).unwrap().is_none());
         assert_eq!(objects.object_counts(), held(1, 3));
         put(&large);
         taken.remove().unwrap();

@@ -10,7 +10,7 @@ use model::object::{Algorithm, ObjectId};
 
 use super::{Found, Party, World, expect_all_well, expect_loss, explore};
 use imageserver::core::collection::leases::Leases;
-use imageserver::core::collection::removal::{Decision, Knowledge, decide};
+use imageserver::core::collection::removal::{RemovalDecision, WalkedImages, decide};
 
 const LEASE: u64 = 10;
 
@@ -89,12 +89,12 @@ enum Somebody {
 
 #[derive(Clone, Debug)]
 enum Collector {
-    Walk { knowledge: Knowledge },
-    Visit { knowledge: Knowledge, additions: u64, images: usize },
-    List { knowledge: Knowledge },
-    Lock { knowledge: Knowledge, candidates: Vec<&'static str> },
-    Decide { knowledge: Knowledge, candidates: Vec<&'static str> },
-    Rename { knowledge: Knowledge, candidates: Vec<&'static str>, part: &'static str },
+    Walk { knowledge: WalkedImages },
+    Visit { knowledge: WalkedImages, additions: u64, images: usize },
+    List { knowledge: WalkedImages },
+    Lock { knowledge: WalkedImages, candidates: Vec<&'static str> },
+    Decide { knowledge: WalkedImages, candidates: Vec<&'static str> },
+    Rename { knowledge: WalkedImages, candidates: Vec<&'static str>, part: &'static str },
 }
 
 impl Party<Model> for Somebody {
@@ -210,15 +210,16 @@ impl Collector {
             Self::Visit { mut knowledge, additions, images } => {
                 // An image was whole when it was listed, and what it needs is what it needed.
                 if images > 0 {
-                    knowledge.needed.enter(&id(PARTS[0]));
-                    knowledge.needed.need(&id(PARTS[1]));
+                    knowledge.needed.add_directory(&id(PARTS[0]));
+                    knowledge.needed.add(&id(PARTS[1]));
                 }
                 knowledge.additions = additions;
                 Self::List { knowledge }
             }
             Self::List { knowledge } => {
                 let is_free = |part: &&&str| {
-                    !knowledge.needed.needs(&id(part)) && !world.leases.hold(world.now, &id(part))
+                    !knowledge.needed.contains(&id(part))
+                        && !world.leases.is_leased(world.now, &id(part))
                 };
                 let candidates = world.objects.iter().filter(is_free).copied().collect();
                 Self::Lock { knowledge, candidates }
@@ -245,12 +246,14 @@ impl Collector {
                     _ => world.additions,
                 };
                 match decide(&knowledge, additions, &world.leases, world.now, &id(part)) {
-                    Decision::WalkAgain => {
+                    RemovalDecision::WalkAgain => {
                         world.is_removing = false;
                         Self::Walk { knowledge }
                     }
-                    Decision::Remove => Self::Rename { knowledge, candidates, part },
-                    Decision::Needed | Decision::Leased => Self::Decide { knowledge, candidates },
+                    RemovalDecision::Remove => Self::Rename { knowledge, candidates, part },
+                    RemovalDecision::Needed | RemovalDecision::Leased => {
+                        Self::Decide { knowledge, candidates }
+                    }
                 }
             }
             Self::Rename { knowledge, candidates, part } => {
@@ -279,7 +282,7 @@ fn world(broken: Broken, objects: &[&'static str], images: &[&'static str]) -> M
 }
 
 fn collector() -> Somebody {
-    Somebody::Collector(Collector::Walk { knowledge: Knowledge::default() })
+    Somebody::Collector(Collector::Walk { knowledge: WalkedImages::default() })
 }
 
 fn uploader_party() -> Somebody {

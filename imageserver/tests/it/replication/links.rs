@@ -159,7 +159,10 @@ async fn an_image_that_does_not_fit_is_tried_until_it_does() {
     let lost = crate::fixture::ALGORITHM.digest(&own("base/1"));
     std::fs::remove_file(crate::fixture::stored(data[0].path(), &lost)).unwrap();
     let replica = replica(data[1].path(), &address(&root), &[]);
-    until(async || troubles(&replica).await == [("base/1".to_owned(), Trouble::Failing)]).await;
+    until(async || {
+        troubles(&replica).await == [("base/1".to_owned(), ReplicationTrouble::Failing)]
+    })
+    .await;
     let text = master_of(&replica).await.troubles.remove(0).text;
     assert_eq!(text, format!("the master has lost object {lost} (0 more are missing there)"));
     assert_eq!(names(&replica).await, Vec::<String>::new());

@@ -1,7 +1,6 @@
 //! What a replica takes, and what it never does: lose an image.
 
-use api::image_server::expiry::{ChangeExpiry, ChangeExpiryRequest};
-use api::image_server::holds::{HoldImages, HoldImagesRequest};
+use api::image_server::expiry::{ChangeExpiry, ChangeExpiryRequest, HoldImages, HoldImagesRequest};
 use api::image_server::notes::{CopyImage, CopyImageRequest};
 use api::image_server::replication::{DropCopy, DropCopyRequest};
 
@@ -65,9 +64,9 @@ async fn names_that_mean_different_images_are_told_and_nothing_is_overwritten() 
     let replica = replica(data[1].path(), &address(&root), &[]);
     until_level(&replica).await;
     let expected = [
-        ("both/1".to_owned(), Trouble::Conflict),
-        ("both/2".to_owned(), Trouble::EndedOther),
-        ("gone/1".to_owned(), Trouble::EndedHere),
+        ("both/1".to_owned(), ReplicationTrouble::Conflict),
+        ("both/2".to_owned(), ReplicationTrouble::EndedOther),
+        ("gone/1".to_owned(), ReplicationTrouble::EndedHere),
     ];
     until(async || troubles(&replica).await == expected).await;
     assert_eq!(get(&replica, "both/1").await.unwrap().content, kept);
@@ -160,8 +159,8 @@ async fn what_expires_on_the_master_ends_on_the_replica_and_its_own_clock_ends_n
     let replica = replica(data[1].path(), &link.text(), &["--clock-settle", "0s"]);
     until_names(&replica, &["base/1", "short/1", "short/2"]).await;
     link.cut();
-    let put_off = ChangeExpiryRequest { name: name("short/2"), expires_in_seconds: None };
-    root.client.call::<ChangeExpiry>(&put_off).await.unwrap();
+    let extend_expiry = ChangeExpiryRequest { name: name("short/2"), expires_in_seconds: None };
+    root.client.call::<ChangeExpiry>(&extend_expiry).await.unwrap();
     until(async || get(&root, "short/1").await == Err(FaultCode::Gone)).await;
     // By its clock both should have gone.
     assert_eq!(names(&replica).await, ["base/1", "short/1", "short/2"]);
@@ -186,7 +185,8 @@ async fn what_is_in_use_on_a_replica_stays_there_until_it_is_not() {
     let refused = delete(&replica, "base/1", false).await.unwrap_err();
     assert_eq!(refused.code, FaultCode::Held);
     delete(&root, "base/1", false).await.unwrap();
-    until(async || troubles(&replica).await == [("base/1".to_owned(), Trouble::Held)]).await;
+    until(async || troubles(&replica).await == [("base/1".to_owned(), ReplicationTrouble::Held)])
+        .await;
     assert_eq!(names(&replica).await, ["base/1"]);
     hold(&replica, &[]).await;
     until_names(&replica, &[]).await;

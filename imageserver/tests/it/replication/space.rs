@@ -35,7 +35,8 @@ async fn a_replica_whose_disk_is_full_says_so_serves_on_and_catches_up() {
     set_tag(&root, "base/1", "tested", "yes").await.unwrap();
     let is_failing = async || {
         let troubles = troubles(&replica).await;
-        !troubles.is_empty() && troubles.iter().all(|(_, trouble)| *trouble == Trouble::Failing)
+        !troubles.is_empty()
+            && troubles.iter().all(|(_, trouble)| *trouble == ReplicationTrouble::Failing)
     };
     until(is_failing).await;
     until(async || {

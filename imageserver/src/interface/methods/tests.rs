@@ -10,9 +10,8 @@ use api::image_server::directories::{
     ChangeOwnerRequest, MakeDirectoryRequest, RemoveDirectoryRequest,
 };
 use api::image_server::expiry::ChangeExpiryRequest;
-use api::image_server::notes::{ChangeTagsRequest, CopyImageRequest};
+use api::image_server::notes::{ChangeSignaturesRequest, ChangeTagsRequest, CopyImageRequest};
 use api::image_server::replication::ServerId;
-use api::image_server::signatures::ChangeSignaturesRequest;
 use api::image_server::{AddImageRequest, DeleteImageRequest};
 use api::object_server::CheckObjectsRequest;
 use model::image::{Content, FORMAT, Image, Notes};
@@ -22,14 +21,9 @@ use model::trigger::Triggers;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::super::Packers;
 use super::*;
-use crate::collection::Collector;
 use crate::core::collection::disk_pressure::Bounds;
-use crate::expiry::Expiry;
-use crate::interface::Life;
-use crate::interface::methods::Service;
-use crate::replication::Replication;
+use crate::interface::BackgroundTasks;
 use crate::scrub::Scrub;
 use crate::store::record::Record;
 
@@ -73,14 +67,14 @@ fn service(data: &std::path::Path) -> Service {
     });
     made.unwrap();
     let never = Bounds { above_percent: 100, down_to_percent: 100 };
-    let life = Life {
+    let background = BackgroundTasks {
         collector: Arc::new(Collector::new(Arc::clone(&store), never)),
         expiry: Arc::new(Expiry::new(Arc::clone(&store), Duration::from_secs(600), false)),
         replication: Arc::new(Replication::new(ServerId::from(1), None)),
         scrub: Arc::new(Scrub::default()),
     };
     let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
-    Service::new(store, life, Arc::default(), Packers::new(0).unwrap(), tasks, stop)
+    Service::new(store, background, Arc::default(), Packers::new(0).unwrap(), tasks, stop)
 }
 
 /// One that has a name, and is in `groups`.

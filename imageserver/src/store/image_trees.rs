@@ -1,24 +1,28 @@
-//! Checks whether an image may be added: the store has all its objects, and its tree is valid.
+//! Reads the trees of images: checks the tree of a new image, and records what all images need.
 //!
-//! The tree is assembled from the directories in the store, checked, and dropped: the server keeps
-//! no tree. A directory may occur many times in a tree, so a few directories can stand for more
-//! paths than any memory holds. Such a tree is refused before it is assembled.
+//! To be added, an image must have a valid tree and all its objects in the store. The tree is
+//! assembled from the directories in the store, checked, and dropped: the server keeps no tree. A
+//! directory may occur many times in a tree, so a few directories can stand for more paths than any
+//! memory holds. Such a tree is refused before it is assembled.
+//!
+//! To find what images need, each directory is read once, and its references are recorded.
 
-use super::error::AdmissionError;
 use std::collections::{BTreeMap, BTreeSet};
 
-use model::image::Content;
+use model::image::{Content, ImageName};
 use model::object::ObjectId;
 use model::path::TreePath;
 use model::tree::assembly::Assembly;
 use model::tree::encode::{DIRECTORY_BYTES_MAX, references};
 use model::tree::{Leaf, Node, Totals, Tree};
 
+use super::error::{AdmissionError, WalkError};
+use crate::core::collection::removal::NeededObjects;
 use crate::store::contract::{Objects, Pin};
 use crate::store::error::{StoreError, failed};
 
-/// The longest encodings of all paths of a tree together, in bytes, a directory counted as often
-/// as it occurs: some 2,500,000 entries.
+/// The longest encodings of all paths of a tree together, in bytes, each directory counted as often
+/// as it occurs: about 2,500,000 entries.
 pub(crate) const TREE_BYTES_MAX: u64 = 256 << 20;
 
 /// Checks that `content` may be added, and gives the sums over its tree.
@@ -28,30 +32,25 @@ pub(crate) const TREE_BYTES_MAX: u64 = 256 << 20;
 /// # Errors
 ///
 /// [`AdmissionError`] names the path or the object.
-pub fn admit(store: &dyn Objects, content: &Content) -> Result<Admitted, AdmissionError> {
+pub fn check_tree(store: &dyn Objects, content: &Content) -> Result<CheckedTree, AdmissionError> {
     let mut pins = Vec::new();
     let tree = assemble(store, content.root, &mut pins)?;
     content.verify(&tree).map_err(|source| AdmissionError::Image { source })?;
     check_files(store, &tree, &mut pins)?;
-    Ok(Admitted { totals: tree.root().totals(), pins })
+    Ok(CheckedTree { totals: tree.root().totals(), pins })
 }
 
 /// An image that may be added. While this lives, nothing that it needs is removed.
-pub struct Admitted {
+pub struct CheckedTree {
     /// The sums over its tree.
     pub totals: Totals,
     pins: Vec<Box<dyn Pin>>,
 }
 
-impl Admitted {
-    /// Refuses an image that took so long to be looked through that what was seen may not be true
-    /// any more.
-    ///
-    /// # Errors
-    ///
-    /// [`StoreError::TooLate`].
+impl CheckedTree {
+    /// Fails if checking took so long that objects may have been removed since.
     pub fn expect_in_time(&self) -> Result<(), StoreError> {
-        if self.pins.iter().all(|pin| pin.holds()) { Ok(()) } else { Err(StoreError::TooLate) }
+        if self.pins.iter().all(|pin| pin.is_valid()) { Ok(()) } else { Err(StoreError::TooLate) }
     }
 }
 
@@ -82,7 +81,10 @@ fn assemble(
             }
             let none = |source| AdmissionError::NoDirectory { id, source };
             let named = references(root.algorithm(), &encoding).map_err(none)?;
-            shapes.insert(id, Shape { bytes: encoding.len() as u64, below: named.directories });
+            shapes.insert(
+                id,
+                DirectoryShape { bytes: encoding.len() as u64, below: named.directories },
+            );
             assembly.insert(encoding, |_| None).map_err(none)?;
         }
     }
@@ -110,15 +112,15 @@ pub(crate) fn read_directory(store: &dyn Objects, id: ObjectId) -> Result<Vec<u8
     }
 }
 
-/// What matters of a directory for the size of a tree.
-struct Shape {
+/// The size of a directory, and its subdirectories.
+struct DirectoryShape {
     bytes: u64,
     below: Vec<ObjectId>,
 }
 
-/// The length of all encodings of the tree, each counted as often as a path leads to it; takes
-/// each directory once. A digest cannot be below itself, so the walk ends.
-fn unfolded_bytes(root: ObjectId, shapes: &BTreeMap<ObjectId, Shape>) -> u64 {
+/// Returns the length of all encodings of a tree, each counted as often as it occurs. Visits each
+/// directory once. A digest cannot be below itself, so the walk ends.
+fn unfolded_bytes(root: ObjectId, shapes: &BTreeMap<ObjectId, DirectoryShape>) -> u64 {
     let mut sums: BTreeMap<ObjectId, u64> = BTreeMap::new();
     let mut stack = vec![root];
     while let Some(&id) = stack.last() {
@@ -174,8 +176,8 @@ fn check_files(
     }
 }
 
-/// The length of an object. One that has not the length that is wanted may be damaged: it is read
-/// then, and is missing if it is.
+/// Returns the length of an object. If it is not the expected one, the object is read, because it
+/// may be damaged.
 fn size_of_intact(
     store: &dyn Objects,
     id: &ObjectId,
@@ -197,6 +199,49 @@ fn files(tree: &Tree) -> impl Iterator<Item = (TreePath, model::tree::File)> {
     })
 }
 
+/// The objects from which a walk of an image starts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageRoots {
+    pub image: ImageName,
+    pub root: ObjectId,
+    pub build_log: Option<ObjectId>,
+}
+
+/// Records the objects that images need. Skips directories that were walked before. Returns false
+/// if `stop` returned true before the end.
+pub fn walk(
+    store: &dyn Objects,
+    needed: &mut NeededObjects,
+    roots: &[ImageRoots],
+    stop: impl Fn() -> bool,
+) -> Result<bool, WalkError> {
+    for ImageRoots { image, root, build_log } in roots {
+        if let Some(log) = build_log {
+            needed.add(log);
+        }
+        let failed = |source| WalkError { image: image.clone(), source };
+        let mut stack = Vec::new();
+        if needed.add_directory(root) {
+            stack.push(*root);
+        }
+        while let Some(id) = stack.pop() {
+            if stop() {
+                return Ok(false);
+            }
+            let encoding = read_directory(store, id).map_err(failed)?;
+            let named = references(root.algorithm(), &encoding)
+                .map_err(|source| failed(AdmissionError::NoDirectory { id, source }))?;
+            for (file, _) in &named.files {
+                needed.add(file);
+            }
+            let before = stack.len();
+            stack.extend(named.directories.into_iter().filter(|below| needed.add_directory(below)));
+            store.ahead(&stack[before..]);
+        }
+    }
+    Ok(true)
+}
+
 #[cfg(test)]
 mod tests {
     use model::object::Algorithm;
@@ -210,9 +255,9 @@ mod tests {
     #[test]
     fn a_directory_counts_as_often_as_it_occurs() {
         let mut shapes = BTreeMap::new();
-        shapes.insert(id(0), Shape { bytes: 1, below: vec![] });
-        shapes.insert(id(1), Shape { bytes: 10, below: vec![id(0), id(0), id(0)] });
-        shapes.insert(id(2), Shape { bytes: 100, below: vec![id(1), id(0), id(1)] });
+        shapes.insert(id(0), DirectoryShape { bytes: 1, below: vec![] });
+        shapes.insert(id(1), DirectoryShape { bytes: 10, below: vec![id(0), id(0), id(0)] });
+        shapes.insert(id(2), DirectoryShape { bytes: 100, below: vec![id(1), id(0), id(1)] });
         assert_eq!(unfolded_bytes(id(0), &shapes), 1);
         assert_eq!(unfolded_bytes(id(1), &shapes), 13);
         assert_eq!(unfolded_bytes(id(2), &shapes), 127);
@@ -221,9 +266,9 @@ mod tests {
     #[test]
     fn a_bomb_of_directories_is_measured_without_being_walked() {
         let mut shapes = BTreeMap::new();
-        shapes.insert(id(0), Shape { bytes: 1, below: vec![] });
+        shapes.insert(id(0), DirectoryShape { bytes: 1, below: vec![] });
         for level in 1..1_000 {
-            shapes.insert(id(level), Shape { bytes: 1, below: vec![id(level - 1); 2] });
+            shapes.insert(id(level), DirectoryShape { bytes: 1, below: vec![id(level - 1); 2] });
         }
         assert_eq!(unfolded_bytes(id(40), &shapes), (1 << 41) - 1);
         assert_eq!(unfolded_bytes(id(999), &shapes), u64::MAX);
