@@ -14,12 +14,11 @@
 pub mod acl;
 pub mod blob_digest;
 pub mod compression;
-pub mod expansion;
+pub mod input;
 pub mod layer;
 pub mod member;
 pub mod pax;
 pub mod reader;
-pub mod section;
 pub mod sparse;
 pub mod writer;
 
@@ -34,22 +33,23 @@ use model::scope::SUBD_DIRECTORY;
 use model::tree::{self, Leaf, Metadata, Node, TreeBuilder, TreeError};
 
 use self::acl::{Account, AclError};
-use self::expansion::{ExpandsTooMuch, ExpansionLimit};
+use self::input::Section;
+use self::input::{ExpandsTooMuch, ExpansionLimit};
 use self::layer::{Layer, LayeredTree, RefusedEntry, Whiteouts};
 use self::member::Entry;
 use self::pax::PaxError;
 use self::reader::{ArchiveEnd, Reader};
-use self::section::Section;
 use crate::archive::blob_digest::{BlobDigest, DigestReader};
 use crate::output::progress::{Meter, Unit};
 use crate::transfer::contents::{Contents, SendError, UploadSink};
 
-/// The most members of one archive.
+/// Most members of one archive.
 const MEMBERS_MAX: usize = 20_000_000;
 
-/// The most that names and attributes of one archive may take in memory, in bytes.
+/// Most memory for the names and attributes of one archive, in bytes.
 const NAMES_BYTES_MAX: usize = 2 << 30;
 
+/// An archive that cannot be read. Offsets are in bytes after decompression; names are escaped.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ArchiveError {
@@ -58,46 +58,21 @@ pub enum ArchiveError {
     #[error("cannot copy the archive to a temporary file in `{}`", directory.display())]
     Spool { directory: PathBuf, source: io::Error },
     #[error("cannot read the archive after byte {offset}")]
-    Read {
-        /// How much was read, in bytes after decompression.
-        offset: u64,
-        /// What the kernel or the decompressor said.
-        source: io::Error,
-    },
+    Read { offset: u64, source: io::Error },
     #[error("the archive is empty")]
     Empty,
     #[error("this is not a tar archive, nor one compressed with gzip, zstd, xz or bzip2")]
     NotTar,
     #[error("the archive is truncated: it ends at byte {offset}, after {after}")]
-    Truncated {
-        /// Where, in bytes after decompression.
-        offset: u64,
-        after: String,
-    },
+    Truncated { offset: u64, after: String },
     #[error("the archive is damaged: no header at byte {offset}, after {after}")]
-    BadHeader {
-        /// Where, in bytes after decompression.
-        offset: u64,
-        after: String,
-    },
+    BadHeader { offset: u64, after: String },
     #[error("more data follows the end of the archive, at byte {offset}")]
-    Trailing {
-        /// Where, in bytes after decompression.
-        offset: u64,
-    },
+    Trailing { offset: u64 },
     #[error("the entry `{name}` is refused")]
-    Entry {
-        /// The name of the member, escaped.
-        name: String,
-        source: EntryError,
-    },
+    Entry { name: String, source: EntryError },
     #[error("the archive is refused at byte {offset}, after {after}")]
-    Expands {
-        /// Where, in bytes after decompression.
-        offset: u64,
-        after: String,
-        source: ExpandsTooMuch,
-    },
+    Expands { offset: u64, after: String, source: ExpandsTooMuch },
     #[error("its expanded content has the digest {got}, expected {want}")]
     Digest { want: BlobDigest, got: BlobDigest },
     #[error("invalid {layer}")]
@@ -108,7 +83,7 @@ pub enum ArchiveError {
     Tree { source: TreeError },
 }
 
-/// Why a member of an archive cannot be an entry of an image.
+/// A member that cannot be an entry of an image. Names are escaped; sizes are in bytes.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EntryError {
@@ -131,35 +106,19 @@ pub enum EntryError {
     #[error("it is a hard link to {target}, which is not a regular file")]
     LinkToNowhere { target: TreePath },
     #[error("it is a hard link to `{target}`")]
-    LinkTarget {
-        /// What it names, escaped.
-        target: String,
-        source: Box<EntryError>,
-    },
+    LinkTarget { target: String, source: Box<EntryError> },
     #[error("it is a symlink with a target of {length} bytes: 1 to 4,095 are allowed")]
-    SymlinkTarget {
-        /// The length of the target, in bytes.
-        length: usize,
-    },
+    SymlinkTarget { length: usize },
     #[error("it claims {size} bytes of content, which its kind cannot have")]
-    UnexpectedContent {
-        /// How much, in bytes.
-        size: u64,
-    },
+    UnexpectedContent { size: u64 },
     #[error("its type `{code}` is unknown")]
     Type { code: char },
     #[error("its {field} is not a number or out of range")]
     Number { field: &'static str },
     #[error("its name has {size} bytes")]
-    LongName {
-        /// How many, in bytes.
-        size: u64,
-    },
+    LongName { size: u64 },
     #[error("its pax header has {size} bytes")]
-    LongPax {
-        /// How many, in bytes.
-        size: u64,
-    },
+    LongPax { size: u64 },
     #[error("invalid pax header")]
     Pax { source: PaxError },
     #[error("it has two headers of one kind")]
@@ -172,7 +131,7 @@ pub enum EntryError {
     Acl { source: AclError },
 }
 
-/// An archive that can be read more than once.
+/// An archive that can be read repeatedly.
 pub struct Archive {
     parts: Vec<ArchivePart>,
 }
@@ -189,7 +148,7 @@ pub struct ArchivePart {
     files: Vec<(ObjectId, u64)>,
 }
 
-/// What all parts of an archive use together.
+/// State that the parts of an archive share.
 #[derive(Default)]
 struct ArchiveUsage {
     members: usize,
@@ -198,7 +157,8 @@ struct ArchiveUsage {
 }
 
 impl ArchivePart {
-    /// A layer of an image. Messages call it `layer`; its expanded content must have `digest`.
+    /// Returns a layer of an image. Messages call it `layer`; its expanded content must have
+    /// `digest`.
     pub fn of_layer(section: Section, layer: String, digest: BlobDigest) -> Self {
         let (whiteouts, files) = (Whiteouts::Applied, Vec::new());
         Self { section, whiteouts, layer: Some(layer), digest: Some(digest), files }
@@ -324,7 +284,7 @@ impl Archive {
         algorithm: Algorithm,
         meter: &Meter,
     ) -> Result<TreeBuilder, ArchiveError> {
-        let layered = self.read_upon(LayeredTree::default(), algorithm, meter)?;
+        let layered = self.read_onto(LayeredTree::default(), algorithm, meter)?;
         Ok(layered.into_builder(algorithm))
     }
 
@@ -333,7 +293,7 @@ impl Archive {
     /// # Errors
     ///
     /// [`ArchiveError`] if the archive is bad at any place.
-    pub fn read_upon(
+    pub fn read_onto(
         &mut self,
         mut layered: LayeredTree,
         algorithm: Algorithm,

@@ -1,18 +1,19 @@
 //! The command line of `imagetool`.
 
-use rpc::tls::Security;
 use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use daemon::{IMAGESERVER_PORT, SecurityArgs};
+use rpc::client::{Client, Peer};
+use rpc::tls::Security;
+use tool::Format;
+use tool::documents::{self, Documents};
 
 use crate::output::failure::Failure;
 use crate::output::progress::Meter;
 use crate::verb::{self, Context, VerbResult};
-use clap::{Parser, Subcommand};
-use daemon::{IMAGESERVER_PORT, SecurityArgs};
-use rpc::client::{Client, Peer};
-use tool::Format;
-use tool::documents::{self, Documents};
 
-/// Makes, shows and fetches images: whole file-system trees that machines are kept equal to.
+/// Makes, shows and fetches images: file-system trees that machines are kept equal to.
 #[derive(Debug, Parser)]
 #[command(
     name = "imagetool",
@@ -33,7 +34,7 @@ Data goes to the standard output, everything else to the standard error.
 Exit codes: 0 done (compared: same), 1 failed, 2 misuse, 3 partly done (compared: different)."
 )]
 pub struct Arguments {
-    /// The image server, HOST or HOST:PORT.
+    /// Address of the image server, HOST or HOST:PORT.
     #[arg(
         long,
         global = true,
@@ -42,10 +43,10 @@ pub struct Arguments {
         default_value = "localhost:6971"
     )]
     imageserver: String,
-    /// The format of the data that is printed.
+    /// Output format.
     #[arg(long, global = true, value_enum, value_name = "FORMAT", default_value_t)]
     format: Format,
-    /// Whether objects are compressed (zstd) in transit.
+    /// When to compress objects (zstd) in transit.
     #[arg(long, global = true, value_enum, value_name = "WHEN", default_value_t)]
     pack: Pack,
     #[command(flatten)]
@@ -54,7 +55,7 @@ pub struct Arguments {
     command: Command,
 }
 
-/// Whether objects are compressed in transit.
+/// When objects are compressed in transit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 enum Pack {
     /// Unless the server is on this machine
@@ -126,7 +127,7 @@ enum LocalVerb {
     ScanFilter(verb::filters::ScanFilterArgs),
 }
 
-/// Runs the program, with the arguments of this process.
+/// Runs the program with the arguments of this process.
 pub fn main() -> ExitCode {
     let arguments: Arguments = daemon::config::parse_tool();
     let Arguments { imageserver, format, pack, security, command } = arguments;
@@ -150,7 +151,7 @@ fn run(
     security: &SecurityArgs,
     verb: ServerVerb,
 ) -> VerbResult {
-    let security = security.of_tool("imagetool").map_err(|error| {
+    let security = security.for_tool("imagetool").map_err(|error| {
         let failure = Failure::new(&error).misuse();
         error.hints().into_iter().fold(failure, Failure::hint)
     })?;
@@ -165,7 +166,7 @@ fn run(
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
-        .map_err(|error| Failure::of_text(format!("cannot start: {error}")))?;
+        .map_err(|error| Failure::from_text(format!("cannot start: {error}")))?;
     runtime.block_on(run_server_verb(&context, verb))
 }
 

@@ -1,30 +1,29 @@
-//! Compares two images: their trees path by path, and what else belongs to an image.
+//! Compares two images: their trees path by path, and everything else of an image.
 // tidy: core
 
-pub mod disk_usage;
 pub mod entries;
 pub mod metadata;
 
 use std::collections::BTreeSet;
 
-/// What a comparison can leave out.
+/// A part that a comparison can leave out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum IgnoredPart {
-    /// What files hold, and which filegen-server computes them
+    /// Contents of files, and the filegen-server of computed files
     Content,
     /// Permission bits
     Mode,
     /// Owner and group
     Owner,
-    /// Times of modification
+    /// Modification times
     Mtime,
     /// Extended attributes, ACLs and capabilities
     Xattrs,
-    /// What symlinks point to
+    /// Targets of symlinks
     Target,
     /// Device numbers
     Device,
-    /// Which names are hard links of each other
+    /// Hard links
     Links,
     /// The whole tree
     Tree,
@@ -36,9 +35,9 @@ pub enum IgnoredPart {
     Computed,
     /// Health checks
     Health,
-    /// ListChange of packages
+    /// Lists of packages
     Packages,
 }
 
-/// What a comparison leaves out.
+/// The parts that a comparison leaves out.
 pub type Ignore = BTreeSet<IgnoredPart>;

@@ -194,7 +194,7 @@ impl NeededObjects {
         Ok(needed)
     }
 
-    /// The length of all contents together, in bytes.
+    /// Returns the length of all contents together, in bytes.
     pub fn bytes(&self) -> u64 {
         self.files.values().fold(0, |sum, (size_bytes, _)| sum.saturating_add(*size_bytes))
     }

@@ -54,7 +54,7 @@ pub fn check_required_paths(
     Err(RequiredError { missing, nested: nested(tree) })
 }
 
-/// True if something is at `path`; symlinks on the way are not followed.
+/// Returns true if something is at `path`; symlinks on the way are not followed.
 fn exists(tree: &Tree, path: &TreePath) -> bool {
     path.is_root() || tree.get(path).is_some()
 }
@@ -250,9 +250,9 @@ d 755 0:0 /usr/bin
     #[test]
     fn what_is_another_on_each_machine_is_told_with_the_line_to_add() {
         let none: Filter = Filter::new::<&str>([]).unwrap();
-        let told = warnings(&tree(SYSTEM), Some(&none));
+        let found = warnings(&tree(SYSTEM), Some(&none));
         assert_eq!(
-            told.warnings,
+            found.warnings,
             [
                 "every machine would get the image's /etc/fstab, /etc/hostname, \
                  /etc/ssh/ssh_host_*",
@@ -261,7 +261,7 @@ d 755 0:0 /usr/bin
         );
         let lines =
             ["/etc/fstab$", "/etc/hostname$", "/etc/ssh/ssh_host_.*", "/etc/dominator/tls$"];
-        assert_eq!(told.filter_lines, lines);
+        assert_eq!(found.filter_lines, lines);
         let filter = Filter::new(lines).unwrap();
         let without = tree(SYSTEM).without(|path| filter.keeps(path)).unwrap();
         assert_eq!(warnings(&without, Some(&filter)), Warnings::default());
@@ -282,8 +282,8 @@ d 755 0:0 /usr/bin
             assert!(all.keeps(&one.probe.parse().unwrap()), "{}", one.shown);
         }
         let bare = tree("d 755 0:0 /etc\nd 755 0:0 /proc\nf 644 0:0 EMPTY /proc/1\n");
-        let told = warnings(&bare, Some(&all));
-        assert_eq!(told.filter_lines, ["/proc/.*"]);
+        let found = warnings(&bare, Some(&all));
+        assert_eq!(found.filter_lines, ["/proc/.*"]);
         let none = Filter::new::<&str>([]).unwrap();
         let lost = &warnings(&bare, Some(&none)).warnings[0];
         assert_eq!(

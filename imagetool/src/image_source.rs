@@ -15,8 +15,8 @@ use model::tree::TreeBuilder;
 use self::directory::DirectoryError;
 use self::oci::OciError;
 use self::oci::platform::{ChoiceError, ImageSelection, Platform};
+use crate::archive::input::Section;
 use crate::archive::layer::{Layer, LayeredTree, Whiteouts};
-use crate::archive::section::Section;
 use crate::archive::{Archive, ArchiveError, open_file};
 use crate::output::failure::Failure;
 use crate::output::progress::Meter;
@@ -81,7 +81,7 @@ impl Source {
         };
         if found.is_none() && (args.platform.is_some() || args.image_ref.is_some()) {
             let message = format!("{} is not an OCI or Docker image", path.display());
-            return Err(Failure::of_text(message)
+            return Err(Failure::from_text(message)
                 .hint("--platform and --image-ref choose among the images of one"));
         }
         Ok(Self { path: path.to_owned(), kind: found.map_or(other, SourceKind::Archive) })
@@ -109,7 +109,7 @@ impl Source {
 
     /// Reads a layer and applies it to `lower`, with whiteouts. The root of a directory is not part
     /// of the layer: its mode, for instance, is ignored.
-    pub fn read_upon(
+    pub fn read_onto(
         self,
         mut lower: LayeredTree,
         algorithm: Algorithm,
@@ -123,8 +123,8 @@ impl Source {
                 let inserted = found.into_nodes().filter(|(path, _)| !path.is_root());
                 let refuse = |name: &[u8], source: &dyn std::error::Error| {
                     let name = model::escape::escape(name);
-                    let why = model::report::report(source);
-                    Failure::of_text(format!("{}: {name}: {why}", self.path.display()))
+                    let why = model::display::error_chain(source);
+                    Failure::from_text(format!("{}: {name}: {why}", self.path.display()))
                 };
                 for (path, node) in inserted {
                     let name = path.relative().to_owned();
@@ -135,7 +135,7 @@ impl Source {
             }
             SourceKind::Archive(archive) => {
                 let mut archive = archive.with_whiteouts();
-                let layered = archive.read_upon(lower, algorithm, meter);
+                let layered = archive.read_onto(lower, algorithm, meter);
                 let layered = layered.map_err(|error| archive_failure(&self.path, &error))?;
                 let builder = layered.into_builder(algorithm);
                 Ok(SourceTree { builder, contents: Box::new(archive) })
@@ -172,7 +172,8 @@ fn directory_failure(error: &DirectoryError) -> Failure {
 }
 
 fn archive_failure(path: &Path, error: &ArchiveError) -> Failure {
-    let failure = Failure::of_text(format!("{}: {}", path.display(), model::report::report(error)));
+    let failure =
+        Failure::from_text(format!("{}: {}", path.display(), model::display::error_chain(error)));
     match archive_hint(error) {
         Some(hint) => failure.hint(hint),
         None => failure,
@@ -201,7 +202,8 @@ fn archive_hint(error: &ArchiveError) -> Option<&'static str> {
 }
 
 fn oci_failure(path: &Path, error: &OciError) -> Failure {
-    let failure = Failure::of_text(format!("{}: {}", path.display(), model::report::report(error)));
+    let failure =
+        Failure::from_text(format!("{}: {}", path.display(), model::display::error_chain(error)));
     let hint = match error {
         OciError::Choice { source: ChoiceError::Platform { .. } } => {
             "choose one with --platform OS/ARCH"

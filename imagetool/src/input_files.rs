@@ -2,7 +2,6 @@
 
 pub mod computed;
 pub mod filters;
-pub mod health_check;
 pub mod triggers;
 
 use std::io::{self, Read as _};
@@ -11,11 +10,12 @@ use std::path::Path;
 use model::filter::Filter;
 use model::image::HealthCheck;
 use model::trigger::Triggers;
+use serde::Deserialize;
 
 use self::computed::ComputedRules;
 use crate::output::failure::Failure;
 
-/// The largest file that describes an image, in bytes.
+/// Largest file that describes an image, in bytes.
 const TEXT_BYTES_MAX: u64 = 8 << 20;
 
 pub fn is_dash(path: &Path) -> bool {
@@ -29,16 +29,27 @@ pub fn read_text(path: &Path, what: &str) -> Result<String, Failure> {
 
 /// Reads a text file of at most `bytes_max`; errors call it `what`.
 pub fn read_text_up_to(path: &Path, what: &str, bytes_max: u64) -> Result<String, Failure> {
-    let read = || -> io::Result<String> {
-        let mut text = String::new();
-        fs_err::File::open(path)?.take(bytes_max + 1).read_to_string(&mut text)?;
-        if text.len() as u64 > bytes_max {
+    let bytes = read_bytes(path, what, bytes_max)?;
+    String::from_utf8(bytes).map_err(|_| {
+        let path = path.display();
+        Failure::from_text(format!(
+            "cannot read the {what}: {path}: stream did not contain valid UTF-8"
+        ))
+    })
+}
+
+/// Reads a file of at most `bytes_max`; errors call it `what`.
+pub fn read_bytes(path: &Path, what: &str, bytes_max: u64) -> Result<Vec<u8>, Failure> {
+    let read = || -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        fs_err::File::open(path)?.take(bytes_max + 1).read_to_end(&mut bytes)?;
+        if bytes.len() as u64 > bytes_max {
             let why = format!("it is larger than {bytes_max} bytes");
             return Err(io::Error::other(format!("{}: {why}", path.display())));
         }
-        Ok(text)
+        Ok(bytes)
     };
-    read().map_err(|error| Failure::of_text(format!("cannot read the {what}: {error}")))
+    read().map_err(|error| Failure::from_text(format!("cannot read the {what}: {error}")))
 }
 
 fn hint_dash(failure: Failure) -> Failure {
@@ -55,7 +66,7 @@ pub fn read_filter(path: &Path) -> Result<Option<Filter>, Failure> {
 
 pub fn parse_filter(path: &Path, text: &str) -> Result<Filter, Failure> {
     Filter::from_text(text).map_err(|error| {
-        Failure::of_text(format!("{}: {}", path.display(), model::report::report(&error)))
+        Failure::from_text(format!("{}: {}", path.display(), model::display::error_chain(&error)))
     })
 }
 
@@ -69,14 +80,14 @@ pub fn read_triggers(path: &Path) -> Result<Triggers, Failure> {
 
 pub fn parse_triggers(path: &Path, text: &str) -> Result<Triggers, Failure> {
     Triggers::from_json(text).map_err(|error| {
-        Failure::of_text(format!("{}: {}", path.display(), model::report::report(&error)))
+        Failure::from_text(format!("{}: {}", path.display(), model::display::error_chain(&error)))
     })
 }
 
 pub fn read_health_check(path: &Path) -> Result<HealthCheck, Failure> {
     let text = read_text(path, "health check")?;
-    health_check::parse(&text).map_err(|error| {
-        Failure::of_text(format!("{}: {error}", path.display()))
+    parse_health_check(&text).map_err(|error| {
+        Failure::from_text(format!("{}: {error}", path.display()))
             .hint("imagetool add --help shows one")
     })
 }
@@ -84,6 +95,82 @@ pub fn read_health_check(path: &Path) -> Result<HealthCheck, Failure> {
 pub fn read_computed_rules(path: &Path) -> Result<ComputedRules, Failure> {
     let text = read_text(path, "list of computed files")?;
     ComputedRules::from_text(&text).map_err(|error| {
-        Failure::of_text(format!("{}: {}", path.display(), model::report::report(&error)))
+        Failure::from_text(format!("{}: {}", path.display(), model::display::error_chain(&error)))
     })
+}
+
+/// Default time limit of a health check, in seconds.
+const WITHIN_SECONDS: u32 = 60;
+
+/// The file with a health check. Unknown fields are refused, so that a typing error in `undo` is
+/// noticed.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct HealthCheckFile {
+    command: Vec<String>,
+    #[serde(default = "within_seconds")]
+    within_seconds: u32,
+    #[serde(default)]
+    undo: bool,
+}
+
+fn within_seconds() -> u32 {
+    WITHIN_SECONDS
+}
+
+/// Parses a health check; defaults are 60 seconds and no undo. [`model::image::Content::verify`]
+/// checks whether it can be run.
+///
+/// # Errors
+///
+/// The error with its position in the text.
+fn parse_health_check(text: &str) -> Result<HealthCheck, serde_json::Error> {
+    let HealthCheckFile { command, within_seconds, undo } = serde_json::from_str(text)?;
+    Ok(HealthCheck { command, within_seconds, undo })
+}
+
+/// Describes a health check on one line: `/usr/bin/check --all, within 60 s, else the update is
+/// undone`.
+pub fn health_check_text(check: &HealthCheck) -> String {
+    let otherwise = if check.undo { "undone" } else { "reported" };
+    let words: Vec<String> = check.command.iter().map(|word| quoted(word)).collect();
+    format!("{}, within {} s, else {otherwise}", words.join(" "), check.within_seconds)
+}
+
+/// Quotes a word with spaces or special characters.
+fn quoted(word: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+=:,@%".contains(&byte);
+    match !word.is_empty() && word.bytes().all(is_plain) {
+        true => word.to_owned(),
+        false => format!("{word:?}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_check_says_what_it_runs_and_has_defaults() {
+        let shown = |text: &str| match parse_health_check(text) {
+            Ok(check) => health_check_text(&check),
+            Err(error) => format!("error: {error}"),
+        };
+        let table = [
+            (r#"{"command": ["/bin/true"]}"#, "/bin/true, within 60 s, else reported"),
+            (
+                r#"{"command": ["sh", "-c", "curl x"], "within_seconds": 9, "undo": true}"#,
+                r#"sh -c "curl x", within 9 s, else undone"#,
+            ),
+            (
+                r#"{"command": [], "Undo": true}"#,
+                "error: unknown field `Undo`, expected one of `command`, `within_seconds`, `undo` \
+                 at line 1 column 22",
+            ),
+            ("{}", "error: missing field `command` at line 1 column 2"),
+        ];
+        for (text, want) in table {
+            assert_eq!(shown(text), want);
+        }
+    }
 }

@@ -1,14 +1,12 @@
-//! The operator's image CLI: makes images from archives and directories, lists, shows, fetches and
-//! deletes them.
+//! The operators' command line for images: makes images from archives, directories and machines,
+//! lists, shows, fetches and deletes them.
 //!
-//! [`verb`] has the verbs of the command line. [`image_source`] reads what an image is made of:
-//! archives, directories, OCI images, machines. [`transfer`] uploads and downloads objects.
-//! File contents are never held in memory. Nothing that is read, from an archive or from a
-//! server, is trusted.
+//! [`verb`] has the verbs of the command line. [`image_source`] reads the sources of images:
+//! archives, directories, OCI images, machines. [`transfer`] uploads and downloads objects. File
+//! contents are never held in memory. No input is trusted, neither archives nor servers.
 //!
 //! [`image_checks`] decides which new images are refused or warned about. `model::image` refuses
-//! those that
-//! no machine could equal, in the imageserver too.
+//! images that no machine could equal, also in the imageserver.
 
 pub mod archive;
 pub mod command;

@@ -42,7 +42,7 @@ pub fn plural(number: u64, what: &str) -> String {
     format!("{} {what}{ending}", count(number))
 }
 
-/// The number of entries of a tree.
+/// Returns the number of entries of a tree.
 pub fn plural_entries(entries: u64) -> String {
     format!("{} {}", count(entries), if entries == 1 { "entry" } else { "entries" })
 }

@@ -5,38 +5,36 @@
 //! for people.
 // tidy: core
 
+mod databases;
 pub mod fetch;
-mod paragraphs;
-mod rpm;
 mod sqlite;
 
 use std::collections::BTreeMap;
 
+use model::display::safe_text;
 use model::image::Package;
 use model::object::ObjectId;
 use model::path::TreePath;
 use model::tree::{Child, Leaf, Tree};
-use model::words::plain;
 
 use crate::output::size;
 
-/// The longest that all databases of an image may be together, in bytes.
+/// Largest total size of the databases of an image, in bytes.
 pub const DATABASES_BYTES_MAX: u64 = 128 << 20;
 
-/// The maximum number of database files: distroless images have one for each package.
+/// Most database files: distroless images have one for each package.
 const FILES_MAX: usize = 10_000;
 
-/// The most packages of one image.
+/// Most packages of one image.
 const PACKAGES_MAX: usize = 50_000;
 
-/// The maximum length of the package list of an image, in bytes. The notes of an image may have
-/// four times that.
+/// Longest package list of an image, in bytes; a quarter of what the notes of an image may have.
 const LIST_BYTES_MAX: usize = 4 << 20;
 
-/// The longest name or version that is told, in bytes.
+/// Longest name or version that is shown, in bytes.
 const WORD_BYTES_MAX: usize = 256;
 
-/// How a package manager writes down what is installed.
+/// Format of a package database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Format {
     Dpkg,
@@ -63,12 +61,11 @@ const FOREIGN: [&str; 5] = [
     "/var/lib/pacman/local",
 ];
 
-/// Why the packages of an image are not listed, or not all of them.
+/// Packages that cannot be listed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PackagesError {
     #[error(
-        "{path} is a database of a kind that is not read: those of dpkg and apk are, and those of \
-         rpm that are SQLite"
+        "unsupported package database {path}: supported are those of dpkg, apk, and rpm with SQLite"
     )]
     Foreign { path: TreePath },
     #[error("rpm was interrupted: {path} has changes that are not in the database yet")]
@@ -76,10 +73,7 @@ pub enum PackagesError {
     #[error("a database is damaged: {why}")]
     Damaged { why: String },
     #[error("the databases have {}: at most {} are read", size(*bytes), size(DATABASES_BYTES_MAX))]
-    TooLong {
-        /// How long they are together, in bytes.
-        bytes: u64,
-    },
+    TooLong { bytes: u64 },
     #[error("the databases have more than {FILES_MAX} files")]
     TooManyFiles,
     #[error(
@@ -91,32 +85,30 @@ pub enum PackagesError {
 
 /// Makes a name or version printable. It is not trusted.
 pub fn printable(text: &str) -> String {
-    plain(text, WORD_BYTES_MAX)
+    safe_text(text, WORD_BYTES_MAX)
 }
 
-/// A file of a database that is to be read.
+/// A file of a package database.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DatabaseFile {
-    /// Its content.
     pub object: ObjectId,
-    /// The length of that, in bytes.
     pub size_bytes: u64,
     format: Format,
 }
 
 impl DatabaseFile {
-    /// One that has all of the database of an rpm.
+    /// Returns the only file of a database of rpm.
     pub fn of_rpm(content: &[u8]) -> Self {
         let object = model::object::Algorithm::Blake3.digest(content);
         Self { object, size_bytes: content.len() as u64, format: Format::Rpm }
     }
 }
 
-/// What is to be read to know the packages of `tree`; nothing if it has no database.
+/// Returns the database files of `tree`; none if it has no database.
 ///
 /// # Errors
 ///
-/// [`PackagesError`], if that cannot be read or is too much.
+/// [`PackagesError`] if the database is unsupported or too large.
 pub fn database_files(tree: &Tree) -> Result<Vec<DatabaseFile>, PackagesError> {
     let path = |text: &str| TreePath::new(text).expect("the table has paths");
     let mut database_files = Vec::new();
@@ -137,7 +129,7 @@ pub fn database_files(tree: &Tree) -> Result<Vec<DatabaseFile>, PackagesError> {
         match tree.get(&path(text)) {
             Some(Child::Directory(directory)) => {
                 for entry in directory.entries() {
-                    // Beside each package are the digests of its files.
+                    // Each package has a second file with the digests of its files.
                     let is_digests = entry.name.as_bytes().ends_with(b".md5sums");
                     if matches!(&entry.child, Child::Leaf(Leaf::File(_))) && !is_digests {
                         let name = entry.name.as_bytes();
@@ -164,7 +156,7 @@ pub fn database_files(tree: &Tree) -> Result<Vec<DatabaseFile>, PackagesError> {
     Ok(database_files)
 }
 
-/// A package as a database has it.
+/// A package in a database.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct RawPackage {
     name: String,
@@ -173,7 +165,7 @@ struct RawPackage {
     size_bytes: u64,
 }
 
-/// The packages of `database_files`, with the content of each: sorted by name and version.
+/// Reads the packages of `database_files`, given with their contents; sorted by name and version.
 pub fn packages<'a>(
     database_files: impl IntoIterator<Item = (&'a DatabaseFile, &'a [u8])>,
 ) -> Result<Vec<Package>, PackagesError> {
@@ -184,9 +176,9 @@ pub fn packages<'a>(
             found.len() <= PACKAGES_MAX
         };
         let all = match file.format {
-            Format::Dpkg => paragraphs::read_dpkg(content, &mut note),
-            Format::Apk => paragraphs::read_apk(content, &mut note),
-            Format::Rpm => rpm::read(content, &mut note)
+            Format::Dpkg => databases::read_dpkg(content, &mut note),
+            Format::Apk => databases::read_apk(content, &mut note),
+            Format::Rpm => databases::read_rpm(content, &mut note)
                 .map_err(|error| PackagesError::Damaged { why: error.to_string() })?,
         };
         if !all {

@@ -19,7 +19,6 @@ pub mod tar;
 pub mod triggers;
 pub mod verify;
 
-use rpc::tls::Security;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 
@@ -28,26 +27,37 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use model::image::{Image, ImageName};
 use model::path::TreePath;
 use rpc::client::{CallError, Client};
+use rpc::tls::Security;
 use serde::Serialize;
 use tool::Format;
 
 use crate::output::failure::{Failure, Outcome};
 use crate::output::progress::Meter;
 
-/// Shared by all verbs.
+/// What all verbs share.
 pub struct Context {
-    /// The image server.
+    /// Client of the image server.
     pub client: Client,
-    /// How connections are protected.
     pub security: Security,
-    /// How data is printed.
     pub format: Format,
-    /// Shows progress.
     pub meter: Meter,
 }
 
 /// The result of a verb.
 pub type VerbResult = Result<Outcome, Failure>;
+
+impl Context {
+    /// Fetches the image `name`; errors have hints.
+    async fn image(&self, name: &ImageName) -> Result<Image, Failure> {
+        let image = get_image(&self.client, name).await;
+        image.map_err(|error| Failure::from_image_call(&error, name))
+    }
+
+    /// Prints `value` if the format is JSON.
+    fn print_if_json(&self, value: &impl Serialize) -> Result<(), Failure> {
+        if self.format == Format::Json { print(&tool::json(value)) } else { Ok(()) }
+    }
+}
 
 async fn get_image(client: &Client, name: &ImageName) -> Result<Image, CallError> {
     let request = GetImageRequest { name: name.clone(), wait_ms: 0 };
@@ -56,10 +66,10 @@ async fn get_image(client: &Client, name: &ImageName) -> Result<Image, CallError
 
 /// Parses a path of an image from the command line: raw bytes, or escaped as imagetool prints them.
 fn path_argument() -> impl TypedValueParser<Value = TreePath> {
-    OsStringValueParser::new().try_map(|text| path_of(&text))
+    OsStringValueParser::new().try_map(|text| parse_path(&text))
 }
 
-fn path_of(text: &OsStr) -> Result<TreePath, String> {
+fn parse_path(text: &OsStr) -> Result<TreePath, String> {
     let bytes = text.as_bytes();
     let bytes = match text.to_str().filter(|text| text.contains('\\')) {
         None => bytes.to_owned(),
@@ -81,14 +91,12 @@ fn print_bytes(bytes: &[u8]) -> Result<(), Failure> {
     let mut output = std::io::stdout().lock();
     match output.write_all(bytes).and_then(|()| output.flush()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(Failure::of_text(format!("cannot write to the standard output: {error}")))
+            Err(Failure::from_text(format!("cannot write to the standard output: {error}")))
         }
         _ => Ok(()),
     }
 }
 
 fn print_json(value: &impl Serialize) -> Result<(), Failure> {
-    let text = serde_json::to_string_pretty(value)
-        .map_err(|error| Failure::of_text(format!("cannot print as JSON: {error}")))?;
-    print(&(text + "\n"))
+    print(&tool::json(value))
 }

@@ -25,15 +25,9 @@ const OTHER: u16 = 0x20;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AclError {
     #[error("invalid access control entry `{entry}`")]
-    Entry {
-        /// The entry, escaped.
-        entry: String,
-    },
+    Entry { entry: String },
     #[error("the access control entry `{entry}` names an account unknown here")]
-    Account {
-        /// The entry, escaped.
-        entry: String,
-    },
+    Account { entry: String },
     #[error("the access control list is incomplete or repeats an entry")]
     Incomplete,
     #[error("the access control list is not in the kernel's format")]
@@ -120,12 +114,12 @@ impl Acl {
         self.0.iter().find(|entry| entry.tag == tag).map(|entry| entry.permissions)
     }
 
-    /// True if the list is equivalent to the nine bits of a mode. It is not stored then.
+    /// Returns true if the list is equivalent to the nine bits of a mode. It is not stored then.
     pub fn is_minimal(&self) -> bool {
         self.0.len() == 3
     }
 
-    /// The value of the extended attribute.
+    /// Returns the value of the extended attribute.
     pub fn to_attribute(&self) -> Vec<u8> {
         let mut value = VERSION.to_le_bytes().to_vec();
         for entry in &self.0 {
@@ -136,7 +130,7 @@ impl Acl {
         value
     }
 
-    /// The text that tar archives hold, accounts by their numbers.
+    /// Returns the text that tar archives hold, accounts by their numbers.
     pub fn to_text(&self) -> String {
         let entries = self.0.iter().map(|entry| {
             let name = match entry.tag {
@@ -155,7 +149,7 @@ impl Acl {
         entries.collect::<Vec<_>>().join(",")
     }
 
-    /// The nine permission bits that a file with this access list has.
+    /// Returns the nine permission bits that a file with this access list has.
     pub fn mode_bits(&self) -> u32 {
         let group = self.permissions(MASK).or(self.permissions(GROUP_OBJECT));
         let of = |permissions: Option<u16>| u32::from(permissions.unwrap_or(0));

@@ -26,7 +26,7 @@ pub enum BlobAlgorithm {
 }
 
 impl BlobAlgorithm {
-    /// The name in texts.
+    /// Returns the name in texts.
     pub fn name(self) -> &'static str {
         match self {
             Self::Sha256 => "sha256",
@@ -55,12 +55,12 @@ impl BlobDigest {
         self.algorithm
     }
 
-    /// The digits, in lower case.
+    /// Returns the digits, in lower case.
     pub fn hex(&self) -> &str {
         &self.hex
     }
 
-    /// The digest of `content`.
+    /// Returns the digest of `content`.
     pub fn of(algorithm: BlobAlgorithm, content: &[u8]) -> Self {
         let mut hasher = BlobHasher::new(algorithm);
         hasher.update(content);
@@ -114,7 +114,7 @@ impl BlobHasher {
         }
     }
 
-    /// The digest of all that was added.
+    /// Returns the digest of all that was added.
     pub fn finish(self) -> BlobDigest {
         let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         match self {
@@ -140,7 +140,7 @@ impl<R: Read> DigestReader<R> {
         Self { input, hasher: algorithm.map(BlobHasher::new) }
     }
 
-    /// The digest of all that was read.
+    /// Returns the digest of all that was read.
     pub fn finish(self) -> Option<BlobDigest> {
         self.hasher.map(BlobHasher::finish)
     }

@@ -129,7 +129,7 @@ impl<W: Write> Write for Compressor<W> {
     }
 }
 
-/// The decompressed bytes of `input`.
+/// Returns the decompressed bytes of `input`.
 pub fn open(input: impl Read + Send + 'static) -> io::Result<Box<dyn Read + Send>> {
     let mut input = BufReader::with_capacity(BUFFER_BYTES, input);
     Ok(match Compression::of(input.fill_buf()?) {

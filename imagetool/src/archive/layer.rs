@@ -7,10 +7,10 @@
 //!
 //! # Invariants
 //!
-//! * A directory keeps what it holds when a layer has it again; it gets the new owner, mode and
-//!   attributes. Anything else is replaced, with all that it holds.
-//! * A file that is replaced or usage away leaves its further names as they are.
-//! * Ignored is written through a symlink, of this layer or a lower one.
+//! * A directory that a layer has again keeps its entries and gets the new owner, mode and
+//!   attributes. Anything else is replaced, with all entries below it.
+//! * The other names of a file stay when one of them is replaced or removed.
+//! * Nothing is written through a symlink, of this layer or a lower one.
 // tidy: core
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,7 +22,7 @@ use model::tree::{self, Leaf, Metadata, Node, Tree, TreeBuilder, TreeError};
 
 use super::EntryError;
 
-/// What the name of a whiteout starts with.
+/// Prefix of the names of whiteouts.
 const WHITEOUT: &[u8] = b".wh.";
 
 /// The prefix of names that an old storage driver used for itself. They are ignored, except
@@ -53,19 +53,19 @@ pub struct Layer {
 #[derive(Debug)]
 struct LayerEntry {
     node: Node,
-    /// The name that the entry has in the archive.
+    /// Name of the entry in the archive.
     name: Vec<u8>,
 }
 
 /// An entry that cannot be applied to the tree.
 #[derive(Debug)]
 pub struct RefusedEntry {
-    /// Its name in the archive.
+    /// Name in the archive.
     pub name: Vec<u8>,
     pub source: EntryError,
 }
 
-/// What a path of a layer means.
+/// The change of a path by a layer.
 enum LayerPath {
     Entry,
     Ignored,
@@ -74,18 +74,18 @@ enum LayerPath {
 }
 
 impl Layer {
-    /// A layer without changes.
+    /// Returns a layer without changes.
     pub fn new(whiteouts: Whiteouts) -> Self {
         let (removed, emptied) = (BTreeSet::new(), BTreeSet::new());
         Self { whiteouts, entries: BTreeMap::new(), removed, emptied }
     }
 
-    /// The number of entries that it adds and removes.
+    /// Returns the number of entries that it adds and removes.
     pub fn len(&self) -> usize {
         self.entries.len() + self.removed.len() + self.emptied.len()
     }
 
-    /// True if it changes nothing.
+    /// Returns true if it changes nothing.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -95,8 +95,8 @@ impl Layer {
     ///
     /// # Errors
     ///
-    /// [`EntryError::Duplicate`], and [`EntryError::Whiteout`] for what is no whiteout but has
-    /// the name of one.
+    /// [`EntryError::Duplicate`], and [`EntryError::Whiteout`] for an entry with the name of a
+    /// whiteout that is none.
     pub fn insert(&mut self, path: TreePath, node: Node, name: &[u8]) -> Result<(), EntryError> {
         let layer_path = match self.whiteouts {
             Whiteouts::Applied => layer_path_of(&path, &node)?,
@@ -148,7 +148,7 @@ pub struct LayeredTree {
     files: Vec<tree::File>,
 }
 
-/// What is at a path.
+/// The entry at a path.
 #[derive(Clone, Debug)]
 enum PathState {
     /// A regular file, by its index. All names of one file have the same index.
@@ -199,7 +199,7 @@ impl LayeredTree {
             self.remove(path);
         }
         let mut links = Vec::new();
-        // Parents come before what they hold.
+        // Directories come before their entries.
         for (path, LayerEntry { node, name }) in layer.entries {
             if let Err(source) = self.make_directories_above(&path) {
                 return Err(RefusedEntry { name, source });

@@ -195,7 +195,7 @@ fn mode_of_acl(mode: u32, xattrs: &mut Vec<Attribute>) -> Result<u32, EntryError
     Ok(mode & !0o777 | access.mode_bits())
 }
 
-/// The managed extended attributes among the pax records.
+/// Returns the managed extended attributes among the pax records.
 fn xattrs_of(
     member: &Member,
     kind: EntryType,

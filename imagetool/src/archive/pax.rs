@@ -10,16 +10,9 @@ use model::tree::Time;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PaxError {
     #[error("invalid pax record at byte {offset} of its header")]
-    Record {
-        /// Where the record starts, in bytes.
-        offset: usize,
-    },
+    Record { offset: usize },
     #[error("the pax record `{key}` has the invalid value `{value}`")]
-    Value {
-        key: &'static str,
-        /// The value, escaped.
-        value: String,
-    },
+    Value { key: &'static str, value: String },
 }
 
 /// The records of one header, in their order.
@@ -67,7 +60,7 @@ impl Records {
         (!value.is_empty()).then_some(value)
     }
 
-    /// The last value of `key` as a number.
+    /// Returns the last value of `key` as a number.
     ///
     /// # Errors
     ///
@@ -76,7 +69,7 @@ impl Records {
         self.get(key).map(|value| number(key, value)).transpose()
     }
 
-    /// The last value of `key` as a time.
+    /// Returns the last value of `key` as a time.
     ///
     /// # Errors
     ///

@@ -10,7 +10,7 @@ use std::io::{self, Read};
 use model::escape::escape;
 use tar::{EntryType, GnuExtSparseHeader, GnuSparseHeader, Header};
 
-use super::expansion::ExpandsTooMuch;
+use super::input::ExpandsTooMuch;
 use super::pax::Records;
 use super::sparse::{self, ContentRun, RANGES_MAX, SparseRecords, StoredRange};
 use super::{ArchiveError, EntryError};
@@ -250,7 +250,7 @@ impl<R: Read> Reader<R> {
         }
     }
 
-    /// The next header, or `None` at the block of zeros that ends the archive.
+    /// Returns the next header, or `None` at the block of zeros that ends the archive.
     fn read_header(&mut self) -> Result<Option<Box<Header>>, ArchiveError> {
         let mut header = Box::new(Header::new_old());
         let at = self.offset;

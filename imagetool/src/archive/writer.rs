@@ -13,7 +13,7 @@ use tar::{EntryType, Header};
 use super::acl::{self, Acl, AclError};
 use super::reader::{BLOCK_BYTES, PAX_BYTES_MAX};
 
-/// What ends an archive: two blocks of zeros.
+/// The end of an archive: two blocks of zeros.
 pub const END: [u8; 1_024] = [0; 1_024];
 
 /// The largest number in an octal field of 12 bytes.
@@ -27,19 +27,15 @@ const SMALL_MAX: u64 = 0o7_777_777;
 #[non_exhaustive]
 pub enum WriteError {
     #[error("{path} has {size_bytes} bytes of attributes, too many for an archive")]
-    TooLarge {
-        path: TreePath,
-        /// How many, in bytes.
-        size_bytes: usize,
-    },
+    TooLarge { path: TreePath, size_bytes: usize },
     #[error("{path} has a bad access list")]
     Acl { path: TreePath, source: AclError },
     #[error("{path} is a computed file, which has no content")]
     Computed { path: TreePath },
 }
 
-/// The headers of the member for `node` at `path`. The content of a regular file has to follow,
-/// with [`padding`] behind it. `carrier` is the file that a hard link names.
+/// Returns the headers of the member for `node` at `path`. The content of a regular file must
+/// follow, and then [`padding`]. `carrier` is the file that a hard link names.
 pub fn headers(
     path: &TreePath,
     node: &Node,
@@ -76,20 +72,7 @@ pub fn headers(
         }
         Node::Leaf(Leaf::Computed(_)) => return Err(WriteError::Computed { path: path.clone() }),
     };
-    let mut names = Vec::new();
-    let name = name_of(path, node.is_directory());
-    if !put(&name, &mut header.as_old_mut().name) {
-        names.push((&b"path"[..], &name));
-    }
-    let link = match node {
-        Node::Leaf(Leaf::HardLink(target)) => name_of(target, false),
-        Node::Leaf(Leaf::Symlink(symlink)) => symlink.target.0.clone(),
-        _ => Vec::new(),
-    };
-    if !put(&link, &mut header.as_old_mut().linkname) {
-        names.push((&b"linkpath"[..], &link));
-    }
-    records.add_names(&names);
+    put_names(&mut header, &mut records, path, node);
     header.set_mode(metadata.mode);
     header.set_uid(records.unless_small(b"uid", metadata.uid));
     header.set_gid(records.unless_small(b"gid", metadata.gid));
@@ -112,7 +95,25 @@ pub fn headers(
     Ok(bytes)
 }
 
-/// What fills the last block of a content of that size.
+/// Sets the name and the link target, in records if the header is too short for them.
+fn put_names(header: &mut Header, records: &mut Records, path: &TreePath, node: &Node) {
+    let mut names = Vec::new();
+    let name = name_of(path, node.is_directory());
+    if !put(&name, &mut header.as_old_mut().name) {
+        names.push((&b"path"[..], &name));
+    }
+    let link = match node {
+        Node::Leaf(Leaf::HardLink(target)) => name_of(target, false),
+        Node::Leaf(Leaf::Symlink(symlink)) => symlink.target.0.clone(),
+        _ => Vec::new(),
+    };
+    if !put(&link, &mut header.as_old_mut().linkname) {
+        names.push((&b"linkpath"[..], &link));
+    }
+    records.add_names(&names);
+}
+
+/// Returns the zeros that fill the last block of a content of that size.
 pub fn padding(size_bytes: u64) -> &'static [u8] {
     let missing = size_bytes.wrapping_neg() % BLOCK_BYTES;
     &END[..usize::try_from(missing).expect("less than a block")]
@@ -123,7 +124,7 @@ fn name_of(path: &TreePath, is_directory: bool) -> Vec<u8> {
     [b"./", path.relative(), end].concat()
 }
 
-/// Puts `name` into `field` as far as it goes, and says if that was all.
+/// Copies `name` into `field` as far as it fits, and returns true if all of it fits.
 fn put(name: &[u8], field: &mut [u8]) -> bool {
     let length = name.len().min(field.len());
     field[..length].copy_from_slice(&name[..length]);
@@ -148,7 +149,7 @@ fn octal(number: u32, field: &mut [u8; 8]) {
     field.copy_from_slice(digits.as_bytes());
 }
 
-/// `time` as a decimal number of seconds, without zeros at its end.
+/// Formats `time` as a decimal number of seconds, without trailing zeros.
 fn text_of(time: Time) -> String {
     let Time { seconds, nanoseconds } = time;
     // Seconds are counted upwards from the second before, the text from zero.
@@ -189,7 +190,7 @@ impl Records {
         }
     }
 
-    /// `number` for the field of a header, or zero if only a record can hold it.
+    /// Returns `number` for the field of a header, or zero if it only fits into a record.
     fn unless_small(&mut self, key: &[u8], number: u32) -> u64 {
         let number = u64::from(number);
         if number <= SMALL_MAX {
@@ -213,7 +214,7 @@ impl Records {
         Ok(())
     }
 
-    /// The member that holds the records; nothing if there are none.
+    /// Returns the member with the records; nothing without records.
     fn member(self) -> Vec<u8> {
         let mut bytes = Vec::new();
         if self.0.is_empty() {
@@ -234,7 +235,7 @@ impl Records {
     }
 }
 
-/// As GNU tar writes the names of attributes: the name of a record ends at its first `=`.
+/// Escapes the name of an attribute as GNU tar does: the name of a record ends at its first `=`.
 fn encode_name(name: &[u8]) -> Vec<u8> {
     let encode = |byte: &u8| match byte {
         b'=' => b"%3D".to_vec(),

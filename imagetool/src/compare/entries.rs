@@ -16,15 +16,14 @@ use crate::directory_cache::{DirectoryCache, Lookup};
 use crate::output::entry::{EntryRecord, short_text};
 use crate::output::{size, time};
 
-/// What differs at one path.
+/// A difference at one path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
     pub path: TreePath,
-    /// ChangeKind.
     pub kind: ChangeKind,
 }
 
-/// ChangeKind a path differs.
+/// The way in which a path differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ChangeKind {
     /// Only the second tree has it.
@@ -37,28 +36,28 @@ pub enum ChangeKind {
         before: ComparedEntry,
         /// In the second tree.
         after: ComparedEntry,
-        /// In what they differ; never empty.
+        /// The differing properties; never empty.
         what: Vec<Difference>,
     },
 }
 
-/// What one tree has at a path that both have.
+/// The entry of one tree at a path that both have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ComparedEntry {
-    /// The entry; of a hard link the file.
+    /// The entry; for a hard link its file.
     pub node: Node,
-    /// The path that a hard link is a further name of.
+    /// For a hard link, the path of its file.
     pub link_to: Option<TreePath>,
 }
 
-/// Compares the trees of `before` and `after`, and gives what differs, sorted by path.
+/// Compares the trees of `before` and `after` and returns the differences, sorted by path.
 ///
 /// The result is complete if `cache` wants nothing afterwards. Until then, directories that are not
-/// in the cache are treated as equal.
+/// in the cache count as equal.
 ///
 /// # Errors
 ///
-/// [`TreeError`] if a tree is larger or deeper than trees may be, or a hard link leads nowhere.
+/// [`TreeError`] if a tree exceeds the limits of trees, or a hard link has no file.
 pub fn compare(
     cache: &mut DirectoryCache,
     before: ObjectId,
@@ -76,7 +75,7 @@ pub fn compare(
     let mut seen = 0_u64;
     while let Some(pair) = stack.pop() {
         seen += 1;
-        // Equal directories are named by few bytes any number of times.
+        // A small tree can refer to equal directories any number of times.
         if seen > 2 * ENTRIES_MAX {
             return Err(TreeError::TooLarge);
         }
@@ -88,7 +87,7 @@ pub fn compare(
     Ok(walk.changes)
 }
 
-/// One path that is to be compared.
+/// A path to compare.
 struct PathPair {
     path: TreePath,
     depth: usize,
@@ -158,7 +157,7 @@ impl Walk<'_> {
         Ok((!what.is_empty()).then_some(ChangeKind::Changed { before, after, what }))
     }
 
-    /// The file behind a hard link; `None` if directories have to be fetched first.
+    /// Returns the file of a hard link; `None` if directories must be fetched first.
     fn side(
         &mut self,
         root: ObjectId,
@@ -178,7 +177,7 @@ impl Walk<'_> {
     }
 }
 
-/// The entries of both directories by name.
+/// Pairs the entries of both directories by name.
 fn merged<'list>(
     before: Option<&'list Listing>,
     after: Option<&'list Listing>,
@@ -200,7 +199,7 @@ fn merged<'list>(
     }
 }
 
-/// In what two entries differ, their links aside.
+/// Returns the differences of two entries, apart from their links.
 fn differences(before: &Node, after: &Node) -> Vec<Difference> {
     if before.kind() != after.kind() {
         return vec![Difference::Kind];
@@ -238,7 +237,7 @@ fn differences(before: &Node, after: &Node) -> Vec<Difference> {
     what
 }
 
-/// The flag that leaves a difference out.
+/// Returns the flag that leaves a difference out.
 fn ignored_by(difference: Difference) -> Option<IgnoredPart> {
     match difference {
         Difference::Missing | Difference::Extra | Difference::Kind => None,
@@ -254,7 +253,7 @@ fn ignored_by(difference: Difference) -> Option<IgnoredPart> {
 }
 
 impl Change {
-    /// The change on one line.
+    /// Describes the change on one line.
     pub fn line(&self) -> String {
         let path = &self.path;
         match &self.kind {
@@ -269,7 +268,7 @@ impl Change {
     }
 }
 
-/// A difference with both values: `mode 644 to 600`.
+/// Returns a difference with both values: `mode 644 to 600`.
 fn difference_text(
     difference: Difference,
     before: &ComparedEntry,
@@ -328,11 +327,11 @@ fn differing_names(before: &Xattrs, after: &Xattrs) -> Vec<String> {
 /// All changes in JSON, each list sorted by path.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct TreeChangesRecord {
-    /// What only the second tree has.
+    /// Entries of the second tree only.
     pub added: Vec<PathRecord>,
-    /// What only the first tree has.
+    /// Entries of the first tree only.
     pub removed: Vec<PathRecord>,
-    /// What both have, and have otherwise.
+    /// Entries of both trees that differ.
     pub changed: Vec<ChangedRecord>,
 }
 

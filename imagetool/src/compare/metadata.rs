@@ -8,7 +8,7 @@ use model::trigger::Trigger;
 use serde::Serialize;
 
 use super::{Ignore, IgnoredPart};
-use crate::input_files::{health_check, triggers};
+use crate::input_files::{health_check_text, triggers};
 use crate::packages::printable;
 
 /// What two lists differ in.
@@ -95,12 +95,12 @@ impl MetadataChanges {
         changes
     }
 
-    /// True if nothing differs.
+    /// Returns true if nothing differs.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// The words for what differs.
+    /// Returns the names of the differing parts.
     pub fn sections(&self) -> Vec<&'static str> {
         let all = [
             (self.sparse.is_some() || self.filter.is_some(), "filter"),
@@ -112,7 +112,7 @@ impl MetadataChanges {
         all.into_iter().filter(|(differs, _)| *differs).map(|(_, name)| name).collect()
     }
 
-    /// All as lines for people.
+    /// Describes all differences, one per line.
     pub fn lines(&self) -> Vec<String> {
         let mut lines = Vec::new();
         if let Some(sparse) = &self.sparse {
@@ -124,12 +124,12 @@ impl MetadataChanges {
             ));
         }
         push_list_lines(&mut lines, "filter", self.filter.as_ref(), Clone::clone);
-        push_list_lines(&mut lines, "trigger", self.triggers.as_ref(), triggers::in_words);
+        push_list_lines(&mut lines, "trigger", self.triggers.as_ref(), triggers::trigger_text);
         let rule = |rule: &ComputedRule| format!("{} by {}", rule.path, rule.source);
         push_list_lines(&mut lines, "computed file", self.computed.as_ref(), rule);
         if let Some(check) = &self.health_check {
             let words = |check: &Option<HealthCheck>| {
-                check.as_ref().map_or_else(|| "none".to_owned(), health_check::in_words)
+                check.as_ref().map_or_else(|| "none".to_owned(), health_check_text)
             };
             let (before, after) = (words(&check.before), words(&check.after));
             lines.push(format!("health check: {before} to {after}"));
@@ -172,8 +172,8 @@ fn lists<T: Clone + PartialEq>(before: &[T], after: &[T]) -> Option<ListChange<T
     (!lists.removed.is_empty() || !lists.added.is_empty()).then_some(lists)
 }
 
-/// A package counts by name and version; its size is not compared. One that goes in one version
-/// and comes in another has changed.
+/// Compares packages by name and version, without their sizes. A package that is removed in one
+/// version and added in another has changed.
 fn packages(before: &[Package], after: &[Package]) -> Option<PackageChanges> {
     let by_key = |packages: &[Package]| -> BTreeMap<(String, String), Package> {
         let key = |one: &Package| (one.name.clone(), one.version.clone());

@@ -5,7 +5,7 @@
 //! error, because a mixture of two states is not an image.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{File, Metadata as Status, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -66,7 +66,7 @@ pub struct DirectoryTree {
 struct UnhashedFile {
     tree_path: TreePath,
     path: PathBuf,
-    status: Status,
+    status: std::fs::Metadata,
     metadata: Metadata,
 }
 
@@ -205,12 +205,12 @@ fn tree_path(root: &Path, path: &Path) -> Result<TreePath, DirectoryError> {
         .map_err(|source| DirectoryError::Path { path: path.to_owned(), source })
 }
 
-fn time_of(status: &Status) -> Time {
+fn time_of(status: &std::fs::Metadata) -> Time {
     let nanoseconds = u32::try_from(status.mtime_nsec()).unwrap_or(0);
     Time { seconds: status.mtime(), nanoseconds }
 }
 
-fn device_of(status: &Status) -> Device {
+fn device_of(status: &std::fs::Metadata) -> Device {
     // Linux device numbers have 12 and 20 bits.
     let number = |part: u64| u32::try_from(part).unwrap_or(u32::MAX);
     let major = number(nix::sys::stat::major(status.rdev()));
@@ -222,7 +222,7 @@ fn device_of(status: &Status) -> Device {
     }
 }
 
-/// The managed extended attributes of `path` itself; symlinks are not followed.
+/// Returns the managed extended attributes of `path` itself; symlinks are not followed.
 fn xattrs_of(path: &Path) -> io::Result<Xattrs> {
     let unsupported = |error: &io::Error| error.raw_os_error() == Some(Errno::EOPNOTSUPP as i32);
     let names = match xattr::list(path) {
@@ -296,8 +296,8 @@ fn hash(
     let failed = |source| read_error(&unhashed.path, source);
     let changed = || DirectoryError::Changed { path: unhashed.path.clone() };
     let mut file = open(&unhashed.path).map_err(failed)?;
-    let same = |status: &Status| {
-        let key = |status: &Status| {
+    let same = |status: &std::fs::Metadata| {
+        let key = |status: &std::fs::Metadata| {
             let times = (status.mtime(), status.mtime_nsec(), status.ctime(), status.ctime_nsec());
             (status.dev(), status.ino(), status.len(), times)
         };

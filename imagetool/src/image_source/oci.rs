@@ -24,8 +24,8 @@ use serde::de::DeserializeOwned;
 use self::document::{Config, Descriptor, Index, Kind, Layout, Manifest, SavedImage};
 use self::platform::{Candidate, ChoiceError, ImageSelection, choose};
 use crate::archive::blob_digest::{BlobDigest, BlobHasher};
-use crate::archive::expansion::ExpansionLimit;
-use crate::archive::section::Section;
+use crate::archive::input::ExpansionLimit;
+use crate::archive::input::Section;
 use crate::archive::{Archive, ArchiveError, ArchivePart, EntryError, compression, member, spool};
 use crate::image_source::oci::blobs::Blobs;
 use crate::output::progress::{Meter, Unit};
@@ -62,27 +62,13 @@ pub enum OciError {
     #[error("`{name}` is not a valid document")]
     Document { name: String, source: serde_json::Error },
     #[error("`{document}` names `{name}`, which is not a valid member name")]
-    Name {
-        document: &'static str,
-        /// The name, escaped.
-        name: String,
-        source: EntryError,
-    },
+    Name { document: &'static str, name: String, source: EntryError },
     #[error("{digest} should have {want} bytes, but has {got}")]
-    Size {
-        digest: BlobDigest,
-        /// What the document says that names it, in bytes.
-        want: u64,
-        /// What it has, in bytes; at most one more than it should.
-        got: u64,
-    },
+    Size { digest: BlobDigest, want: u64, got: u64 },
     #[error("`{name}` should have the digest {want}, but has {got}")]
     Digest { name: String, want: BlobDigest, got: BlobDigest },
     #[error("the layout has the version `{version}`, and only 1.x is known")]
-    Version {
-        /// Its version, escaped.
-        version: String,
-    },
+    Version { version: String },
     #[error("it has too many lists of images, or they are nested too deeply")]
     TooMany,
     #[error(transparent)]
@@ -91,12 +77,7 @@ pub enum OciError {
         source: ChoiceError,
     },
     #[error("{digest} is not an image of a machine: its {part} has the type `{media_type}`")]
-    Type {
-        digest: String,
-        part: &'static str,
-        /// Its type, escaped.
-        media_type: String,
-    },
+    Type { digest: String, part: &'static str, media_type: String },
     #[error("the image has {layers} layers, but lists the digests of {contents}")]
     Layers { layers: usize, contents: usize },
     #[error("the image has {layers} layers, more than {LAYERS_MAX}")]

@@ -3,40 +3,37 @@
 //! The tree is that of one scan. Contents are hashed as they arrive and must match the scan, so
 //! that exactly this tree is uploaded, even if the machine changes meanwhile.
 
-pub mod pieces;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use api::subd::{
-    Configuration, GetConfiguration, GetFiles, GetFilesReply, GetFilesRequest, Poll, PollReply,
-    PollRequest, ScanNow, ScanNowRequest, ScanReport,
+    Configuration, GetConfiguration, GetFiles, GetFilesReply, GetFilesRequest, PIECE_BYTES_MAX,
+    PIECES_MAX, Piece, Poll, PollReply, PollRequest, ScanNow, ScanNowRequest, ScanReport,
 };
+use model::display::error_chain;
 use model::object::{Algorithm, Hasher, ObjectId};
 use model::path::TreePath;
-use model::report::report;
 use model::tree::{Leaf, Node, Tree};
 use rpc::client::{CallError, Client};
-use rpc::trees::{ReadError, Reader};
+use rpc::trees::{TreeReadError, TreeReader};
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use self::pieces::FilePieces;
 use crate::output::progress::{Meter, Unit};
 use crate::transfer::contents::{Contents, SendError, UploadSink};
 
-/// How long a scan may take.
+/// Time limit of a scan.
 const SCAN_TIMEOUT: Duration = Duration::from_secs(1_800);
 
-/// How often the machine is polled for the end of the scan.
+/// Interval of polls for the end of the scan.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// The timeout of a call.
+/// Time limit of a call.
 const CALL_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// How often a tree is read again if it changes meanwhile.
+/// Number of attempts to read a tree that changes meanwhile.
 const READS_MAX: usize = 10;
 
 #[derive(Debug, thiserror::Error)]
@@ -50,36 +47,33 @@ pub enum SubError {
     #[error("cannot read the tree of the machine")]
     Tree {
         #[from]
-        source: ReadError,
+        source: TreeReadError,
     },
     #[error("the machine did not scan its tree within {} s", SCAN_TIMEOUT.as_secs())]
     ScanTimeout,
 }
 
-/// A machine.
+/// Reads the tree of a machine.
 #[derive(Clone)]
 pub struct SubReader {
     client: Client,
-    reader: Arc<Reader>,
+    reader: Arc<TreeReader>,
 }
 
-/// What a machine has, as of one scan.
+/// The tree of a machine, as of one scan.
 pub struct Snapshot {
     pub tree: Tree,
-    /// What the scan said.
     pub scan: ScanReport,
-    /// What the machine's own configuration hides from scans.
+    /// Paths that the machine's own configuration excludes from scans.
     pub exclusions: Vec<String>,
 }
 
 impl SubReader {
-    /// The machine behind `client`.
     pub fn new(client: Client) -> Self {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { client, reader: Arc::new(Reader::new(processors)) }
+        Self { client, reader: Arc::new(TreeReader::new(processors)) }
     }
 
-    /// How it scans.
     pub async fn configuration(&self) -> Result<Configuration, SubError> {
         Ok(self.client.call_within::<GetConfiguration>(&(), CALL_TIMEOUT).await?)
     }
@@ -97,7 +91,7 @@ impl SubReader {
             let is_new = reply.counters.metadata_passes > before && reply.scanned;
             if let Some(scan) = reply.scan.filter(|_| is_new) {
                 match self.reader.from_sub(&self.client, scan.root).await {
-                    Err(ReadError::Changed) if reads < READS_MAX => reads += 1,
+                    Err(TreeReadError::Changed) if reads < READS_MAX => reads += 1,
                     tree => {
                         meter.finish();
                         let (tree, exclusions) = (tree?, reply.exclusions);
@@ -112,7 +106,7 @@ impl SubReader {
         }
     }
 
-    /// Where the contents of the files of `tree` are.
+    /// Returns a source of the file contents of `tree`.
     pub fn contents(&self, tree: &Tree) -> SubContents {
         let mut files = BTreeMap::new();
         for (path, node) in tree.nodes() {
@@ -128,7 +122,7 @@ impl SubReader {
     }
 }
 
-/// Where the contents of the files of a machine are.
+/// Reads file contents from a machine.
 pub struct SubContents {
     client: Client,
     runtime: Handle,
@@ -136,13 +130,14 @@ pub struct SubContents {
 }
 
 impl SubContents {
-    fn get(&self, pieces: Vec<api::subd::Piece>) -> Result<GetFilesReply, SendError> {
+    fn get(&self, pieces: Vec<Piece>) -> Result<GetFilesReply, SendError> {
         let what = pieces.first().map(|piece| piece.path.to_string()).unwrap_or_default();
         let request = GetFilesRequest { pieces };
         let call = self.client.call_within::<GetFiles>(&request, CALL_TIMEOUT);
-        self.runtime
-            .block_on(call)
-            .map_err(|error| SendError::Read { what, source: io::Error::other(report(&error)) })
+        self.runtime.block_on(call).map_err(|error| SendError::Read {
+            what,
+            source: io::Error::other(error_chain(&error)),
+        })
     }
 }
 
@@ -158,23 +153,23 @@ impl Contents for SubContents {
             files.map(|(id, (path, size_bytes))| (path.clone(), *size_bytes, *id)).collect();
         files.sort();
         let mut hasher = Hasher::new(algorithm);
-        let mut begun = None;
+        let mut current = None;
         let lengths = files.iter().map(|(path, size_bytes, _)| (path.clone(), *size_bytes));
-        let mut pieces_to_ask = FilePieces::new(lengths.collect());
+        let mut remaining = FilePieces::new(lengths.collect());
         loop {
-            let pieces = pieces_to_ask.ask();
+            let pieces = remaining.next_request();
             if pieces.is_empty() {
                 return Ok(());
             }
-            let asked: Vec<_> = pieces.iter().map(|(_, piece)| piece.clone()).collect();
-            let reply = self.get(asked)?;
+            let requested: Vec<_> = pieces.iter().map(|(_, piece)| piece.clone()).collect();
+            let reply = self.get(requested)?;
             if reply.pieces.is_empty() {
                 let what = pieces[0].1.path.to_string();
                 let source = io::Error::other("the machine sent no data");
                 return Err(SendError::Read { what, source });
             }
             // The reply may be shorter than the request: the rest is requested again.
-            pieces_to_ask.taken(reply.pieces.len());
+            remaining.advance(reply.pieces.len());
             for ((index, piece), content) in pieces.into_iter().zip(reply.pieces) {
                 let (path, size_bytes, id) = &files[index];
                 let what = || path.to_string();
@@ -186,8 +181,8 @@ impl Contents for SubContents {
                 if content.size_bytes != *size_bytes || bytes.len() != piece.length as usize {
                     return Err(SendError::Changed { what: what() });
                 }
-                if begun != Some(index) {
-                    begun = Some(index);
+                if current != Some(index) {
+                    current = Some(index);
                     hasher = Hasher::new(algorithm);
                     sink.object(*id, *size_bytes);
                 }
@@ -202,5 +197,95 @@ impl Contents for SubContents {
                 }
             }
         }
+    }
+}
+
+/// Most content of one request, in bytes.
+const REQUEST_BYTES_MAX: u64 = 8 << 20;
+
+/// Splits files into pieces and groups pieces into requests. An empty file is one empty piece.
+#[derive(Clone, Debug)]
+struct FilePieces {
+    files: Vec<(TreePath, u64)>,
+    /// The index of the file of the next piece, and the offset in it, in bytes.
+    at: (usize, u64),
+}
+
+impl FilePieces {
+    /// `files` are given with the length of each in bytes.
+    fn new(files: Vec<(TreePath, u64)>) -> Self {
+        Self { files, at: (0, 0) }
+    }
+
+    /// Returns the pieces to request next, each with the index of its file; none at the end.
+    fn next_request(&self) -> Vec<(usize, Piece)> {
+        let mut pieces = Vec::new();
+        let mut bytes = 0;
+        let mut at = self.at;
+        while let Some((path, size_bytes)) = self.files.get(at.0) {
+            let length = self.length(at);
+            if pieces.len() == PIECES_MAX || bytes + u64::from(length) > REQUEST_BYTES_MAX {
+                break;
+            }
+            bytes += u64::from(length);
+            pieces.push((at.0, Piece { path: path.clone(), offset: at.1, length }));
+            at = after(at, length, *size_bytes);
+        }
+        pieces
+    }
+
+    /// Continues after the first `count` pieces of [`FilePieces::next_request`].
+    fn advance(&mut self, count: usize) {
+        for _ in 0..count {
+            let Some((_, size_bytes)) = self.files.get(self.at.0) else { return };
+            self.at = after(self.at, self.length(self.at), *size_bytes);
+        }
+    }
+
+    fn length(&self, (file, offset): (usize, u64)) -> u32 {
+        let rest = self.files[file].1 - offset;
+        u32::try_from(rest).map_or(PIECE_BYTES_MAX, |rest| rest.min(PIECE_BYTES_MAX))
+    }
+}
+
+fn after((file, offset): (usize, u64), length: u32, size_bytes: u64) -> (usize, u64) {
+    let offset = offset + u64::from(length);
+    if offset >= size_bytes { (file + 1, 0) } else { (file, offset) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PIECE: u64 = PIECE_BYTES_MAX as u64;
+
+    fn all(files: &[u64], answered: usize) -> Vec<Vec<(usize, u64, u32)>> {
+        let path = |index: usize| format!("/{index}").parse().unwrap();
+        let files = files.iter().enumerate().map(|(index, length)| (path(index), *length));
+        let mut remaining = FilePieces::new(files.collect());
+        let mut all = Vec::new();
+        loop {
+            let pieces = remaining.next_request();
+            if pieces.is_empty() {
+                return all;
+            }
+            remaining.advance(pieces.len().min(answered));
+            let pieces = pieces.into_iter().take(answered);
+            all.push(pieces.map(|(file, piece)| (file, piece.offset, piece.length)).collect());
+        }
+    }
+
+    #[test]
+    fn files_are_cut_and_small_ones_share_a_request() {
+        assert_eq!(all(&[], 9), Vec::<Vec<_>>::new());
+        let one = [(0, 0, 0), (1, 0, 5), (2, 0, PIECE_BYTES_MAX), (2, PIECE, 1), (3, 0, 0)];
+        assert_eq!(all(&[0, 5, PIECE + 1, 0], 9), [one]);
+        // A machine that answers less is asked again for the rest.
+        let rest = [one[..2].to_vec(), one[2..4].to_vec(), one[4..].to_vec()];
+        assert_eq!(all(&[0, 5, PIECE + 1, 0], 2), rest);
+        let large: Vec<usize> = all(&[20 * PIECE], 99).iter().map(Vec::len).collect();
+        assert_eq!(large, [8, 8, 4]);
+        let many: Vec<usize> = all(&vec![1; 600], 999).iter().map(Vec::len).collect();
+        assert_eq!(many, [256, 256, 88]);
     }
 }

@@ -8,7 +8,7 @@ use rpc::client::{Peer, PeerError};
 /// The port of a filegen-server, if a rule gives none.
 const FILEGEN_PORT: u16 = 6972;
 
-/// ComputedRules that cannot be used.
+/// An invalid list of computed files.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ComputedError {
@@ -28,7 +28,7 @@ pub enum ComputedError {
     Linked { path: TreePath, link: TreePath },
 }
 
-/// Paths with the `host:port` that computes each.
+/// The `host:port` of the filegen-server for each path.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ComputedRules(Vec<(TreePath, String)>);
 
@@ -43,7 +43,7 @@ impl ComputedRules {
                 continue;
             }
             let bad = || ComputedError::Line { line, text: content.to_owned() };
-            // The path may hold spaces; an address cannot.
+            // A path may have spaces; an address cannot.
             let (path, source) = content.rsplit_once(char::is_whitespace).ok_or_else(bad)?;
             let path = TreePath::new(path.trim_end())
                 .map_err(|source| ComputedError::Path { line, source })?;
@@ -59,8 +59,8 @@ impl ComputedRules {
     }
 }
 
-/// Puts the computed files into a tree. A file of the image keeps its mode, owner and attributes;
-/// one that the image does not have gets mode 644 and belongs to root.
+/// Adds the computed files to a tree. A file of the image keeps its mode, owner and attributes; a
+/// new one gets mode 644 and belongs to root.
 pub fn apply(rules: &ComputedRules, builder: &mut TreeBuilder) -> Result<(), ComputedError> {
     for (path, source) in &rules.0 {
         let metadata = match builder.get(path) {
@@ -106,13 +106,13 @@ f 600 0:7 0.000000000 0 EMPTY /etc/c
 
     fn apply_to_tree(rules: &str) -> Result<String, String> {
         let rules =
-            ComputedRules::from_text(rules).map_err(|error| model::report::report(&error))?;
+            ComputedRules::from_text(rules).map_err(|error| model::display::error_chain(&error))?;
         let mut builder = TreeBuilder::new(Algorithm::Blake3);
         let tree = TREE.replace("EMPTY", &Algorithm::Blake3.digest(b"").to_string());
         for (path, node) in text::from_text(Algorithm::Blake3, &tree).unwrap().nodes() {
             builder.insert(path, node).unwrap();
         }
-        apply(&rules, &mut builder).map_err(|error| model::report::report(&error))?;
+        apply(&rules, &mut builder).map_err(|error| model::display::error_chain(&error))?;
         Ok(text::to_text(&builder.finish().unwrap()))
     }
 

@@ -19,63 +19,64 @@ pub fn merge(filters: &[Filter]) -> Result<Filter, PatternError> {
     Filter::new(lines)
 }
 
-/// The text of a filter file.
+/// Returns the text of a filter file.
 pub fn to_text(filter: &Filter) -> String {
     filter.lines().iter().map(|line| format!("{line}\n")).collect()
 }
 
-/// What one line of a filter keeps of a tree.
+/// The entries of a tree that one line of a filter keeps.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct FilterLineUse {
     pub line: String,
-    /// Paths that it matches, those below a path that it matches not counted.
+    /// Matched paths, without those below another matched path.
     pub paths: u64,
-    /// All entries that it keeps: these paths and what lies below them.
+    /// All kept entries: the matched paths and everything below them.
     pub entries: u64,
-    /// The lengths of the files among them together, in bytes.
-    #[serde(with = "model::wide")]
+    /// Total length of the kept files, in bytes.
+    #[serde(with = "model::json::large_number")]
     pub bytes: u64,
 }
 
-/// A path that a filter keeps, while it does not keep the directory that holds it.
+/// A kept path whose directory is not kept.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Kept {
     pub path: TreePath,
-    /// Entries that are kept with it, itself counted.
+    /// The entry itself and the entries below it.
     pub entries: u64,
-    /// The lengths of the files among them together, in bytes.
-    #[serde(with = "model::wide")]
+    /// Total length of the kept files, in bytes.
+    #[serde(with = "model::json::large_number")]
     pub bytes: u64,
-    /// The lines that match the path itself, by their numbers in the filter, from 1.
+    /// Numbers, from 1, of the lines that match the path itself.
     pub lines: Vec<usize>,
 }
 
-/// What a filter keeps of a tree.
+/// The entries of a tree that a filter keeps.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct FilterUse {
-    /// By line, in the order of the filter. An entry that several lines keep counts for each.
+    /// Counts by line, in the order of the filter. An entry that several lines keep counts for
+    /// each.
     pub lines: Vec<FilterLineUse>,
-    /// By path.
+    /// Counts by path.
     pub kept: Vec<Kept>,
-    /// All entries of the tree, the root not counted.
+    /// All entries of the tree without the root.
     pub entries: u64,
     /// Entries that are kept.
     pub kept_entries: u64,
-    /// The lengths of the files among them together, in bytes.
-    #[serde(with = "model::wide")]
+    /// Total length of the kept files, in bytes.
+    #[serde(with = "model::json::large_number")]
     pub kept_bytes: u64,
 }
 
-/// Counts what a filter keeps, told of the entries of a tree one after the other.
+/// Counts the entries of a tree that a filter keeps.
 #[derive(Debug)]
 pub struct Counter {
     filter: FilterUse,
-    /// For each line its pattern, and the last path that it matched: all below that is kept too.
+    /// For each line its pattern, and the last path that it matched: everything below is kept too.
     patterns: Vec<(Patterns, Option<TreePath>)>,
 }
 
 impl Counter {
-    /// A counter that knows no entry yet.
+    /// Returns a counter without entries.
     pub fn new(filter: &Filter) -> Result<Self, PatternError> {
         let lines = filter.lines().iter();
         let pattern = |line: &String| Ok((Patterns::new([line])?, None));
@@ -88,9 +89,9 @@ impl Counter {
         Ok(Self { filter, patterns })
     }
 
-    /// Takes note of the entry at `path`. What a directory holds follows it at once; of a file
-    /// with several names `bytes` is told once.
-    pub fn take(&mut self, path: &TreePath, bytes: u64) {
+    /// Counts the entry at `path`. The entries of a directory must follow it directly; for a file
+    /// with several names, `bytes` must be given once.
+    pub fn add(&mut self, path: &TreePath, bytes: u64) {
         if path.is_root() {
             return;
         }
@@ -128,7 +129,7 @@ impl Counter {
         }
     }
 
-    /// What was counted.
+    /// Returns the counts.
     pub fn finish(self) -> FilterUse {
         self.filter
     }
@@ -163,7 +164,7 @@ mod tests {
             ("/xy", 9),
         ];
         for (path, bytes) in entries {
-            counter.take(&path.parse().unwrap(), bytes);
+            counter.add(&path.parse().unwrap(), bytes);
         }
         let seen = counter.finish();
         let of_line =

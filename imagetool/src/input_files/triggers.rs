@@ -7,14 +7,14 @@ use model::filter::{PatternError, Patterns};
 use model::trigger::{Kind, Trigger, Triggers};
 use serde::Serialize;
 
-/// A trigger on one line: `ssh (reload, high impact): /etc/ssh/.* /usr/sbin/sshd$`.
-pub fn in_words(trigger: &Trigger) -> String {
+/// Describes a trigger on one line: `ssh (reload, high impact): /etc/ssh/.* /usr/sbin/sshd$`.
+pub fn trigger_text(trigger: &Trigger) -> String {
     let impact = if trigger.high_impact { ", high impact" } else { "" };
     let patterns = trigger.match_lines.lines().join(" ");
     format!("{} ({}{impact}): {patterns}", trigger.service, action(trigger))
 }
 
-/// What a trigger does to its service when it fires.
+/// Returns the effect of a trigger on its service.
 pub fn action(trigger: &Trigger) -> &'static str {
     match (trigger.reboots(), trigger.do_reload) {
         (true, _) => "reboot",
@@ -23,10 +23,10 @@ pub fn action(trigger: &Trigger) -> &'static str {
     }
 }
 
-/// A trigger in a file; what is not set is left out.
+/// A trigger in a file, without fields that are not set.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "PascalCase")]
-struct Record<'triggers> {
+struct TriggerRecord<'triggers> {
     match_lines: &'triggers [String],
     service: &'triggers str,
     #[serde(skip_serializing_if = "str::is_empty")]
@@ -51,12 +51,12 @@ fn is_service(kind: &Kind) -> bool {
     *kind == Kind::Service
 }
 
-/// The text of a trigger file.
+/// Returns the text of a trigger file.
 pub fn to_text(triggers: &Triggers) -> String {
-    let records: Vec<Record<'_>> = triggers
+    let records: Vec<TriggerRecord<'_>> = triggers
         .0
         .iter()
-        .map(|trigger| Record {
+        .map(|trigger| TriggerRecord {
             match_lines: trigger.match_lines.lines(),
             service: &trigger.service,
             sort_name: &trigger.sort_name,
@@ -66,7 +66,7 @@ pub fn to_text(triggers: &Triggers) -> String {
             kind: trigger.kind,
         })
         .collect();
-    serde_json::to_string_pretty(&records).expect("texts, flags and lists") + "\n"
+    serde_json::to_string_pretty(&records).expect("triggers can be encoded") + "\n"
 }
 
 /// Merges lists of triggers. Triggers that differ only in their match lines become one, with all
@@ -99,16 +99,16 @@ pub fn merge(lists: &[Triggers]) -> Result<Triggers, PatternError> {
 /// A trigger that a path fires.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Match {
-    /// Which trigger of the file, from 1.
+    /// Number of the trigger in the file, from 1.
     pub number: usize,
     pub service: String,
     /// `restart`, `reload` or `reboot`.
     pub action: &'static str,
-    /// Those of its lines that match.
+    /// Its matching lines.
     pub lines: Vec<String>,
 }
 
-/// The triggers that a change of `path` fires, in the order of the file.
+/// Returns the triggers that a change of `path` fires, in the order of the file.
 pub fn matches(
     triggers: &Triggers,
     path: &model::path::TreePath,
@@ -153,7 +153,7 @@ mod tests {
                 {"MatchLines": ["/x"], "Service": "a", "SortName": "z9"}]"#,
         );
         let merged = merge(&[one.clone(), other.clone()]).unwrap();
-        let lines: Vec<String> = merged.0.iter().map(in_words).collect();
+        let lines: Vec<String> = merged.0.iter().map(trigger_text).collect();
         assert_eq!(
             lines,
             [

@@ -52,7 +52,7 @@ pub struct EntryRecord {
 }
 
 impl EntryRecord {
-    /// The record of `node`.
+    /// Returns the record of `node`.
     pub fn of(node: &Node) -> Self {
         let metadata = node.metadata();
         let mut record = Self {
@@ -92,7 +92,7 @@ impl EntryRecord {
         record
     }
 
-    /// The record as lines with a label each.
+    /// Returns the record as lines with a label each.
     pub fn lines(&self) -> Vec<(&'static str, String)> {
         let mut lines = vec![("Kind:", self.kind.to_owned())];
         let mut push = |label, value: Option<String>| {
@@ -119,12 +119,12 @@ fn attributes(metadata: &Metadata) -> BTreeMap<String, String> {
     metadata.xattrs.iter().map(|(name, value)| (escape(name), escape(value))).collect()
 }
 
-/// A length for people, exactly: `1.3 kB (1,250 bytes)`.
+/// Returns a length for people, exactly: `1.3 kB (1,250 bytes)`.
 fn exact_size(bytes: u64) -> String {
     if bytes < 1_000 { size(bytes) } else { format!("{} ({})", size(bytes), plural(bytes, "byte")) }
 }
 
-/// What a line of a list says of an entry beside its path: `file, 12 B`.
+/// Returns what a line of a list says of an entry beside its path: `file, 12 B`.
 pub fn short_text(node: &Node) -> String {
     match node {
         Node::Leaf(Leaf::File(file)) => format!("file, {}", size(file.size_bytes)),

@@ -20,7 +20,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// The exit code of the process.
+    /// Returns the exit code of the process.
     pub fn exit_code(self) -> u8 {
         match self {
             Self::Done => EXIT_DONE,
@@ -30,7 +30,7 @@ impl Outcome {
     }
 }
 
-/// Why a verb failed, for the user.
+/// The failure of a verb, with a message for the user.
 #[derive(Debug)]
 pub struct Failure {
     message: String,
@@ -39,18 +39,22 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// A failure that is described by `error` and its causes.
+    /// Describes `error` and its causes.
     pub fn new(error: &dyn Error) -> Self {
-        Self { message: model::report::report(error), hints: Vec::new(), exit_code: EXIT_FAILED }
+        Self {
+            message: model::display::error_chain(error),
+            hints: Vec::new(),
+            exit_code: EXIT_FAILED,
+        }
     }
 
-    /// A failure in words.
-    pub fn of_text(message: impl Into<String>) -> Self {
+    /// Returns a failure with this message.
+    pub fn from_text(message: impl Into<String>) -> Self {
         Self { message: message.into(), hints: Vec::new(), exit_code: EXIT_FAILED }
     }
 
-    /// A failure of a call to the image server.
-    pub fn of_call(error: &CallError) -> Self {
+    /// Describes a failed call to the image server.
+    pub fn from_call(error: &CallError) -> Self {
         let failure = Self::new(error);
         match error {
             CallError::Connect { .. } => failure.hint(
@@ -68,8 +72,8 @@ impl Failure {
         }
     }
 
-    /// A failure of a call about the image `name`.
-    pub fn of_image_call(error: &CallError, name: &ImageName) -> Self {
+    /// Describes a failed call about the image `name`.
+    pub fn from_image_call(error: &CallError, name: &ImageName) -> Self {
         let hint = match error.code() {
             Some(FaultCode::NotFound) => "`imagetool list` lists all images",
             Some(FaultCode::Gone) => {
@@ -78,9 +82,9 @@ impl Failure {
             Some(FaultCode::Exists) => {
                 "an image never changes: take a new name, such as one with a version or a date"
             }
-            _ => return Self::of_call(error),
+            _ => return Self::from_call(error),
         };
-        Self::of_text(format!("{name}: {}", model::report::report(error))).hint(hint)
+        Self::from_text(format!("{name}: {}", model::display::error_chain(error))).hint(hint)
     }
 
     /// Adds a hint for the user.
@@ -95,7 +99,7 @@ impl Failure {
         self
     }
 
-    /// The exit code of the process.
+    /// Returns the exit code of the process.
     pub fn exit_code(&self) -> u8 {
         self.exit_code
     }

@@ -30,12 +30,12 @@ struct Bar {
 }
 
 impl Meter {
-    /// A meter that shows nothing.
+    /// Returns a meter that shows nothing.
     pub fn hidden() -> Self {
         Self { bar: None }
     }
 
-    /// A meter on the standard error, if that is a terminal.
+    /// Returns a meter on the standard error, if that is a terminal.
     pub fn on_terminal() -> Self {
         if !std::io::IsTerminal::is_terminal(&std::io::stderr()) {
             return Self::hidden();

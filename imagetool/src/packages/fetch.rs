@@ -9,9 +9,9 @@ use super::{DatabaseFile, database_files, packages};
 use crate::output::progress::{Meter, Unit};
 use crate::transfer::download::{BATCH_OBJECTS_MAX, DownloadError, next_object};
 
-/// The packages of `tree`, whose objects are on the server. Why they are not listed is told, and is
-/// no failure: they are only told to people.
-pub async fn of_tree(
+/// Reads the packages of `tree`, whose objects are on the server. If they cannot be listed, prints
+/// a warning and returns none: the list is only information for people.
+pub async fn packages_of_tree(
     client: &Client,
     tree: &Tree,
     meter: &Meter,
@@ -36,7 +36,7 @@ pub async fn of_tree(
     }
 }
 
-/// The content of each file.
+/// Fetches the content of each file.
 async fn fetch(
     client: &Client,
     database_files: &[DatabaseFile],
@@ -50,7 +50,7 @@ async fn fetch(
         for DatabaseFile { object: want, size_bytes, .. } in batch {
             let id = *want;
             let length = next_object(&mut reader, id).await?;
-            // What is held in memory was limited by this length.
+            // The size limit was checked with this length.
             if length != *size_bytes {
                 return Err(DownloadError::Size { id, want: *size_bytes, got: length });
             }

@@ -9,13 +9,13 @@
 
 const MAGIC: &[u8] = b"SQLite format 3\0";
 
-/// Where the tree of the first page begins, behind the header of the file.
+/// Offset of the tree in the first page, after the header of the file.
 const FILE_HEADER_BYTES: usize = 100;
 
-/// How many levels a tree may have; one of four thousand million rows has fewer.
+/// Most levels of a tree; a tree of four billion rows has fewer.
 const DEPTH_MAX: usize = 40;
 
-/// Bytes that are no such database, or a damaged one.
+/// An invalid database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid SQLite database: {0}")]
 pub(super) struct SqliteError(&'static str);
@@ -24,8 +24,8 @@ type Read<T> = Result<T, SqliteError>;
 
 const CUT: SqliteError = SqliteError("it is truncated");
 
-/// Gives the last column of each row of `table`, if that is a blob or a text, to `note`, until that
-/// says no. True if it never did.
+/// Passes the last column of each row of `table`, if it is a blob or a text, to `note` until that
+/// returns false. Returns false then.
 pub(super) fn last_column(
     bytes: &[u8],
     table: &[u8],
@@ -85,7 +85,7 @@ impl<'bytes> Pages<'bytes> {
         self.bytes.get(start..).and_then(|rest| rest.get(..self.usable)).ok_or(CUT)
     }
 
-    /// Gives what each row of the tree holds to `note`, until that says no.
+    /// Passes each row of the tree to `note` until that returns false.
     fn rows(
         &mut self,
         number: u32,
@@ -116,7 +116,7 @@ impl<'bytes> Pages<'bytes> {
         if is_leaf { Ok(true) } else { self.rows(u32_at(page, at + 8)?, depth, note) }
     }
 
-    /// What a row holds: the beginning stands in the cell, the rest in pages of its own.
+    /// Returns the payload of a row: its start is in the cell, the rest in overflow pages.
     fn payload(&mut self, cell: &[u8]) -> Read<Vec<u8>> {
         let (length, rest) = varint(cell)?;
         let (_row, rest) = varint(rest)?;
@@ -150,7 +150,7 @@ enum Value<'bytes> {
     Other,
 }
 
-/// The columns of what a row holds.
+/// Decodes the columns of a row.
 fn columns(payload: &[u8]) -> Read<Vec<Value<'_>>> {
     let (header_bytes, rest) = varint(payload)?;
     let header_bytes = usize::try_from(header_bytes).map_err(|_| CUT)?;
@@ -186,7 +186,7 @@ fn columns(payload: &[u8]) -> Read<Vec<Value<'_>>> {
     Ok(columns)
 }
 
-/// A number of one to nine bytes, and what follows it.
+/// Returns a number of one to nine bytes, and what follows it.
 fn varint(bytes: &[u8]) -> Read<(u64, &[u8])> {
     let mut number = 0_u64;
     for (index, byte) in bytes.iter().take(9).enumerate() {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
 
-use api::object_stream::{Form, Head};
+use api::object_stream::{ContentForm, ObjectHead};
 use bytes::{Bytes, BytesMut};
 use model::object::{Algorithm, ObjectId};
 use model::tree::{Child, Directory, Leaf, Tree};
@@ -77,7 +77,7 @@ impl TreeObjects {
         objects
     }
 
-    /// All ids, each once.
+    /// Returns all ids, each once.
     pub fn ids(&self) -> BTreeSet<ObjectId> {
         self.files.keys().chain(self.directories.keys()).copied().collect()
     }
@@ -121,9 +121,9 @@ impl UploadSink {
             && self.pieces.capacity() == 0
             && size_bytes >= CONTENT_BYTES_MIN as u64;
         self.unpacked = is_packed.then(Vec::new);
-        let form = if is_packed { Form::Packed } else { Form::Plain };
+        let form = if is_packed { ContentForm::Packed } else { ContentForm::Plain };
         let mut head = Vec::new();
-        Head::Object { id, size_bytes }.encode_as(form, &mut head);
+        ObjectHead::Object { id, size_bytes }.encode_as(form, &mut head);
         self.buffer.extend_from_slice(&head);
     }
 
@@ -218,19 +218,19 @@ mod tests {
             wire.extend_from_slice(&piece.bytes);
         }
         sending.join().unwrap();
-        Head::End.encode(&mut wire);
+        ObjectHead::End.encode(&mut wire);
         assert!(wire.len() < 100_000, "{}", wire.len());
         let stream = futures_util::stream::iter([Ok(Bytes::from(wire))]);
         let mut reader = ObjectReader::of_stream(stream);
         for (id, content) in ids.into_iter().zip(contents) {
             let size_bytes = content.len() as u64;
-            assert_eq!(reader.head().await.unwrap(), Head::Object { id, size_bytes });
+            assert_eq!(reader.head().await.unwrap(), ObjectHead::Object { id, size_bytes });
             let mut got = Vec::new();
             while let Some(chunk) = reader.chunk().await.unwrap() {
                 got.extend_from_slice(&chunk);
             }
             assert!(got == content);
         }
-        assert_eq!(reader.head().await.unwrap(), Head::End);
+        assert_eq!(reader.head().await.unwrap(), ObjectHead::End);
     }
 }

@@ -1,11 +1,11 @@
 //! Fetches a tree and its contents from the image server, and verifies all of it by digest.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 use std::sync::Arc;
 
 use api::object_server::{GetObjectsRequest, IDS_MAX};
-use api::object_stream::Head;
+use api::object_stream::ObjectHead;
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 use model::object::{Hasher, ObjectId};
@@ -19,6 +19,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::output::failure::Failure;
 use crate::output::progress::{Meter, Unit};
+use crate::transfer::joined;
 use crate::transfer::restore::{RestoreError, RestoreTarget};
 
 /// The most that the directories of one tree may take, in bytes of their encoding.
@@ -58,13 +59,7 @@ pub enum DownloadError {
     #[error("requested {want}, but the image server sent {got}")]
     UnexpectedObject { want: ObjectId, got: String },
     #[error("{id} should have {want} bytes, the image server sends {got}")]
-    Size {
-        id: ObjectId,
-        /// Its length, in bytes.
-        want: u64,
-        /// What the server says, in bytes.
-        got: u64,
-    },
+    Size { id: ObjectId, want: u64, got: u64 },
     #[error("requested {want}, but the received content has the digest {got}")]
     Digest { want: ObjectId, got: ObjectId },
     #[error("cannot fetch {path}")]
@@ -97,7 +92,7 @@ const ABSENT_HINT: &str =
 /// Turns `error` into a failure with hints for the user.
 pub fn failure(error: &DownloadError) -> Failure {
     match error {
-        DownloadError::Call { source } => Failure::of_call(source),
+        DownloadError::Call { source } => Failure::from_call(source),
         DownloadError::File { source, .. } if matches!(**source, DownloadError::Absent { .. }) => {
             Failure::new(error).hint(ABSENT_HINT)
         }
@@ -154,12 +149,12 @@ pub(crate) async fn next_object(
     want: ObjectId,
 ) -> Result<u64, DownloadError> {
     match reader.head().await? {
-        Head::Object { id, size_bytes } if id == want => Ok(size_bytes),
-        Head::Absent(id) if id == want => Err(DownloadError::Absent { id }),
-        Head::Object { id, .. } | Head::Absent(id) => {
+        ObjectHead::Object { id, size_bytes } if id == want => Ok(size_bytes),
+        ObjectHead::Absent(id) if id == want => Err(DownloadError::Absent { id }),
+        ObjectHead::Object { id, .. } | ObjectHead::Absent(id) => {
             Err(DownloadError::UnexpectedObject { want, got: id.to_string() })
         }
-        Head::End => Err(DownloadError::UnexpectedObject { want, got: "the end".to_owned() }),
+        ObjectHead::End => Err(DownloadError::UnexpectedObject { want, got: "the end".to_owned() }),
     }
 }
 
@@ -190,7 +185,7 @@ pub async fn files(
     Ok(())
 }
 
-/// The objects of a tree in the order of the first path of each, cut into batches.
+/// Returns the objects of a tree in the order of the first path of each, cut into batches.
 fn batches_of(tree: &Tree) -> Result<Vec<Vec<ObjectFiles>>, DownloadError> {
     let mut places: BTreeMap<ObjectId, usize> = BTreeMap::new();
     let mut objects: Vec<ObjectFiles> = Vec::new();
@@ -269,10 +264,7 @@ async fn fetch(
     };
     let transferred = transfer().await;
     drop(sender);
-    let written = match writing.await {
-        Ok(written) => written,
-        Err(panic) => std::panic::resume_unwind(panic.into_panic()),
-    };
+    let written = joined(writing).await;
     transferred.and(written)
 }
 
@@ -314,4 +306,99 @@ fn write(
         target.finish_file(&file, &path, &first.metadata, first.mtime)?;
     }
     Ok(())
+}
+
+/// Fetches objects one after the other, in the order in which they are needed. Only the objects of
+/// one request are in flight, so that a slow consumer does not leave further streams unread.
+pub struct ObjectSequence<'call> {
+    client: &'call Client,
+    objects: std::vec::IntoIter<(ObjectId, u64)>,
+    reader: Option<ObjectReader>,
+    /// How many objects of the current batch are still to be read.
+    left: usize,
+}
+
+/// The content of one object, as it arrives.
+pub struct ObjectContent<'sequence> {
+    reader: &'sequence mut ObjectReader,
+    id: ObjectId,
+    hasher: Option<Hasher>,
+}
+
+impl<'call> ObjectSequence<'call> {
+    /// Starts with the first of `objects`, which may contain duplicates.
+    pub fn new(client: &'call Client, objects: Vec<(ObjectId, u64)>) -> Self {
+        Self { client, objects: objects.into_iter(), reader: None, left: 0 }
+    }
+
+    /// Returns the next object, or `None` after the last. The content of the previous one must have
+    /// been read to its end.
+    pub async fn next(&mut self) -> Result<Option<ObjectContent<'_>>, DownloadError> {
+        if self.left == 0 {
+            let ids = batch_of(self.objects.as_slice());
+            self.left = ids.len();
+            self.reader = match ids.is_empty() {
+                true => None,
+                false => Some(self.client.get_objects(&GetObjectsRequest { ids }).await?),
+            };
+        }
+        let (Some(reader), Some((id, want))) = (&mut self.reader, self.objects.next()) else {
+            return Ok(None);
+        };
+        self.left -= 1;
+        let got = next_object(reader, id).await?;
+        if got != want {
+            return Err(DownloadError::Size { id, want, got });
+        }
+        let hasher = Some(Hasher::new(id.algorithm()));
+        Ok(Some(ObjectContent { reader, id, hasher }))
+    }
+}
+
+/// Returns the first of `objects` that one request asks for, without duplicates.
+fn batch_of(objects: &[(ObjectId, u64)]) -> Vec<ObjectId> {
+    let mut bytes = 0_u64;
+    let mut known = BTreeSet::new();
+    let fits = |&(id, size_bytes): &(ObjectId, u64)| {
+        bytes = bytes.saturating_add(size_bytes);
+        let first = known.is_empty();
+        known.insert(id) && (first || known.len() <= BATCH_OBJECTS_MAX && bytes <= BATCH_BYTES_MAX)
+    };
+    objects.iter().copied().take_while(fits).map(|(id, _)| id).collect()
+}
+
+impl ObjectContent<'_> {
+    /// Returns the next chunk, or `None` at the end, after the digest was verified.
+    pub async fn chunk(&mut self) -> Result<Option<Bytes>, DownloadError> {
+        if let Some(chunk) = self.reader.chunk().await? {
+            if let Some(hasher) = &mut self.hasher {
+                hasher.update(&chunk);
+            }
+            return Ok(Some(chunk));
+        }
+        match self.hasher.take().map(|hasher| hasher.finish()) {
+            Some(got) if got != self.id => Err(DownloadError::Digest { want: self.id, got }),
+            _ => Ok(None),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use model::object::Algorithm;
+
+    use super::*;
+
+    #[test]
+    fn a_batch_ends_at_its_limits_and_before_what_it_has() {
+        let id = |text: &str| Algorithm::Blake3.digest(text.as_bytes());
+        let names = ["a", "b", "c", "a", "d"];
+        let all = |size: u64| names.map(|name| (id(name), size));
+        assert_eq!(batch_of(&all(1)), [id("a"), id("b"), id("c")]);
+        assert_eq!(batch_of(&all(BATCH_BYTES_MAX / 2)), [id("a"), id("b")]);
+        assert_eq!(batch_of(&all(u64::MAX)), [id("a")]);
+        assert_eq!(batch_of(&[]), []);
+        let many: Vec<_> = (0..3_000).map(|number| (id(&number.to_string()), 1)).collect();
+        assert_eq!(batch_of(&many).len(), BATCH_OBJECTS_MAX);
+    }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::object_server::{AddObjects, AddObjectsReply, CheckObjects, CheckObjectsRequest, IDS_MAX};
-use api::object_stream::Head;
+use api::object_stream::ObjectHead;
 use bytes::Bytes;
 use futures_util::stream::{self, Stream};
 use model::object::{Algorithm, ObjectId};
@@ -18,15 +18,16 @@ use crate::output::progress::{Meter, Unit};
 use crate::transfer::contents::{
     Contents, PIECES_MAX, SendError, TreeObjects, UploadPiece, UploadSink,
 };
+use crate::transfer::joined;
 
-/// How long the server keeps the objects of an upload that is under way, in seconds.
+/// Lease that is requested for the objects of an upload, in seconds.
 const LEASE_SECONDS: u32 = 24 * 3_600;
 
 /// If the source needs longer than this for the next object, the stream is ended and a new one is
 /// started for that object, so that the server does not time out.
 const IDLE_MAX: Duration = Duration::from_secs(15);
 
-/// How often an upload is started, because the connection was lost.
+/// Number of attempts if the connection is lost.
 const ATTEMPTS_MAX: u32 = 5;
 
 /// The pause before the second attempt is twice this, and twice as long before each further one.
@@ -44,18 +45,18 @@ pub enum UploadError {
 /// The counts of an upload.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UploadSummary {
-    /// TreeObjects of the tree, directories included, each once.
+    /// Distinct objects of the tree, including directories.
     pub objects: u64,
-    /// TreeObjects that were sent.
+    /// Objects that were sent.
     pub sent: u64,
-    /// Their length together, in bytes.
+    /// Total length of the sent objects, in bytes.
     pub sent_bytes: u64,
 }
 
-/// UploadScope objects are sent.
+/// Selects the objects to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UploadScope {
-    /// Those that the server lacks.
+    /// Objects that the server lacks.
     Missing,
     /// All objects, so that the server compares them with its own.
     All,
@@ -68,16 +69,16 @@ pub async fn upload(
     algorithm: Algorithm,
     objects: TreeObjects,
     mut contents: Box<dyn Contents>,
-    which: UploadScope,
+    scope: UploadScope,
     meter: &Meter,
 ) -> Result<UploadSummary, UploadError> {
     let ids = objects.ids();
     let objects = Arc::new(objects);
     let mut total = UploadSummary { objects: ids.len() as u64, ..UploadSummary::default() };
     let mut attempt = 0;
-    let mut which = which;
+    let mut scope = scope;
     loop {
-        let missing = check(client, &ids).await.map(|missing| match which {
+        let missing = check(client, &ids).await.map(|missing| match scope {
             UploadScope::Missing => missing,
             UploadScope::All => ids.clone(),
         });
@@ -88,7 +89,7 @@ pub async fn upload(
                 (contents, sent) =
                     send(client, algorithm, &objects, contents, missing, &mut total, meter).await;
                 if sent.is_ok() {
-                    which = UploadScope::Missing;
+                    scope = UploadScope::Missing;
                 }
                 sent
             }
@@ -161,10 +162,7 @@ async fn send(
     let uploaded = stream_pieces(client, &pieces, total).await;
     // Otherwise the reader would wait forever for space in the queue.
     pieces.lock().await.take();
-    let (contents, read) = match reading.await {
-        Ok(done) => done,
-        Err(panic) => std::panic::resume_unwind(panic.into_panic()),
-    };
+    let (contents, read) = joined(reading).await;
     meter.finish();
     let result = match (read, uploaded) {
         (Err(source), _) if !matches!(source, SendError::Closed) => {
@@ -203,7 +201,7 @@ enum BodyState {
     VerbResult,
 }
 
-/// The body of one upload: pieces up to the end of the queue, or up to a long pause.
+/// Returns the body of one upload: pieces up to the end of the queue, or up to a long pause.
 fn body(
     first: UploadPiece,
     pieces: Pieces,
@@ -232,7 +230,7 @@ fn body(
             }
             None if complete => {
                 let mut end = Vec::new();
-                Head::End.encode(&mut end);
+                ObjectHead::End.encode(&mut end);
                 (Ok(end.into()), (BodyState::VerbResult, pieces))
             }
             None => {

@@ -1,6 +1,6 @@
 //! `imagetool add`: makes an image from an archive or a directory.
 
-use std::io::{self, Read as _};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -8,40 +8,41 @@ use api::access::Owners;
 use api::fault::FaultCode;
 use api::image_server::{AddImage, AddImageRequest};
 use api::object_server::AddObjects;
-use api::object_stream::Head;
+use api::object_stream::ObjectHead;
 use model::filter::Filter;
 use model::image::tags::{self, Tags};
 use model::image::{Content, FORMAT, ImageName, Notes, Package, computed_rules};
 use model::object::{Algorithm, ObjectId};
 use model::path::TreePath;
+use model::time_parse;
 use model::tree::encode::DIRECTORY_BYTES_MAX;
-use model::tree::{Child, Time, Totals, Tree};
-use model::when::written;
+use model::tree::{Child, Totals, Tree};
 use rpc::server::{head_bytes, object_chunks};
 use serde::Serialize;
-use tool::Format;
+use system::clock::wall;
 
 use super::change::tag_of;
 use super::directories::OwnerArgs;
 use super::signatures::{Signer, SignerArgs};
-use super::{Context, VerbResult, get_image, print_json};
+use super::{Context, VerbResult, get_image};
 use crate::image_checks::{self, RequiredPaths};
 use crate::image_source::{Source, SourceArgs, SourceTree};
 use crate::input_files::computed::{self, ComputedRules};
 use crate::input_files::{
-    read_computed_rules, read_filter, read_health_check, read_text, read_triggers,
+    read_bytes, read_computed_rules, read_filter, read_health_check, read_text, read_triggers,
 };
 use crate::output::failure::{Failure, Outcome};
 use crate::output::{count, plural, plural_entries, size};
 use crate::packages;
 use crate::transfer::contents::{Contents, TreeObjects};
 use crate::transfer::download;
+use crate::transfer::joined;
 use crate::transfer::upload::{UploadError, UploadScope, UploadSummary, upload};
 
-/// How long the server may take to make an image durable.
+/// Time limit for the server to add an image.
 pub(super) const ADD_LIMIT: Duration = Duration::from_secs(600);
 
-/// The largest build log, in bytes: it is held in memory.
+/// Largest build log, in bytes: it is held in memory.
 const BUILD_LOG_BYTES_MAX: u64 = 64 << 20;
 
 /// Makes an image from an archive or a directory.
@@ -62,7 +63,7 @@ Examples:
 A health check is a JSON object; it is run on the machine, without a shell, after each update:
   {\"command\": [\"/usr/local/bin/web-answers\", \"443\"], \"within_seconds\": 60, \"undo\": true}
 It passes when the command ends with exit code 0 within that time (60 s if not given). If it does
-not pass, that is reported; with `undo` the machine's former tree is put back as well.
+not pass, that is reported; with `undo` the update is undone as well.
 
 Only what the image server does not have yet is sent. An image never changes: a new
 version gets a new name.")]
@@ -88,25 +89,25 @@ pub struct AddArgs {
     #[arg(long, value_name = "FILE")]
     pub health_check: Option<PathBuf>,
     /// The image expires after this time.
-    #[arg(long, value_name = "DURATION", value_parser = written::duration)]
+    #[arg(long, value_name = "DURATION", value_parser = time_parse::duration)]
     pub expires_in: Option<Duration>,
-    /// A tag of the image; may be given several times.
+    /// Tag of the image; may be repeated.
     #[arg(long, value_name = "KEY=VALUE", value_parser = tag_of)]
     pub tag: Vec<(String, String)>,
-    /// A text that says what is new; `show` prints it.
+    /// Release notes, which `show` prints.
     #[arg(long, value_name = "FILE")]
     pub release_notes: Option<PathBuf>,
-    /// The log of the build: stored beside the image, `show --build-log` prints it.
+    /// Log of the build, which is stored with the image; `show --build-log` prints it.
     #[arg(long, value_name = "FILE")]
     pub build_log: Option<PathBuf>,
-    /// Who may change and delete the image, besides the owners of its directory.
+    /// Owners, who may change and delete the image besides the owners of its directory.
     #[command(flatten)]
     pub owners: OwnerArgs,
     /// Paths that the image must have, separated by commas; '' for none. Sparse images need none,
     /// and those that the filter keeps need not be there.
     #[arg(long, value_name = "PATHS", default_value = image_checks::REQUIRED_PATHS)]
     pub required_paths: RequiredPaths,
-    /// The digest by which all of the image is known: blake3, or sha512 where rules ask for it.
+    /// Digest algorithm of the image: blake3, or sha512 where rules require it.
     #[arg(long, value_name = "ALGORITHM", default_value_t)]
     pub digest: Algorithm,
     /// Send all objects, also those that the server has. It compares them byte by byte, and refuses
@@ -116,12 +117,12 @@ pub struct AddArgs {
     /// How the image is signed.
     #[command(flatten)]
     pub signer: SignerArgs,
-    /// How IMAGEFILE is taken.
+    /// How IMAGEFILE is read.
     #[command(flatten)]
     pub source: SourceArgs,
 }
 
-/// What is printed with `--format json`.
+/// The JSON output.
 #[derive(Debug, Serialize)]
 struct Report<'call> {
     name: &'call ImageName,
@@ -130,15 +131,12 @@ struct Report<'call> {
     totals: Totals,
     objects: u64,
     sent_objects: u64,
-    #[serde(with = "model::wide")]
+    #[serde(with = "model::json::large_number")]
     sent_bytes: u64,
 }
 
-/// Adds an image.
-///
-/// # Errors
-///
-/// [`Failure`]; then the image is not there, but objects that were sent are kept for a while.
+/// Adds an image. After an error the image does not exist, but the server keeps objects that were
+/// sent for a while.
 pub async fn run(context: &Context, args: AddArgs) -> VerbResult {
     let filter = read_filter(&args.filter_file)?;
     let triggers = read_triggers(&args.trigger_file)?;
@@ -150,7 +148,11 @@ pub async fn run(context: &Context, args: AddArgs) -> VerbResult {
     tags::verify(&tags).map_err(|error| Failure::new(&error).misuse())?;
     let release_notes = args.release_notes.as_deref();
     let release_notes = release_notes.map(|path| read_text(path, "release notes")).transpose()?;
-    let build_log = args.build_log.as_deref().map(build_log_of).transpose()?;
+    let build_log = args
+        .build_log
+        .as_deref()
+        .map(|path| read_bytes(path, "build log", BUILD_LOG_BYTES_MAX))
+        .transpose()?;
     check_name_is_free(context, &args.name).await?;
     let (tree, contents) = read(context, &args, filter.as_ref(), &rules).await?;
     let content = Content {
@@ -172,21 +174,19 @@ pub async fn run(context: &Context, args: AddArgs) -> VerbResult {
         owner_users: users.into_iter().collect(),
         ..Notes::default()
     };
-    let which = if args.send_all { UploadScope::All } else { UploadScope::Missing };
+    let scope = if args.send_all { UploadScope::All } else { UploadScope::Missing };
     let (expires_in, required) = (args.expires_in, &args.required_paths);
-    let wishes = ImageOptions { expires_in, required, which, signer };
-    make_image(context, content, notes, &tree, contents, wishes).await
+    let options = ImageOptions { expires_in, required, scope, signer };
+    make_image(context, content, notes, &tree, contents, options).await
 }
 
 /// Options for making an image.
 pub(super) struct ImageOptions<'call> {
-    /// The time until it expires.
+    /// Time until the image expires.
     pub expires_in: Option<Duration>,
-    /// Paths that it must have.
+    /// Required paths.
     pub required: &'call RequiredPaths,
-    /// UploadScope objects are sent.
-    pub which: UploadScope,
-    /// Who signs it.
+    pub scope: UploadScope,
     pub signer: Option<Signer>,
 }
 
@@ -197,21 +197,21 @@ pub(super) async fn make_image(
     mut notes: Notes,
     tree: &Tree,
     contents: Box<dyn Contents>,
-    wishes: ImageOptions<'_>,
+    options: ImageOptions<'_>,
 ) -> VerbResult {
-    let ImageOptions { expires_in, required, which, signer } = wishes;
+    let ImageOptions { expires_in, required, scope, signer } = options;
     content.verify(tree).map_err(|error| Failure::new(&error))?;
     refuse_large_directories(tree, DIRECTORY_BYTES_MAX)?;
     require(tree, content.filter.as_ref(), required)?;
     warn(tree, content.filter.as_ref());
     let (name, algorithm) = (content.name.clone(), content.algorithm());
     let objects = TreeObjects::of(tree);
-    let sent = upload(&context.client, algorithm, objects, contents, which, &context.meter)
+    let sent = upload(&context.client, algorithm, objects, contents, scope, &context.meter)
         .await
         .map_err(|error| upload_failure(&error))?;
     notes.packages = packages_of(context, tree).await?;
     // The time counts from the end of the upload.
-    notes.expires_at = expires_in.map(|duration| written::later(now(), duration));
+    notes.expires_at = expires_in.map(|duration| time_parse::later(wall(), duration));
     if let Some(signer) = signer {
         notes.signatures.push(signer.sign(&content)?);
     }
@@ -220,17 +220,17 @@ pub(super) async fn make_image(
         .client
         .call_within::<AddImage>(&request, ADD_LIMIT)
         .await
-        .map_err(|error| Failure::of_image_call(&error, &name))?;
+        .map_err(|error| Failure::from_image_call(&error, &name))?;
     report(context, &name, reply.digest, tree, sent)
 }
 
-/// The packages of `tree`, which has been uploaded.
+/// Reads the packages of `tree`, which must be uploaded.
 pub(super) async fn packages_of(context: &Context, tree: &Tree) -> Result<Vec<Package>, Failure> {
-    let packages = packages::fetch::of_tree(&context.client, tree, &context.meter).await;
+    let packages = packages::fetch::packages_of_tree(&context.client, tree, &context.meter).await;
     packages.map_err(|error| download::failure(&error))
 }
 
-/// Brings the build log to the server. One that already exists stays there for a while.
+/// Uploads the build log. If the server has it already, its lease is renewed.
 async fn send_build_log(
     context: &Context,
     log: Option<Vec<u8>>,
@@ -238,28 +238,9 @@ async fn send_build_log(
     let Some(log) = log else { return Ok(None) };
     let id = Algorithm::Blake3.digest(&log);
     let [head, content] = object_chunks(id, log.into());
-    let chunks = [head, content, head_bytes(&Head::End)].map(Ok::<_, io::Error>);
+    let chunks = [head, content, head_bytes(&ObjectHead::End)].map(Ok::<_, io::Error>);
     let sent = context.client.upload::<AddObjects>(futures_util::stream::iter(chunks)).await;
-    sent.map(|_| Some(id)).map_err(|error| Failure::of_call(&error))
-}
-
-fn build_log_of(path: &Path) -> Result<Vec<u8>, Failure> {
-    let read = || -> io::Result<Vec<u8>> {
-        let mut log = Vec::new();
-        fs_err::File::open(path)?.take(BUILD_LOG_BYTES_MAX + 1).read_to_end(&mut log)?;
-        if log.len() as u64 > BUILD_LOG_BYTES_MAX {
-            let why = format!("it is larger than {BUILD_LOG_BYTES_MAX} bytes");
-            return Err(io::Error::other(format!("{}: {why}", path.display())));
-        }
-        Ok(log)
-    };
-    read().map_err(|error| Failure::of_text(format!("cannot read the build log: {error}")))
-}
-
-fn now() -> Time {
-    let now = jiff::Timestamp::now();
-    let nanoseconds = u32::try_from(now.subsec_nanosecond()).unwrap_or(0);
-    Time { seconds: now.as_second(), nanoseconds }
+    sent.map(|_| Some(id)).map_err(|error| Failure::from_call(&error))
 }
 
 pub(super) fn report(
@@ -279,31 +260,30 @@ pub(super) fn report(
         count(sent.objects.saturating_sub(sent.sent)),
         if sent.objects.saturating_sub(sent.sent) == 1 { "was" } else { "were" },
     );
-    if context.format == Format::Json {
-        print_json(&Report {
-            name,
-            digest,
-            root: tree.digest(),
-            totals,
-            objects: sent.objects,
-            sent_objects: sent.sent,
-            sent_bytes: sent.sent_bytes,
-        })?;
-    }
+    context.print_if_json(&Report {
+        name,
+        digest,
+        root: tree.digest(),
+        totals,
+        objects: sent.objects,
+        sent_objects: sent.sent,
+        sent_bytes: sent.sent_bytes,
+    })?;
     Ok(Outcome::Done)
 }
 
 /// Refuses a name that exists, before any work is done.
 pub(super) async fn check_name_is_free(context: &Context, name: &ImageName) -> Result<(), Failure> {
     match get_image(&context.client, name).await {
-        Ok(_) => Err(Failure::of_text(format!("{name} already exists"))
+        Ok(_) => Err(Failure::from_text(format!("{name} already exists"))
             .hint("an image never changes: take a new name, such as one with a version or a date")),
         Err(error) if error.code() == Some(FaultCode::NotFound) => Ok(()),
-        Err(error) => Err(Failure::of_image_call(&error, name)),
+        Err(error) => Err(Failure::from_image_call(&error, name)),
     }
 }
 
-/// Reads the archive or directory, less what the filter keeps, with the computed files put in.
+/// Reads the archive or directory without the paths that the filter keeps, and adds the computed
+/// files.
 async fn read(
     context: &Context,
     args: &AddArgs,
@@ -318,28 +298,25 @@ async fn read(
         let read = source.read(algorithm, filter.as_ref(), &meter)?;
         finish_tree(&path, read, filter.as_ref(), &rules)
     });
-    match reading.await {
-        Ok(read) => read,
-        Err(panic) => std::panic::resume_unwind(panic.into_panic()),
-    }
+    joined(reading).await
 }
 
-/// Puts the computed files into what was read from `path`, and takes out what the filter keeps.
+/// Adds the computed files to the tree from `path`, and removes the paths that the filter keeps.
 pub(super) fn finish_tree(
     path: &Path,
     read: SourceTree,
     filter: Option<&Filter>,
     rules: &ComputedRules,
 ) -> Result<(Tree, Box<dyn Contents>), Failure> {
-    let of_file = |error: &dyn std::error::Error| {
-        Failure::of_text(format!("{}: {}", path.display(), model::report::report(error)))
+    let failed = |error: &dyn std::error::Error| {
+        Failure::from_text(format!("{}: {}", path.display(), model::display::error_chain(error)))
     };
     let SourceTree { mut builder, contents } = read;
     computed::apply(rules, &mut builder).map_err(|error| Failure::new(&error))?;
-    let tree = builder.finish().map_err(|error| of_file(&error))?;
+    let tree = builder.finish().map_err(|error| failed(&error))?;
     let tree = match filter {
         Some(filter) => {
-            tree.without(|path| filter.keeps_below_unkept(path)).map_err(|error| of_file(&error))?
+            tree.without(|path| filter.keeps_below_unkept(path)).map_err(|error| failed(&error))?
         }
         None => tree,
     };
@@ -348,7 +325,7 @@ pub(super) fn finish_tree(
 
 pub(super) fn upload_failure(error: &UploadError) -> Failure {
     match error {
-        UploadError::Call { source } => Failure::of_call(source),
+        UploadError::Call { source } => Failure::from_call(source),
         UploadError::Send { .. } => Failure::new(error)
             .hint("nothing is visible on the image server; run the command again"),
     }
@@ -377,17 +354,17 @@ pub(super) fn require(
 
 /// Prints warnings about effects that are probably not intended.
 pub(super) fn warn(tree: &Tree, filter: Option<&Filter>) {
-    let told = image_checks::warnings(tree, filter);
-    for warning in &told.warnings {
+    let found = image_checks::warnings(tree, filter);
+    for warning in &found.warnings {
         eprintln!("warning: {warning}");
     }
-    if !told.filter_lines.is_empty() {
-        let lines = told.filter_lines.join("\n  ");
+    if !found.filter_lines.is_empty() {
+        let lines = found.filter_lines.join("\n  ");
         eprintln!("hint: to leave this to the machines, add to the filter:\n  {lines}");
     }
 }
 
-/// Refuses a tree with a directory that no server takes, before anything is sent.
+/// Refuses a tree with a directory that exceeds the limits of servers, before anything is sent.
 pub(super) fn refuse_large_directories(tree: &Tree, limit: usize) -> Result<(), Failure> {
     let mut stack = vec![(TreePath::root(), tree.root())];
     while let Some((path, directory)) = stack.pop() {
@@ -396,7 +373,7 @@ pub(super) fn refuse_large_directories(tree: &Tree, limit: usize) -> Result<(), 
             let entries = plural_entries(directory.entries().len() as u64);
             let message = format!("{path} has {entries}, too many for one directory of an image");
             let hint = format!("its list takes {length} bytes, and {limit} are accepted");
-            return Err(Failure::of_text(message).hint(hint));
+            return Err(Failure::from_text(message).hint(hint));
         }
         for entry in directory.entries() {
             if let Child::Directory(below) = &entry.child {

@@ -24,10 +24,10 @@ use crate::output::failure::Failure;
 use crate::transfer::contents::TreeObjects;
 use crate::transfer::upload::{UploadError, UploadScope, upload};
 
-/// How often a machine is read if it changes meanwhile.
+/// Number of attempts to read a machine that changes meanwhile.
 const ATTEMPTS_MAX: u32 = 5;
 
-/// How many paths or lines an error names.
+/// Number of paths or lines that an error names.
 const NAMED_MAX: usize = 5;
 
 /// Makes an image from a running machine.
@@ -38,7 +38,7 @@ Examples:
   imagetool add-from-sub golden/7 10.0.0.7:6969 filter -
 
 The machine scans its tree again, and the image is exactly the result. If files change while they
-are read, it scans again. Only contents that the image server does not have are read from it. Paths
+are read, it scans again. Only contents that the image server lacks are read from the machine. Paths
 that the machine does not scan, because of its image's filter or its configuration, are not in the
 image.")]
 pub struct AddFromSubArgs {
@@ -62,11 +62,8 @@ pub struct AddFromSubArgs {
     pub required_paths: RequiredPaths,
 }
 
-/// Adds an image.
-///
-/// # Errors
-///
-/// [`Failure`]; then the image is not there, but objects that were sent are kept for a while.
+/// Adds an image. After an error the image does not exist, but the server keeps objects that were
+/// sent for a while.
 pub async fn run(context: &Context, args: AddFromSubArgs) -> VerbResult {
     let filter = read_filter(&args.filter_file)?;
     let triggers = read_triggers(&args.trigger_file)?;
@@ -79,7 +76,7 @@ pub async fn run(context: &Context, args: AddFromSubArgs) -> VerbResult {
     let configuration = sub.configuration().await.map_err(failed)?;
     let Coverage::Full(kept) = &configuration.scan.coverage else {
         let message = format!("{host} has a sparse image, and scans only the paths of that");
-        return Err(Failure::of_text(message)
+        return Err(Failure::from_text(message)
             .hint("require an image with a filter of it first, or make the image of a directory"));
     };
     let mut attempt = 1;
@@ -88,7 +85,7 @@ pub async fn run(context: &Context, args: AddFromSubArgs) -> VerbResult {
         refuse_unread(&host, &snapshot, filter.as_ref())?;
         let tree = without_kept(&snapshot.tree, filter.as_ref())?;
         if attempt == 1 {
-            tell_unscanned(&host, kept, &snapshot, filter.as_ref());
+            warn_unscanned(&host, kept, &snapshot, filter.as_ref());
             refuse_large_directories(&tree, DIRECTORY_BYTES_MAX)?;
             require(&tree, filter.as_ref(), &args.required_paths)?;
             warn(&tree, filter.as_ref());
@@ -101,7 +98,7 @@ pub async fn run(context: &Context, args: AddFromSubArgs) -> VerbResult {
         {
             Ok(sent) => break (tree, sent),
             Err(error @ UploadError::Send { .. }) if attempt < ATTEMPTS_MAX => {
-                let error = model::report::report(&error);
+                let error = model::display::error_chain(&error);
                 eprintln!("note: {host}: {error}; reading it again");
                 attempt += 1;
             }
@@ -129,12 +126,12 @@ pub async fn run(context: &Context, args: AddFromSubArgs) -> VerbResult {
         Notes { packages, release_notes: Some(format!("what {host} had")), ..Notes::default() };
     let request = AddImageRequest { content, notes };
     let reply = context.client.call_within::<AddImage>(&request, ADD_LIMIT).await;
-    let reply = reply.map_err(|error| Failure::of_image_call(&error, &args.name))?;
+    let reply = reply.map_err(|error| Failure::from_image_call(&error, &args.name))?;
     report(context, &args.name, reply.digest, &tree, sent)
 }
 
 fn sub_failure(host: &str, error: &SubError) -> Failure {
-    let failure = Failure::of_text(format!("{host}: {}", model::report::report(error)));
+    let failure = Failure::from_text(format!("{host}: {}", model::display::error_chain(error)));
     match error {
         SubError::Call { source: rpc::client::CallError::Connect { .. } } => {
             failure.hint("is subd running there, and is this its address?")
@@ -163,12 +160,12 @@ fn refuse_unread(host: &str, snapshot: &Snapshot, filter: Option<&Filter>) -> Re
     }
     let more = if unread.next().is_some() { ", ..." } else { "" };
     let message = format!("{host} cannot read {}{more}", named.join(", "));
-    Err(Failure::of_text(message).hint("fix that, or add the paths to the filter"))
+    Err(Failure::from_text(message).hint("fix that, or add the paths to the filter"))
 }
 
 /// Warns of paths that are missing in the image because the machine does not scan them, and that
 /// the new filter does not keep.
-fn tell_unscanned(host: &str, kept: &Filter, snapshot: &Snapshot, filter: Option<&Filter>) {
+fn warn_unscanned(host: &str, kept: &Filter, snapshot: &Snapshot, filter: Option<&Filter>) {
     let Some(filter) = filter else { return };
     let lines = kept.lines().iter().chain(&snapshot.exclusions);
     let mut lines = lines.filter(|line| !filter.lines().contains(line)).map(String::as_str);

@@ -1,4 +1,4 @@
-//! `imagetool add-overlay`: makes an image of another one and a layer upon it.
+//! `imagetool add-overlay`: makes an image from another one and a layer.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use model::tree::Tree;
 
 use super::add::{ImageOptions, check_name_is_free, finish_tree, make_image};
 use super::signatures::SignerArgs;
-use super::{Context, VerbResult, get_image};
+use super::{Context, VerbResult};
 use crate::archive::layer::LayeredTree;
 use crate::image_checks::{self, RequiredPaths};
 use crate::image_source::{Source, SourceArgs};
@@ -20,9 +20,10 @@ use crate::input_files::{
 use crate::output::failure::Failure;
 use crate::transfer::contents::Contents;
 use crate::transfer::download;
+use crate::transfer::joined;
 use crate::transfer::upload::UploadScope;
 
-/// Makes an image of another one and a layer upon it.
+/// Makes an image from another one and a layer.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -30,7 +31,7 @@ Examples:
   imagetool add-overlay web/10 web/9 /srv/build/changes = triggers.json
   imagetool add-overlay web/11 base/debian-12.7 web.oci.tar
 
-The layer replaces what the base has at its paths, except that directories keep what they hold.
+The layer replaces the entries of the base at its paths, except that directories keep their entries.
 As in the layers of OCI images, a file `.wh.NAME` in it takes NAME away, and `.wh..wh..opq` all
 that the base has in that directory. An OCI or Docker image is as many layers as it has.
 
@@ -38,22 +39,21 @@ Only what the image server does not have yet is sent, and no file of the base is
 pub struct AddOverlayArgs {
     /// The name of the new image, such as web/9.
     pub name: ImageName,
-    /// The image that the layer is laid upon. It stays as it is.
+    /// The base image, which is not changed.
     pub base: ImageName,
-    /// The layer: a tar archive, a directory (of which the root itself does not count), or an OCI
+    /// The layer: a tar archive, a directory (without the attributes of its root), or an OCI
     /// or Docker image; or `-` for an archive on the standard input.
     pub layer: PathBuf,
-    /// The filter of the new image. The base's if not given, or `=`; `-` for none.
+    /// Filter of the new image. Default, and `=`: that of the base; `-` for none.
     #[arg(value_name = "FILTERFILE")]
     pub filter_file: Option<PathBuf>,
-    /// The triggers of the new image. The base's if not given, or `=`; `-` for none.
+    /// Triggers of the new image. Default, and `=`: those of the base; `-` for none.
     #[arg(value_name = "TRIGGERFILE")]
     pub trigger_file: Option<PathBuf>,
     /// Lines `PATH HOST:PORT`: computed files besides those of the base.
     #[arg(long, value_name = "FILE")]
     pub computed: Option<PathBuf>,
-    /// How a machine is checked after an update, as for `add`. The base's if not given; `-` for
-    /// not at all.
+    /// Health check of the new image, as for `add`. Default: that of the base; `-` for none.
     #[arg(long, value_name = "FILE")]
     pub health_check: Option<PathBuf>,
     /// Paths that the new image must have, as for `add`.
@@ -62,21 +62,18 @@ pub struct AddOverlayArgs {
     /// How the image is signed.
     #[command(flatten)]
     pub signer: SignerArgs,
-    /// How the layer is taken.
+    /// How the layer is read.
     #[command(flatten)]
     pub source: SourceArgs,
 }
 
-/// Adds an image that is made of another one.
-///
-/// # Errors
-///
-/// [`Failure`]; then the image is not there, but objects that were sent are kept for a while.
+/// Adds an image. After an error the image does not exist, but the server keeps objects that were
+/// sent for a while.
 pub async fn run(context: &Context, args: AddOverlayArgs) -> VerbResult {
-    // What is wrong with the files of the command line is told before anything is fetched.
+    // Errors in the given files come before anything is fetched.
     let signer = args.signer.signer()?;
-    let filter = given(args.filter_file.as_deref(), read_filter)?;
-    let triggers = given(args.trigger_file.as_deref(), read_triggers)?;
+    let filter = read_unless_base(args.filter_file.as_deref(), read_filter)?;
+    let triggers = read_unless_base(args.trigger_file.as_deref(), read_triggers)?;
     let health_check = match args.health_check.as_deref() {
         Some(path) if is_dash(path) => Some(None),
         Some(path) => Some(Some(read_health_check(path)?)),
@@ -84,9 +81,7 @@ pub async fn run(context: &Context, args: AddOverlayArgs) -> VerbResult {
     };
     let rules = args.computed.as_deref().map(read_computed_rules).transpose()?.unwrap_or_default();
     check_name_is_free(context, &args.name).await?;
-    let Image { content: base, notes: _ } = get_image(&context.client, &args.base)
-        .await
-        .map_err(|error| Failure::of_image_call(&error, &args.base))?;
+    let Image { content: base, notes: _ } = context.image(&args.base).await?;
     let filter = filter.unwrap_or(base.filter);
     let (tree, contents) = read(context, &args, base.root, filter.as_ref(), &rules).await?;
     let content = Content {
@@ -100,12 +95,12 @@ pub async fn run(context: &Context, args: AddOverlayArgs) -> VerbResult {
     };
     let notes = Notes { source_image: Some(args.base), ..Notes::default() };
     let required = &args.required_paths;
-    let wishes = ImageOptions { expires_in: None, required, which: UploadScope::Missing, signer };
-    make_image(context, content, notes, &tree, contents, wishes).await
+    let options = ImageOptions { expires_in: None, required, scope: UploadScope::Missing, signer };
+    make_image(context, content, notes, &tree, contents, options).await
 }
 
-/// What the file at `path` says; `None` if the base's is meant.
-fn given<T>(
+/// Reads the file at `path`; `None` stands for the file of the base.
+fn read_unless_base<T>(
     path: Option<&Path>,
     read: impl FnOnce(&Path) -> Result<T, Failure>,
 ) -> Result<Option<T>, Failure> {
@@ -127,11 +122,8 @@ async fn read(
     let reading = tokio::task::spawn_blocking(move || {
         let lower = LayeredTree::of_tree(&tree).map_err(|error| Failure::new(&error))?;
         let source = Source::open(&path, &source, &meter)?;
-        let read = source.read_upon(lower, tree.algorithm(), filter.as_ref(), &meter)?;
+        let read = source.read_onto(lower, tree.algorithm(), filter.as_ref(), &meter)?;
         finish_tree(&path, read, filter.as_ref(), &rules)
     });
-    match reading.await {
-        Ok(read) => read,
-        Err(panic) => std::panic::resume_unwind(panic.into_panic()),
-    }
+    joined(reading).await
 }

@@ -1,4 +1,4 @@
-//! `imagetool tag`, `copy`, `change-expiry` and `delete`: what may be done to an image that exists.
+//! `imagetool tag`, `copy`, `change-expiry` and `delete`: changes of existing images.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::time::Duration;
@@ -10,10 +10,9 @@ use api::image_server::replication::{DropCopy, DropCopyRequest};
 use api::image_server::{DeleteImage, DeleteImageRequest};
 use model::image::ImageName;
 use model::image::tags::Tags;
-use model::when::written;
-use tool::Format;
+use model::time_parse;
 
-use super::{Context, VerbResult, get_image, print, print_json};
+use super::{Context, VerbResult, get_image, print};
 use crate::output::failure::{Failure, Outcome};
 use crate::output::time;
 
@@ -34,12 +33,12 @@ pub struct TagArgs {
     /// Tags to set.
     #[arg(value_name = "KEY=VALUE", value_parser = tag_of)]
     pub set: Vec<(String, String)>,
-    /// A tag to remove; may be given several times.
+    /// Tag to remove; may be repeated.
     #[arg(long, value_name = "KEY")]
     pub remove: Vec<String>,
 }
 
-/// Reads `KEY=VALUE`.
+/// Parses `KEY=VALUE`.
 pub(super) fn tag_of(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
@@ -47,15 +46,14 @@ pub(super) fn tag_of(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// One line for each tag.
+/// Formats one line for each tag.
 pub(super) fn lines(tags: &Tags) -> String {
     tags.iter().map(|(name, value)| format!("{name}={value}\n")).collect()
 }
 
-/// Changes or shows tags.
 pub async fn tag(context: &Context, args: TagArgs) -> VerbResult {
     let TagArgs { name, set, remove } = args;
-    let failed = |error| Failure::of_image_call(&error, &name);
+    let failed = |error| Failure::from_image_call(&error, &name);
     let tags = if set.is_empty() && remove.is_empty() {
         get_image(&context.client, &name).await.map_err(failed)?.notes.tags
     } else {
@@ -66,53 +64,47 @@ pub async fn tag(context: &Context, args: TagArgs) -> VerbResult {
         };
         context.client.call::<ChangeTags>(&request).await.map_err(failed)?.tags
     };
-    match context.format {
-        Format::Json => print_json(&tags)?,
-        Format::Table => print(&lines(&tags))?,
-    }
+    print(&context.format.render(&tags, |_| lines(&tags)))?;
     Ok(Outcome::Done)
 }
 
-/// How long the server may take to look through the image.
+/// Time limit for the server, which checks all objects of the image.
 const COPY_LIMIT: Duration = Duration::from_secs(600);
 
-/// Makes an image of one that is there, such as to promote it. Nothing is uploaded.
+/// Makes a new image from an existing one, such as to promote it. Nothing is uploaded.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   imagetool copy test/debian-12.7 base/debian-12.7
 
-The new image has the tree, the filter, the triggers and the notes of the other, but never expires
-and is not deprecated. Signatures are about the name, too: sign the copy with `imagetool sign`.
+The new image has the tree, the filter, the triggers and the notes of the other, but not its expiry,
+and it is not deprecated. Signatures cover the name: sign the copy with `imagetool sign`.
 `imagetool show` tells of which image it was made.")]
 pub struct CopyArgs {
     /// The existing image.
     pub from: ImageName,
-    /// The name of the new one.
+    /// Name of the new image.
     pub to: ImageName,
     /// The new image expires after this time.
-    #[arg(long, value_name = "DURATION", value_parser = written::duration)]
+    #[arg(long, value_name = "DURATION", value_parser = time_parse::duration)]
     pub expires_in: Option<Duration>,
 }
 
-/// Copies an image.
 pub async fn copy(context: &Context, args: CopyArgs) -> VerbResult {
     let CopyArgs { from, to, expires_in } = args;
-    let too_long = |_| Failure::of_text("that is longer than 100 years: leave it out").misuse();
+    let too_long = |_| Failure::from_text("that is longer than 100 years: leave it out").misuse();
     let seconds = expires_in.map(|duration| u32::try_from(duration.as_secs()));
     let expires_in_seconds = seconds.transpose().map_err(too_long)?;
     let request = CopyImageRequest { from: from.clone(), to: to.clone(), expires_in_seconds };
     let reply = context.client.call_within::<CopyImage>(&request, COPY_LIMIT).await;
     let reply = reply.map_err(|error| match error.code() {
-        Some(FaultCode::Exists) => Failure::of_image_call(&error, &to),
-        // The text says which of the two names it is.
+        Some(FaultCode::Exists) => Failure::from_image_call(&error, &to),
+        // The message names the image.
         Some(FaultCode::NotFound | FaultCode::Gone) => Failure::new(&error),
-        _ => Failure::of_call(&error),
+        _ => Failure::from_call(&error),
     })?;
     eprintln!("Copied {from} to {to}.");
-    if context.format == Format::Json {
-        print_json(&reply)?;
-    }
+    context.print_if_json(&reply)?;
     Ok(Outcome::Done)
 }
 
@@ -130,16 +122,15 @@ pub struct ChangeExpiryArgs {
     pub name: ImageName,
     /// It expires after this time.
     #[arg(long, value_name = "DURATION", required_unless_present = "never",
-          conflicts_with = "never", value_parser = written::duration)]
+          conflicts_with = "never", value_parser = time_parse::duration)]
     pub expires_in: Option<Duration>,
-    /// It stays until it is deleted.
+    /// The image never expires.
     #[arg(long)]
     pub never: bool,
 }
 
-/// Changes when an image goes.
 pub async fn change_expiry(context: &Context, args: ChangeExpiryArgs) -> VerbResult {
-    let too_long = |_| Failure::of_text("that is longer than 100 years: use --never").misuse();
+    let too_long = |_| Failure::from_text("that is longer than 100 years: use --never").misuse();
     let seconds = args.expires_in.map(|duration| u32::try_from(duration.as_secs()));
     let expires_in_seconds = seconds.transpose().map_err(too_long)?;
     let request = ChangeExpiryRequest { name: args.name.clone(), expires_in_seconds };
@@ -147,14 +138,12 @@ pub async fn change_expiry(context: &Context, args: ChangeExpiryArgs) -> VerbRes
         .client
         .call::<ChangeExpiry>(&request)
         .await
-        .map_err(|error| Failure::of_image_call(&error, &args.name))?;
+        .map_err(|error| Failure::from_image_call(&error, &args.name))?;
     match reply.expires_at {
         Some(at) => eprintln!("{} expires {}.", args.name, time(at)),
         None => eprintln!("{} never expires.", args.name),
     }
-    if context.format == Format::Json {
-        print_json(&reply)?;
-    }
+    context.print_if_json(&reply)?;
     Ok(Outcome::Done)
 }
 
@@ -171,10 +160,10 @@ required image is deleted are left as they are.")]
 pub struct DeleteArgs {
     /// The name of the image.
     pub name: ImageName,
-    /// Do not ask.
+    /// Do not ask for confirmation.
     #[arg(long)]
     pub yes: bool,
-    /// Even if machines must have it or will get it next.
+    /// Delete it even if machines require or plan it.
     #[arg(long)]
     pub force: bool,
     /// Delete only the copy on this server, which is a replica: an image that conflicts with its
@@ -183,17 +172,14 @@ pub struct DeleteArgs {
     pub local: bool,
 }
 
-/// Deletes an image.
 pub async fn delete(context: &Context, args: DeleteArgs) -> VerbResult {
     let name = &args.name;
     if !args.yes {
         if !std::io::stdin().is_terminal() {
             let message = format!("will not delete {name} without a confirmation");
-            return Err(Failure::of_text(message).hint("give --yes to confirm").misuse());
+            return Err(Failure::from_text(message).hint("give --yes to confirm").misuse());
         }
-        let image = get_image(&context.client, name)
-            .await
-            .map_err(|error| Failure::of_image_call(&error, name))?;
+        let image = context.image(name).await?;
         let created = time(image.notes.created_on);
         match args.local {
             false => eprint!(
@@ -209,13 +195,13 @@ pub async fn delete(context: &Context, args: DeleteArgs) -> VerbResult {
         });
         let answer = answer.await.ok().and_then(Result::ok).unwrap_or_default();
         if !matches!(answer.trim().to_lowercase().as_str(), "y" | "yes") {
-            return Err(Failure::of_text(format!("{name} was not deleted")));
+            return Err(Failure::from_text(format!("{name} was not deleted")));
         }
     }
     if args.local {
         let request = DropCopyRequest { name: name.clone(), force: args.force };
         let dropped = context.client.call::<DropCopy>(&request).await;
-        dropped.map_err(|error| Failure::of_image_call(&error, name))?;
+        dropped.map_err(|error| Failure::from_image_call(&error, name))?;
         eprintln!("Deleted this server's copy of {name}.");
         return Ok(Outcome::Done);
     }
@@ -227,7 +213,7 @@ pub async fn delete(context: &Context, args: DeleteArgs) -> VerbResult {
             Some(FaultCode::Held) => {
                 Failure::new(&error).hint("give the machines another image first, or use --force")
             }
-            _ => Failure::of_image_call(&error, name),
+            _ => Failure::from_image_call(&error, name),
         })?;
     eprintln!("Deleted {name}.");
     Ok(Outcome::Done)

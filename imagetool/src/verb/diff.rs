@@ -10,7 +10,7 @@ use model::tree::Tree;
 use serde::Serialize;
 use tool::Format;
 
-use super::{Context, VerbResult, get_image, print, print_json};
+use super::{Context, VerbResult, print, print_json};
 use crate::compare::entries::{Change, ChangeKind, TreeChangesRecord, compare};
 use crate::compare::metadata::MetadataChanges;
 use crate::compare::{Ignore, IgnoredPart};
@@ -19,6 +19,7 @@ use crate::image_source::{Source, SourceArgs};
 use crate::output::count;
 use crate::output::failure::{Failure, Outcome};
 use crate::output::progress::Meter;
+use crate::transfer::joined;
 use crate::transfer::{directories, download};
 
 /// Shows the differences of two images: paths, filters, triggers, computed files, health checks,
@@ -31,24 +32,24 @@ Examples:
   imagetool diff base/debian-12.7 file:/srv/build/root      # before it is added
   imagetool diff web/7 web/8 --format json | jq -r '.entries.changed[].path'
 
-Exit codes: 0 the two are the same, 3 they differ, 1 they could not be compared.
+Exit codes: 0 the two are equal, 3 they differ, 1 the comparison failed.
 
 Only directories that differ are fetched. A path is `added` if only B has it, `removed` if only A
-has it. A hard link is compared as the file that it is a name of. Of file:PATH, a directory or an
-archive as for `add`, only the tree is compared, without what the other image's filter keeps.")]
+has it. A hard link is compared as its file. For file:PATH, a directory or an archive as for `add`,
+only the tree is compared, without the paths that the other image's filter keeps.")]
 pub struct DiffArgs {
-    /// An image, or file:PATH for a directory or archive.
+    /// Image, or file:PATH for a directory or archive.
     #[arg(value_name = "A")]
     pub before: Operand,
-    /// What it is compared with.
+    /// Image, or file:PATH, to compare with.
     #[arg(value_name = "B")]
     pub after: Operand,
-    /// What counts as no difference; separated by commas, or open_operand several times.
+    /// Parts to leave out, separated by commas; may be repeated.
     #[arg(long, value_enum, value_name = "WHAT", value_delimiter = ',')]
     pub ignore: Vec<IgnoredPart>,
 }
 
-/// One of the two that are compared.
+/// One side of a comparison, as given.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Operand {
     /// An image of the server.
@@ -77,7 +78,7 @@ impl std::fmt::Display for Operand {
     }
 }
 
-/// What is printed with `--format json`.
+/// The JSON output.
 #[derive(Debug, Serialize)]
 struct Report {
     before: OperandReport,
@@ -96,13 +97,13 @@ struct OperandReport {
     root: ObjectId,
 }
 
-/// One side of the comparison, at hand.
-struct ComparedEntry {
+/// One side of a comparison, with its tree.
+struct ComparedTree {
     image: Option<Image>,
     root: ObjectId,
 }
 
-/// What an operand is, before files are read.
+/// One side of a comparison, before files are read.
 enum OpenedOperand<'args> {
     Image(Box<Image>),
     File(&'args Path),
@@ -117,11 +118,10 @@ impl OpenedOperand<'_> {
     }
 }
 
-/// Compares.
 pub async fn run(context: &Context, args: DiffArgs) -> VerbResult {
     let ignore: Ignore = args.ignore.iter().copied().collect();
     let mut cache = DirectoryCache::default();
-    let (before, after) = both(context, &args, &mut cache).await?;
+    let (before, after) = open_both(context, &args, &mut cache).await?;
     let changes = match ignore.contains(&IgnoredPart::Tree) {
         true => Vec::new(),
         false => tree_changes(context, &mut cache, &before, &after, &ignore).await?,
@@ -148,19 +148,17 @@ pub async fn run(context: &Context, args: DiffArgs) -> VerbResult {
     Ok(if same { Outcome::Done } else { Outcome::Different })
 }
 
-async fn both(
+async fn open_both(
     context: &Context,
     args: &DiffArgs,
     cache: &mut DirectoryCache,
-) -> Result<(ComparedEntry, ComparedEntry), Failure> {
+) -> Result<(ComparedTree, ComparedTree), Failure> {
     let before = open_operand(context, &args.before).await?;
     let after = open_operand(context, &args.after).await?;
     let before_root = root(context, &before, after.image(), cache).await?;
     let after_root = root(context, &after, before.image(), cache).await?;
-    let side = |open_operand: &OpenedOperand<'_>, root| ComparedEntry {
-        image: open_operand.image().cloned(),
-        root,
-    };
+    let side =
+        |operand: &OpenedOperand<'_>, root| ComparedTree { image: operand.image().cloned(), root };
     Ok((side(&before, before_root), side(&after, after_root)))
 }
 
@@ -171,21 +169,21 @@ async fn open_operand<'args>(
     match operand {
         Operand::File(path) => Ok(OpenedOperand::File(path)),
         Operand::Image(name) => {
-            let image = get_image(&context.client, name).await;
-            let image = image.map_err(|error| Failure::of_image_call(&error, name))?;
+            let image = context.image(name).await?;
             Ok(OpenedOperand::Image(Box::new(image)))
         }
     }
 }
 
-/// The digest of the tree; files are read for it, by the digests and the filter of the `other`.
+/// Returns the digest of the tree. A file is read for it, with the digest algorithm and filter of
+/// the `other` side.
 async fn root(
     context: &Context,
-    open_operand: &OpenedOperand<'_>,
+    operand: &OpenedOperand<'_>,
     other: Option<&Image>,
     cache: &mut DirectoryCache,
 ) -> Result<ObjectId, Failure> {
-    let path = match open_operand {
+    let path = match operand {
         OpenedOperand::Image(image) => return Ok(image.content.root),
         OpenedOperand::File(path) => path.to_path_buf(),
     };
@@ -193,10 +191,7 @@ async fn root(
     let filter = other.and_then(|image| image.content.filter.clone());
     let meter = context.meter.clone();
     let read = move || read(&path, algorithm, filter.as_ref(), &meter);
-    let tree = match tokio::task::spawn_blocking(read).await {
-        Ok(tree) => tree?,
-        Err(panic) => std::panic::resume_unwind(panic.into_panic()),
-    };
+    let tree = joined(tokio::task::spawn_blocking(read)).await?;
     cache.insert_tree(&tree);
     Ok(tree.digest())
 }
@@ -209,7 +204,7 @@ pub(super) fn read(
     meter: &Meter,
 ) -> Result<Tree, Failure> {
     let failed = |error: &dyn std::error::Error| {
-        Failure::of_text(format!("{}: {}", path.display(), model::report::report(error)))
+        Failure::from_text(format!("{}: {}", path.display(), model::display::error_chain(error)))
     };
     let plainly = SourceArgs { platform: None, image_ref: None, plain: false };
     let source = Source::open(path, &plainly, meter)?;
@@ -226,17 +221,17 @@ pub(super) fn read(
 async fn tree_changes(
     context: &Context,
     cache: &mut DirectoryCache,
-    before: &ComparedEntry,
-    after: &ComparedEntry,
+    before: &ComparedTree,
+    after: &ComparedTree,
     ignore: &Ignore,
 ) -> Result<Vec<Change>, Failure> {
     let (before, after) = (before.root, after.root);
     if before.algorithm() != after.algorithm() && !ignore.contains(&IgnoredPart::Content) {
         let (before, after) = (before.algorithm(), after.algorithm());
         let message = format!("one image has {before} digests, the other {after} digests");
-        return Err(Failure::of_text(message).hint(
-            "contents cannot be compared by digests of two kinds: compare all else with \
-             --ignore content",
+        return Err(Failure::from_text(message).hint(
+            "digests of two kinds cannot be compared: compare everything else with --ignore \
+             content",
         ));
     }
     let fetch_for = |cache: &mut DirectoryCache| compare(cache, before, after, ignore);
@@ -246,7 +241,7 @@ async fn tree_changes(
         .map_err(|error| Failure::new(&error))
 }
 
-fn operand_report(operand: &Operand, side: &ComparedEntry) -> OperandReport {
+fn operand_report(operand: &Operand, side: &ComparedTree) -> OperandReport {
     OperandReport {
         name: operand.to_string(),
         digest: side.image.as_ref().map(|image| image.content.digest()),

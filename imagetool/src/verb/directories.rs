@@ -30,27 +30,27 @@ pub struct MkdirArgs {
     /// The directory.
     #[arg(value_name = "DIR", value_parser = directory_of)]
     pub directory: ImageName,
-    /// Make those above it too that are missing; do nothing if it was made before.
+    /// Make missing parents too; do nothing if the directory exists.
     #[arg(long, short)]
     pub parents: bool,
-    /// Who owns it.
+    /// Owners of the directory.
     #[command(flatten)]
     pub owners: OwnerArgs,
 }
 
-/// Who owns something.
+/// Owners on the command line.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct OwnerArgs {
-    /// A group whose members own it; may be given several times.
+    /// Group whose members own it; may be repeated.
     #[arg(long, value_name = "GROUP")]
     pub owner_group: Vec<String>,
-    /// A user who owns it; may be given several times.
+    /// User who owns it; may be repeated.
     #[arg(long, value_name = "USER")]
     pub owner_user: Vec<String>,
 }
 
 impl OwnerArgs {
-    /// The owners that were given, if there are any.
+    /// Returns the given owners, if any.
     pub fn owners(self) -> Result<Option<Owners>, Failure> {
         let owners = Owners::new(self.owner_group, self.owner_user);
         owners.verify().map_err(|error| Failure::new(&error).misuse())?;
@@ -63,17 +63,17 @@ pub(super) fn directory_of(text: &str) -> Result<ImageName, ImageNameError> {
     ImageName::new(text.strip_suffix('/').unwrap_or(text))
 }
 
-/// Makes it.
 pub async fn mkdir(context: &Context, args: MkdirArgs) -> VerbResult {
     let MkdirArgs { directory: name, parents, owners } = args;
     let request = MakeDirectoryRequest { name: name.clone(), parents, owners: owners.owners()? };
     let reply = context.client.call::<MakeDirectory>(&request).await.map_err(|error| {
         let failure = Failure::new(&error);
         match error.code() {
-            Some(FaultCode::Exists) => failure
-                .hint("`imagetool chown` gives it to others; -p is content with one that is there"),
-            Some(FaultCode::NotFound) => failure.hint("-p makes those above it too"),
-            _ => Failure::of_call(&error),
+            Some(FaultCode::Exists) => failure.hint(
+                "`imagetool chown` changes its owners; with -p an existing directory is no error",
+            ),
+            Some(FaultCode::NotFound) => failure.hint("-p makes missing parents too"),
+            _ => Failure::from_call(&error),
         }
     })?;
     for made in &reply.made {
@@ -83,9 +83,7 @@ pub async fn mkdir(context: &Context, args: MkdirArgs) -> VerbResult {
         eprintln!("{name} already exists; its owners were not changed.");
     }
     eprintln!("Owned by {}.", reply.owners.in_words());
-    if context.format == Format::Json {
-        print_json(&reply)?;
-    }
+    context.print_if_json(&reply)?;
     Ok(Outcome::Done)
 }
 
@@ -103,7 +101,6 @@ pub struct RmdirArgs {
     pub directory: ImageName,
 }
 
-/// Removes it.
 pub async fn rmdir(context: &Context, args: RmdirArgs) -> VerbResult {
     let name = args.directory;
     let request = RemoveDirectoryRequest { name: name.clone() };
@@ -114,7 +111,7 @@ pub async fn rmdir(context: &Context, args: RmdirArgs) -> VerbResult {
                 "`imagetool tree {name}` and `imagetool list {name}` show what is in it"
             )),
             Some(FaultCode::NotFound) => failure.hint("`imagetool tree` lists all directories"),
-            _ => Failure::of_call(&error),
+            _ => Failure::from_call(&error),
         }
     })?;
     eprintln!("Removed {name}.");
@@ -138,19 +135,18 @@ pub struct ChownArgs {
     /// Who owns it from now on.
     #[command(flatten)]
     pub owners: OwnerArgs,
-    /// It has no owners of its own from now on.
+    /// Remove its own owners.
     #[arg(long, conflicts_with_all = ["owner_group", "owner_user"])]
     pub nobody: bool,
 }
 
-/// Gives it away.
 pub async fn chown(context: &Context, args: ChownArgs) -> VerbResult {
     let ChownArgs { directory: name, owners, nobody } = args;
     let owners = match owners.owners()? {
         Some(owners) => owners,
         None if nobody => api::access::Owners::default(),
         None => {
-            return Err(Failure::of_text("no owner is given")
+            return Err(Failure::from_text("no owner is given")
                 .hint("give --owner-group or --owner-user, or --nobody")
                 .misuse());
         }
@@ -161,7 +157,7 @@ pub async fn chown(context: &Context, args: ChownArgs) -> VerbResult {
         Some(FaultCode::NotFound) => {
             Failure::new(&error).hint("`imagetool tree` lists all directories")
         }
-        _ => Failure::of_call(&error),
+        _ => Failure::from_call(&error),
     })?;
     eprintln!("{name} is owned by {words}.");
     Ok(Outcome::Done)
@@ -179,19 +175,18 @@ IMAGES are those in the directory and below, SIZE is the length of all their fil
 share is stored once, but counts for each. A directory that was not MADE is there by the images in
 it, and belongs to the owners of the one above.")]
 pub struct TreeArgs {
-    /// Only this directory and those below it.
+    /// Only this directory and directories below it.
     #[arg(value_name = "DIR", value_parser = directory_of)]
     pub directory: Option<ImageName>,
 }
 
-/// Shows them.
 pub async fn tree(context: &Context, args: TreeArgs) -> VerbResult {
     let mut all: Vec<DirectorySummary> = Vec::new();
     loop {
         let after = all.last().map(|directory| directory.name.clone());
         let request = ListDirectoriesRequest { below: args.directory.clone(), after };
         let reply = context.client.call::<ListDirectories>(&request).await;
-        let reply = reply.map_err(|error| Failure::of_call(&error))?;
+        let reply = reply.map_err(|error| Failure::from_call(&error))?;
         let progress = !reply.directories.is_empty();
         all.extend(reply.directories);
         if !reply.more || !progress {
@@ -199,7 +194,7 @@ pub async fn tree(context: &Context, args: TreeArgs) -> VerbResult {
         }
     }
     if let Some(name) = args.directory.filter(|_| all.is_empty()) {
-        return Err(Failure::of_text(format!("there is no directory {name}"))
+        return Err(Failure::from_text(format!("there is no directory {name}"))
             .hint("`imagetool tree` lists all directories"));
     }
     match context.format {
@@ -235,12 +230,12 @@ fn tree_table(directories: &[DirectorySummary]) -> String {
     table.lines().map(|line| line.trim_end().to_owned() + "\n").collect()
 }
 
-/// How each directory stands in the tree: lines that lead to it, and its name. They are sorted by
-/// component, and those above each are there too, but for those above the first.
+/// Returns the branches and the name of each directory in the tree. The directories must be sorted
+/// by component, with all their parents except those above the first.
 fn branches(directories: &[DirectorySummary]) -> Vec<String> {
     let depth = |name: &ImageName| name.components().count();
     let top = directories.first().map_or(0, |first| depth(&first.name));
-    // For each level, whether another directory comes on it. Seen from the end.
+    // For each level, whether another directory follows; computed from the end.
     let mut goes_on: Vec<bool> = Vec::new();
     let mut branches: Vec<String> = Vec::with_capacity(directories.len());
     for directory in directories.iter().rev() {

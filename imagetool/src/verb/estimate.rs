@@ -1,29 +1,31 @@
 //! `imagetool estimate`: shows the space that an image needs.
 
+use std::collections::BTreeMap;
 use std::io::IsTerminal as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use api::image_server::estimate::{EstimateImage, EstimateImageReply, EstimateImageRequest, Sum};
+use api::image_server::collection::{
+    EstimateImage, EstimateImageReply, EstimateImageRequest, ObjectTotals,
+};
 use api::object_server::{CheckObjects, CheckObjectsRequest, IDS_MAX};
 use model::image::{Image, ImageName};
 use model::object::ObjectId;
-use model::tree::Tree;
+use model::tree::{Leaf, Node, Tree};
 use serde::Serialize;
-use tool::Format;
 
 use super::diff::{Operand, read};
-use super::{Context, VerbResult, get_image, print, print_json};
-use crate::compare::disk_usage::{Usage, to_fetch, usage};
+use super::{Context, VerbResult, print};
 use crate::output::failure::{Failure, Outcome};
 use crate::output::{count, plural, size};
 use crate::transfer::contents::TreeObjects;
 use crate::transfer::download;
+use crate::transfer::joined;
 
-/// How long the server may take to look through all images.
+/// Time limit for the server, which searches all images.
 const ESTIMATE_LIMIT: Duration = Duration::from_secs(600);
 
-/// How long nothing is said of what takes long.
+/// A note is printed after this time.
 const NOTE_AFTER: Duration = Duration::from_secs(1);
 
 /// Shows the space that an image needs on a machine and on the server, and what a machine fetches.
@@ -34,31 +36,31 @@ Examples:
   imagetool estimate base/debian-12.8 --against base/debian-12.7
   imagetool estimate file:/srv/build/root --against base/debian-12.7
 
-On a disk a file takes whole blocks of 4 KiB, a directory one of them. Only what no other image
-needs is freed by a collection (`gc`) after an image was deleted. A machine fetches each content
-once that it does not have. Of file:PATH, a directory or an archive as for `add`, all is told that
-can be before it is added; without a filter, so all of it.")]
+On a disk a file takes whole blocks of 4 KiB, and a directory one block. After an image was deleted,
+a collection (`gc`) frees only objects that no other image needs. A machine fetches each content
+that it lacks once. For file:PATH, a directory or an archive as for `add`, the estimate is for the
+whole tree, without a filter.")]
 pub struct EstimateArgs {
     /// An image, or file:PATH for a directory or archive.
     #[arg(value_name = "NAME")]
     pub image: Operand,
-    /// Tell what a machine that has this image would fetch.
+    /// Show what a machine with this image would fetch.
     #[arg(long, value_name = "IMAGE")]
     pub against: Option<ImageName>,
 }
 
-/// What is printed with `--format json`.
+/// The JSON output.
 #[derive(Debug, Serialize)]
 struct Report {
     name: String,
     root: ObjectId,
     machine: Usage,
-    /// Of an image.
+    /// For an image on the server.
     #[serde(skip_serializing_if = "Option::is_none")]
     server: Option<EstimateImageReply>,
-    /// Of what is not added yet: what the server lacks of it.
+    /// For a file: objects that the server lacks.
     #[serde(skip_serializing_if = "Option::is_none")]
-    missing: Option<Sum>,
+    missing: Option<ObjectTotals>,
     #[serde(skip_serializing_if = "Option::is_none")]
     against: Option<Against>,
 }
@@ -66,18 +68,17 @@ struct Report {
 #[derive(Debug, Serialize)]
 struct Against {
     name: ImageName,
-    to_fetch: Sum,
+    to_fetch: ObjectTotals,
 }
 
-/// Tells what it takes.
 pub async fn run(context: &Context, args: EstimateArgs) -> VerbResult {
     let against = match &args.against {
         None => None,
-        Some(name) => Some((name.clone(), image(context, name).await?)),
+        Some(name) => Some((name.clone(), context.image(name).await?)),
     };
     let (tree, server, missing) = match &args.image {
         Operand::Image(name) => {
-            let image = image(context, name).await?;
+            let image = context.image(name).await?;
             let reply = server_estimate(context, name).await?;
             (tree(context, &image).await?, Some(reply), None)
         }
@@ -98,14 +99,11 @@ pub async fn run(context: &Context, args: EstimateArgs) -> VerbResult {
     };
     let (name, root, machine) = (args.image.to_string(), tree.digest(), usage(&tree));
     let report = Report { name, root, machine, server, missing, against };
-    match context.format {
-        Format::Json => print_json(&report)?,
-        Format::Table => print(&describe(&report))?,
-    }
+    print(&context.format.render(&report, |_| describe(&report)))?;
     Ok(Outcome::Done)
 }
 
-/// Asks the server for its estimate; prints a note if that takes long.
+/// Requests the server's estimate; prints a note if that takes long.
 async fn server_estimate(
     context: &Context,
     name: &ImageName,
@@ -122,12 +120,7 @@ async fn server_estimate(
             call.await
         }
     };
-    reply.map_err(|error| Failure::of_image_call(&error, name))
-}
-
-async fn image(context: &Context, name: &ImageName) -> Result<Image, Failure> {
-    let image = get_image(&context.client, name).await;
-    image.map_err(|error| Failure::of_image_call(&error, name))
+    reply.map_err(|error| Failure::from_image_call(&error, name))
 }
 
 async fn tree(context: &Context, image: &Image) -> Result<Tree, Failure> {
@@ -142,21 +135,18 @@ async fn read_file(
 ) -> Result<Tree, Failure> {
     let meter = context.meter.clone();
     let reading = tokio::task::spawn_blocking(move || read(&path, algorithm, None, &meter));
-    match reading.await {
-        Ok(tree) => tree,
-        Err(panic) => std::panic::resume_unwind(panic.into_panic()),
-    }
+    joined(reading).await
 }
 
-/// What the server lacks of `tree`. Nothing is held for it.
-async fn missing(context: &Context, tree: &Tree) -> Result<Sum, Failure> {
+/// Counts the objects of `tree` that the server lacks, without a lease on the others.
+async fn missing(context: &Context, tree: &Tree) -> Result<ObjectTotals, Failure> {
     let objects = TreeObjects::of(tree);
     let ids: Vec<ObjectId> = objects.ids().into_iter().collect();
-    let mut sum = Sum::default();
+    let mut sum = ObjectTotals::default();
     for batch in ids.chunks(IDS_MAX) {
         let request = CheckObjectsRequest { ids: batch.to_vec(), lease_seconds: 0 };
         let reply = context.client.call::<CheckObjects>(&request).await;
-        for id in reply.map_err(|error| Failure::of_call(&error))?.missing {
+        for id in reply.map_err(|error| Failure::from_call(&error))?.missing {
             let file = objects.files.get(&id).copied();
             let directory = || objects.directories.get(&id).map(|one| one.encode().len() as u64);
             sum.count(file.or_else(directory).unwrap_or(0));
@@ -171,7 +161,7 @@ fn check_same_algorithm(have: &Tree, want: &Tree) -> Result<(), Failure> {
         return Ok(());
     }
     let message = format!("one image has {have} digests, the other {want} digests");
-    Err(Failure::of_text(message).hint("a machine would fetch all of it"))
+    Err(Failure::from_text(message).hint("a machine would fetch all of it"))
 }
 
 fn describe(report: &Report) -> String {
@@ -180,7 +170,7 @@ fn describe(report: &Report) -> String {
     if *computed > 0 {
         lines.push(("", format!("and {}, of unknown size", plural(*computed, "computed file"))));
     }
-    let of = |sum: &Sum| format!("{}, {}", plural(sum.objects, "object"), size(sum.bytes));
+    let of = |sum: &ObjectTotals| format!("{}, {}", plural(sum.objects, "object"), size(sum.bytes));
     if let Some(EstimateImageReply { own, shared }) = &report.server {
         lines.push(("On the server:", format!("{} that only this image needs", of(own))));
         lines.push(("", format!("{} that others need too", of(shared))));
@@ -192,4 +182,109 @@ fn describe(report: &Report) -> String {
         lines.push(("To be fetched:", format!("{} by a machine that has {name}", of(to_fetch))));
     }
     lines.into_iter().map(|(label, text)| format!("{label:<14} {text}\n")).collect()
+}
+
+/// Size of a block of a file-system, in bytes.
+const BLOCK_BYTES: u64 = 4_096;
+
+/// Longest target of a symlink that fits into its inode, in bytes.
+const SHORT_TARGET_BYTES: usize = 59;
+
+/// Disk space of a tree on a file-system with blocks of 4 KiB, without its journal, its inodes, and
+/// attributes that do not fit into inodes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+struct Usage {
+    /// Space for contents and directories, in bytes.
+    #[serde(with = "model::json::large_number")]
+    bytes: u64,
+    /// Inodes: a file with several names has one.
+    #[serde(with = "model::json::large_number")]
+    inodes: u64,
+    /// Computed files, whose length is not known yet.
+    #[serde(with = "model::json::large_number")]
+    computed: u64,
+}
+
+/// Computes the disk space of `tree`.
+fn usage(tree: &Tree) -> Usage {
+    let mut usage = Usage::default();
+    let blocks = |bytes: u64| bytes.div_ceil(BLOCK_BYTES).saturating_mul(BLOCK_BYTES);
+    for (_, node) in tree.nodes() {
+        let bytes = match &node {
+            Node::Leaf(Leaf::HardLink(_)) => continue,
+            Node::Directory(_) => BLOCK_BYTES,
+            Node::Leaf(Leaf::File(file)) => blocks(file.size_bytes),
+            Node::Leaf(Leaf::Symlink(symlink)) => {
+                let length = symlink.target.0.len();
+                if length > SHORT_TARGET_BYTES { BLOCK_BYTES } else { 0 }
+            }
+            Node::Leaf(Leaf::Computed(_)) => {
+                usage.computed += 1;
+                BLOCK_BYTES
+            }
+            Node::Leaf(Leaf::Special(_)) => 0,
+        };
+        usage.inodes += 1;
+        usage.bytes = usage.bytes.saturating_add(bytes);
+    }
+    usage
+}
+
+/// Returns the lengths in bytes of the file contents of `tree`, by digest.
+fn contents(tree: &Tree) -> BTreeMap<ObjectId, u64> {
+    let files = tree.nodes().filter_map(|(_, node)| match node {
+        Node::Leaf(Leaf::File(file)) => Some((file.object, file.size_bytes)),
+        _ => None,
+    });
+    files.collect()
+}
+
+/// Counts what a machine with the tree `have` fetches to get `want`.
+fn to_fetch(have: &Tree, want: &Tree) -> ObjectTotals {
+    let have = contents(have);
+    let mut sum = ObjectTotals::default();
+    for (_, size_bytes) in contents(want).iter().filter(|(id, _)| !have.contains_key(id)) {
+        sum.count(*size_bytes);
+    }
+    sum
+}
+
+#[cfg(test)]
+mod tests {
+    use model::object::Algorithm;
+    use model::tree::text::from_text;
+
+    use super::*;
+
+    fn tree(text: &str) -> Tree {
+        let id = |byte: &[u8]| Algorithm::Blake3.digest(byte).to_string();
+        let text = text.replace("ONE", &id(b"1")).replace("TWO", &id(b"2"));
+        from_text(Algorithm::Blake3, &text).unwrap()
+    }
+
+    #[test]
+    fn a_tree_takes_whole_blocks_and_each_content_is_fetched_once() {
+        let long = "x".repeat(60);
+        let some = tree(&format!(
+            "d 755 0:0 /a\n\
+             f 644 0:0 1.000000000 1 ONE /a/one\n\
+             f 644 0:0 1.000000000 0 {} /a/zero\n\
+             h /b -> /a/one\n\
+             f 644 0:0 1.000000000 4097 TWO /c\n\
+             f 644 0:0 1.000000000 4097 TWO /d\n\
+             l 0:0 /e -> short\n\
+             l 0:0 /f -> {long}\n\
+             p 600 0:0 1.000000000 /g\n",
+            Algorithm::Blake3.digest(b"")
+        ));
+        // The root, /a, /a/one, twice two blocks, and /f.
+        let want = Usage { bytes: 8 * 4_096, inodes: 9, computed: 0 };
+        assert_eq!(usage(&some), want);
+        let other = tree("f 644 0:0 1.000000000 1 ONE /elsewhere\n");
+        assert_eq!(to_fetch(&other, &some), ObjectTotals { objects: 2, bytes: 4_097 });
+        assert_eq!(to_fetch(&some, &other), ObjectTotals::default());
+        let none = Tree::empty(Algorithm::Blake3);
+        assert_eq!(usage(&none), Usage { bytes: 4_096, inodes: 1, computed: 0 });
+        assert_eq!(to_fetch(&none, &some), ObjectTotals { objects: 3, bytes: 4_098 });
+    }
 }

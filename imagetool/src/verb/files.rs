@@ -13,7 +13,7 @@ use model::tree::{File, Leaf, Node};
 use serde::Serialize;
 use tool::Format;
 
-use super::{Context, VerbResult, get_image, path_argument, print, print_json};
+use super::{Context, VerbResult, path_argument, print, print_json};
 use crate::directory_cache::{DirectoryCache, Lookup};
 use crate::output::entry::EntryRecord;
 use crate::output::failure::{Failure, Outcome};
@@ -22,20 +22,18 @@ use crate::output::{count, size};
 use crate::transfer::directories;
 use crate::transfer::download::{self, DownloadError, next_object};
 
-/// A path that was looked for in an image.
+/// The result of looking up a path in an image.
 struct Found {
     name: ImageName,
     path: TreePath,
     root: ObjectId,
     cache: DirectoryCache,
-    /// What is there.
     lookup: Lookup,
 }
 
-/// Looks for `path` in the image `name`; fetches only the directories above it.
+/// Looks up `path` in the image `name`; fetches only the directories above it.
 async fn find(context: &Context, name: &ImageName, path: &TreePath) -> Result<Found, Failure> {
-    let image = get_image(&context.client, name).await;
-    let root = image.map_err(|error| Failure::of_image_call(&error, name))?.content.root;
+    let root = context.image(name).await?.content.root;
     let (name, path, cache) = (name.clone(), path.clone(), DirectoryCache::default());
     let mut found = Found { name, path: path.clone(), root, cache, lookup: Lookup::NotFetched };
     found.lookup = found.lookup(context, &path).await?;
@@ -43,7 +41,7 @@ async fn find(context: &Context, name: &ImageName, path: &TreePath) -> Result<Fo
 }
 
 impl Found {
-    /// What another path of the same image is.
+    /// Looks up another path of the same image.
     async fn lookup(&mut self, context: &Context, path: &TreePath) -> Result<Lookup, Failure> {
         let root = self.root;
         let fetch_for = |cache: &mut DirectoryCache| cache.find(root, path);
@@ -52,7 +50,7 @@ impl Found {
         lookup.map_err(|error| download::failure(&error))
     }
 
-    /// The directory with that digest.
+    /// Returns the directory with that digest.
     async fn listing(&mut self, context: &Context, id: ObjectId) -> Result<Arc<Listing>, Failure> {
         let fetch_for = |cache: &mut DirectoryCache| cache.get(id);
         let (client, meter) = (&context.client, &context.meter);
@@ -61,10 +59,10 @@ impl Found {
         listing.ok_or_else(|| self.not_there())
     }
 
-    /// The failure that says so.
+    /// Returns the failure for an absent path.
     fn not_there(&self) -> Failure {
         let Self { name, path, .. } = self;
-        Failure::of_text(format!("{name} has no {path}"))
+        Failure::from_text(format!("{name} has no {path}"))
             .hint(format!("`imagetool show {name} --tree` shows all that it has"))
     }
 }
@@ -85,19 +83,18 @@ pub struct ShowFileArgs {
     pub path: TreePath,
 }
 
-/// What is printed with `--format json`.
+/// The JSON output.
 #[derive(Debug, Serialize)]
 struct Report<'call> {
     image: &'call ImageName,
     path: &'call TreePath,
     #[serde(flatten)]
     entry: EntryRecord,
-    /// How many entries a directory has.
+    /// Number of entries of a directory.
     #[serde(skip_serializing_if = "Option::is_none")]
     entries: Option<usize>,
 }
 
-/// Shows an entry.
 pub async fn show_file(context: &Context, args: ShowFileArgs) -> VerbResult {
     let mut found = find(context, &args.name, &args.path).await?;
     let mut entries = None;
@@ -136,7 +133,7 @@ pub async fn show_file(context: &Context, args: ShowFileArgs) -> VerbResult {
     Ok(Outcome::Done)
 }
 
-/// The mode of a new file, less what the umask takes.
+/// Mode of a new file, before the umask.
 const MODE: u32 = 0o666;
 
 /// Copies the content of one file of an image to the standard output or to a file.
@@ -160,33 +157,29 @@ pub struct GetFileArgs {
     pub output: PathBuf,
 }
 
-/// Copies a file.
-///
-/// # Errors
-///
-/// [`Failure`]; then the output file is as it was.
+/// Copies a file. After an error the output file is unchanged.
 pub async fn get_file(context: &Context, args: GetFileArgs) -> VerbResult {
     let stop = daemon::stop_on_signals()
-        .map_err(|error| Failure::of_text(format!("cannot wait for signals: {error}")))?;
+        .map_err(|error| Failure::from_text(format!("cannot wait for signals: {error}")))?;
     tokio::select! {
         copied = copy_file(context, &args) => copied,
         // The temporary file is removed when the copying is dropped.
         () = stop.cancelled() => {
-            Err(Failure::of_text("interrupted").hint("nothing was left behind"))
+            Err(Failure::from_text("interrupted").hint("nothing was left behind"))
         }
     }
 }
 
 async fn copy_file(context: &Context, args: &GetFileArgs) -> VerbResult {
-    let file = file_of(context, args).await?;
+    let file = find_file(context, args).await?;
     if args.output.as_os_str() == "-" {
         receive(context, &file, &args.path, &mut io::stdout().lock(), "the standard output")
             .await?;
         return Ok(Outcome::Done);
     }
     let shown = args.output.display().to_string();
-    let failed = |error: io::Error| Failure::of_text(format!("cannot write `{shown}`: {error}"));
-    // In the same directory, so that it can take the place of the file in one step.
+    let failed = |error: io::Error| Failure::from_text(format!("cannot write `{shown}`: {error}"));
+    // In the same directory, so that it can replace the file atomically.
     let directory = match args.output.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
@@ -196,7 +189,7 @@ async fn copy_file(context: &Context, args: &GetFileArgs) -> VerbResult {
         .prefix(".imagetool-")
         .permissions(permissions)
         .tempfile_in(directory)
-        // Without the name of the temporary file, which tells nobody anything.
+        // Without the name of the temporary file.
         .map_err(|error| failed(error.kind().into()))?;
     receive(context, &file, &args.path, temporary.as_file_mut(), &shown).await?;
     temporary.as_file().sync_all().map_err(failed)?;
@@ -206,8 +199,8 @@ async fn copy_file(context: &Context, args: &GetFileArgs) -> VerbResult {
     Ok(Outcome::Done)
 }
 
-/// The regular file at the path.
-async fn file_of(context: &Context, args: &GetFileArgs) -> Result<File, Failure> {
+/// Returns the regular file at the path.
+async fn find_file(context: &Context, args: &GetFileArgs) -> Result<File, Failure> {
     let (name, path) = (&args.name, &args.path);
     let mut found = find(context, name, path).await?;
     let mut lookup = found.lookup.clone();
@@ -215,7 +208,7 @@ async fn file_of(context: &Context, args: &GetFileArgs) -> Result<File, Failure>
         let first = first.clone();
         lookup = found.lookup(context, &first).await?;
     }
-    let refused = |what: &str| Failure::of_text(format!("{path} of {name} is {what}"));
+    let refused = |what: &str| Failure::from_text(format!("{path} of {name} is {what}"));
     match lookup {
         Lookup::Leaf(Leaf::File(file)) => Ok(file),
         Lookup::Leaf(Leaf::Symlink(symlink)) => {
@@ -259,15 +252,15 @@ async fn receive(
     while let Some(chunk) = reader.chunk().await.map_err(|source| failed(source.into()))? {
         hasher.update(&chunk);
         match output.write_all(&chunk) {
-            // A reader that has seen enough is no failure.
+            // A closed pipe is not a failure.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
             written => written
-                .map_err(|error| Failure::of_text(format!("cannot write to {shown}: {error}")))?,
+                .map_err(|error| Failure::from_text(format!("cannot write to {shown}: {error}")))?,
         }
         context.meter.add(chunk.len() as u64);
     }
     let flushed = output.flush();
-    flushed.map_err(|error| Failure::of_text(format!("cannot write to {shown}: {error}")))?;
+    flushed.map_err(|error| Failure::from_text(format!("cannot write to {shown}: {error}")))?;
     context.meter.finish();
     let got = hasher.finish();
     if got == id { Ok(()) } else { Err(failed(DownloadError::Digest { want: id, got })) }

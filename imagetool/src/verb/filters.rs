@@ -19,7 +19,7 @@ use crate::output::failure::{Failure, Outcome};
 use crate::output::progress::{Meter, Unit};
 use crate::output::{count, plural, plural_entries, size};
 
-/// Makes one filter of several: it keeps a path if one of them does.
+/// Merges filters: the result keeps a path if one of them keeps it.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Example:
@@ -33,7 +33,6 @@ pub struct MergeFiltersArgs {
     pub files: Vec<PathBuf>,
 }
 
-/// Merges filters.
 pub fn merge_filters(format: Format, args: &MergeFiltersArgs) -> VerbResult {
     let read = |path: &PathBuf| parse_filter(path, &read_text(path, "filter")?);
     let filters = args.files.iter().map(read).collect::<Result<Vec<_>, Failure>>()?;
@@ -45,7 +44,7 @@ pub fn merge_filters(format: Format, args: &MergeFiltersArgs) -> VerbResult {
     Ok(Outcome::Done)
 }
 
-/// Tells what a filter would leave out of a directory, line by line.
+/// Shows what a filter would leave out of a directory, line by line.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -59,7 +58,7 @@ pub struct ScanFilterArgs {
     /// A filter file.
     #[arg(value_name = "FILTERFILE")]
     pub filter_file: PathBuf,
-    /// The directory that an image would be made of.
+    /// Directory as for `add`.
     #[arg(value_name = "DIR")]
     pub directory: PathBuf,
     /// List the paths too.
@@ -67,7 +66,6 @@ pub struct ScanFilterArgs {
     pub list: bool,
 }
 
-/// Scans a directory.
 pub fn scan_filter(format: Format, meter: &Meter, args: &ScanFilterArgs) -> VerbResult {
     let text = read_text(&args.filter_file, "filter")?;
     let filter = parse_filter(&args.filter_file, &text)?;
@@ -99,7 +97,7 @@ pub fn scan_filter(format: Format, meter: &Meter, args: &ScanFilterArgs) -> Verb
 
 fn scan(filter: &Filter, root: &Path, meter: &Meter) -> Result<FilterUse, Failure> {
     let failed = |path: &Path, why: String| {
-        Failure::of_text(format!("cannot read `{}`: {why}", path.display()))
+        Failure::from_text(format!("cannot read `{}`: {why}", path.display()))
     };
     // The walk does not follow symlinks, except here.
     let root = std::fs::canonicalize(root).map_err(|error| failed(root, error.to_string()))?;
@@ -114,12 +112,12 @@ fn scan(filter: &Filter, root: &Path, meter: &Meter) -> Result<FilterUse, Failur
     let own = root.join(SUBD_DIRECTORY.trim_start_matches('/'));
     for entry in entries.filter_entry(|entry| entry.path() != own) {
         let entry = entry.map_err(|error| {
-            failed(error.path().unwrap_or(&root), model::report::report(&error))
+            failed(error.path().unwrap_or(&root), model::display::error_chain(&error))
         })?;
         let status = entry.metadata().map_err(|error| failed(entry.path(), error.to_string()))?;
         let is_first = status.nlink() < 2 || linked.insert((status.dev(), status.ino()));
         let bytes = if status.is_file() && is_first { status.len() } else { 0 };
-        counter.take(&path_of(entry.path())?, bytes);
+        counter.add(&path_of(entry.path())?, bytes);
         meter.add(1);
     }
     meter.finish();

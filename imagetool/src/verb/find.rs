@@ -10,7 +10,7 @@ use super::change::tag_of;
 use super::{Context, VerbResult, get_image, print, print_json};
 use crate::output::failure::{Failure, Outcome};
 
-/// Says whether images exist, also by the exit code.
+/// Checks whether images exist, also by the exit code.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -24,7 +24,7 @@ pub struct CheckArgs {
     pub names: Vec<ImageName>,
 }
 
-/// What is known of an image.
+/// State of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum State {
@@ -39,7 +39,6 @@ struct Line<'call> {
     state: State,
 }
 
-/// Looks for images.
 pub async fn check(context: &Context, args: CheckArgs) -> VerbResult {
     let mut lines = Vec::new();
     for name in &args.names {
@@ -48,7 +47,7 @@ pub async fn check(context: &Context, args: CheckArgs) -> VerbResult {
             Err(error) => match error.code() {
                 Some(FaultCode::NotFound) => State::Missing,
                 Some(FaultCode::Gone) => State::Gone,
-                _ => return Err(Failure::of_call(&error)),
+                _ => return Err(Failure::from_call(&error)),
             },
         };
         lines.push(Line { name, state });
@@ -71,7 +70,7 @@ pub async fn check(context: &Context, args: CheckArgs) -> VerbResult {
     Ok(if all { Outcome::Done } else { Outcome::Different })
 }
 
-/// Prints the name of the image in a directory that was added last.
+/// Prints the name of the newest image in a directory.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -83,26 +82,22 @@ code is 1.")]
 pub struct FindLatestArgs {
     /// The directory.
     pub directory: ImageName,
-    /// Only images with this tag; may be given several times.
+    /// Only images with this tag; may be repeated.
     #[arg(long, value_name = "KEY=VALUE", value_parser = tag_of)]
     pub tag: Vec<(String, String)>,
 }
 
-/// Finds the latest image.
 pub async fn find_latest(context: &Context, args: FindLatestArgs) -> VerbResult {
     let FindLatestArgs { directory, tag } = args;
     let request =
         FindLatestImageRequest { directory: directory.clone(), tags: tag.into_iter().collect() };
     let reply = context.client.call::<FindLatestImage>(&request).await;
-    let reply = reply.map_err(|error| Failure::of_call(&error))?;
+    let reply = reply.map_err(|error| Failure::from_call(&error))?;
     let Some(name) = &reply.name else {
         let with = if request.tags.is_empty() { "" } else { " with these tags" };
         let message = format!("there is no image{with} in {directory}");
-        return Err(Failure::of_text(message).hint("subdirectories are not searched"));
+        return Err(Failure::from_text(message).hint("subdirectories are not searched"));
     };
-    match context.format {
-        Format::Json => print_json(&reply)?,
-        Format::Table => print(&format!("{name}\n"))?,
-    }
+    print(&context.format.render(&reply, |_| format!("{name}\n")))?;
     Ok(Outcome::Done)
 }

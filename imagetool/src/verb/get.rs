@@ -1,4 +1,4 @@
-//! `imagetool get`: makes the tree of an image in a directory.
+//! `imagetool get`: restores the tree of an image in a directory.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,46 +8,41 @@ use model::path::TreePath;
 use model::tree::Tree;
 use tokio_util::task::TaskTracker;
 
-use super::{Context, VerbResult, get_image};
+use super::{Context, VerbResult};
 use crate::output::failure::{Failure, Outcome};
 use crate::output::progress::Unit;
 use crate::output::{count, plural_entries, size};
 use crate::transfer::download::{self, DownloadError};
+use crate::transfer::joined;
 use crate::transfer::restore::{NotRestored, RestoreTarget};
 
-/// Makes the tree of an image in a new directory, exactly as machines get it.
+/// Restores the tree of an image in a new directory, exactly as machines get it.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Example:
   imagetool get base/debian-12.7 /srv/chroot/debian
 
-Run it as root: only root can give files their owners and make devices. The directory appears
-when it is complete; until then it is DIR.incomplete. Computed files are left out, and the exit
-code is 3 if anything had to be.")]
+Run it as root: only root can set owners of files and make devices. The directory appears when it
+is complete; until then it is DIR.incomplete. Computed files are left out. Exit code 3: something
+was left out.")]
 pub struct GetArgs {
     /// The name of the image.
     pub name: ImageName,
-    /// The directory to make. It must not be there, or be empty.
+    /// Directory to make. It must not exist or be empty.
     #[arg(value_name = "DIR")]
     pub directory: PathBuf,
 }
 
-/// Gets an image.
-///
-/// # Errors
-///
-/// [`Failure`]; then the directory is as it was.
+/// Restores an image. After an error the directory is unchanged.
 pub async fn run(context: &Context, args: GetArgs) -> VerbResult {
-    let image = get_image(&context.client, &args.name)
-        .await
-        .map_err(|error| Failure::of_image_call(&error, &args.name))?;
+    let image = context.image(&args.name).await?;
     let stop = daemon::stop_on_signals()
-        .map_err(|error| Failure::of_text(format!("cannot wait for signals: {error}")))?;
+        .map_err(|error| Failure::from_text(format!("cannot wait for signals: {error}")))?;
     let tree = tokio::select! {
         tree = download::tree(&context.client, image.content.root, &context.meter) => {
             Arc::new(tree.map_err(|error| download::failure(&error))?)
         }
-        () = stop.cancelled() => return Err(Failure::of_text("interrupted")),
+        () = stop.cancelled() => return Err(Failure::from_text("interrupted")),
     };
     let target = RestoreTarget::create(&args.directory)
         .map_err(|error| download::restore_failure(&error))?;
@@ -59,10 +54,10 @@ pub async fn run(context: &Context, args: GetArgs) -> VerbResult {
         }
         () = stop.cancelled() => {
             target.stop();
-            Err(Failure::of_text("interrupted"))
+            Err(Failure::from_text("interrupted"))
         }
     };
-    // Writers that are still running end by themselves, because their channels are closed.
+    // Running writers end by themselves, because their channels are closed.
     tracker.close();
     tracker.wait().await;
     let finished = match filled {
@@ -71,7 +66,7 @@ pub async fn run(context: &Context, args: GetArgs) -> VerbResult {
             let abandoned = target.abandon();
             Err(match abandoned {
                 Ok(()) => failure.hint("nothing was left behind"),
-                Err(error) => failure.hint(model::report::report(&error)),
+                Err(error) => failure.hint(model::display::error_chain(&error)),
             })
         }
     }?;
@@ -92,19 +87,19 @@ async fn fill(
     target: &Arc<RestoreTarget>,
     tracker: &TaskTracker,
 ) -> Result<(), DownloadError> {
-    let (below, of) = (Arc::clone(target), Arc::clone(tree));
-    blocking(tracker, move || below.make_skeleton(&of)).await?;
+    let (to, from) = (Arc::clone(target), Arc::clone(tree));
+    blocking(tracker, move || to.make_skeleton(&from)).await?;
     download::files(&context.client, tree, target, tracker, &context.meter).await?;
-    let (below, of) = (Arc::clone(target), Arc::clone(tree));
-    blocking(tracker, move || below.make_links(&of)).await?;
+    let (to, from) = (Arc::clone(target), Arc::clone(tree));
+    blocking(tracker, move || to.make_links(&from)).await?;
     Ok(())
 }
 
 async fn finish(target: Arc<RestoreTarget>, tree: &Arc<Tree>, context: &Context) -> VerbResult {
     context.meter.start("Finishing", Unit::Items, None);
     let target = Arc::into_inner(target).expect("all tasks that held it have ended");
-    let of = Arc::clone(tree);
-    let finished = blocking(&TaskTracker::new(), move || target.finish(&of)).await;
+    let from = Arc::clone(tree);
+    let finished = blocking(&TaskTracker::new(), move || target.finish(&from)).await;
     context.meter.finish();
     let not_restored = finished.map_err(|error| download::restore_failure(&error))?;
     for (reason, paths) in &not_restored {
@@ -124,8 +119,5 @@ async fn blocking<T: Send + 'static>(
     tracker: &TaskTracker,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> T {
-    match tracker.spawn_blocking(work).await {
-        Ok(done) => done,
-        Err(panic) => std::panic::resume_unwind(panic.into_panic()),
-    }
+    joined(tracker.spawn_blocking(work)).await
 }

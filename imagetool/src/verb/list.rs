@@ -1,4 +1,4 @@
-//! `imagetool list`: shows which images there are.
+//! `imagetool list`: lists images.
 
 use std::cmp::Ordering;
 
@@ -8,9 +8,8 @@ use comfy_table::{CellAlignment, Table, presets};
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use globset::{GlobBuilder, GlobMatcher};
 use model::image::{ImageName, Package};
-use tool::Format;
-
 use serde::Serialize;
+use tool::Format;
 
 use super::{Context, VerbResult, get_image, print, print_json};
 use crate::output::failure::{Failure, Outcome};
@@ -18,7 +17,7 @@ use crate::output::progress::Unit;
 use crate::output::{count, size, time};
 use crate::packages::printable;
 
-/// How many images are looked into at one time.
+/// Number of images that are fetched at a time.
 const CONCURRENT_MAX: usize = 8;
 
 /// Lists images.
@@ -33,41 +32,41 @@ Examples:
 
 In a glob `*` and `?` stop at a slash, `**` does not.")]
 pub struct ListArgs {
-    /// Only the image of this name and those below it.
+    /// Only the image of this name and images below it.
     #[arg(value_name = "PREFIX")]
     pub prefix: Option<ImageName>,
     /// Only images whose whole name matches.
     #[arg(long, value_name = "GLOB", value_parser = glob_of)]
     pub glob: Option<GlobMatcher>,
-    /// Only images that have a package of this name, and if given of this version; may be given
-    /// several times, and then one of them is enough. Each image is looked at for that.
+    /// Only images with a package of this name and, if given, version; if repeated, with any of the
+    /// packages. This reads each image.
     #[arg(long, value_name = "GLOB[=GLOB]", value_parser = package_pattern)]
     pub package: Vec<PackagePattern>,
-    /// What the list is sorted by; images that are equal in that by name.
+    /// Sort order; equal images are sorted by name.
     #[arg(long, value_enum, value_name = "BY", default_value_t)]
     pub sort: SortBy,
-    /// The other way round.
+    /// Reverse the order.
     #[arg(long)]
     pub reverse: bool,
 }
 
-/// What a list is sorted by.
+/// Sort order of a list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum SortBy {
     /// The name
     #[default]
     Name,
-    /// When the image was added
+    /// Time when the image was added
     Created,
-    /// When it goes away by itself; those that never do come last
+    /// Time when the image expires; images that never expire come last
     Expires,
-    /// The length of all its files
+    /// Total length of the files
     Size,
-    /// The number of its entries
+    /// Number of entries
     Entries,
 }
 
-/// Which packages are looked for.
+/// A pattern of packages.
 #[derive(Clone, Debug)]
 pub struct PackagePattern {
     name: GlobMatcher,
@@ -91,7 +90,7 @@ fn package_pattern(text: &str) -> Result<PackagePattern, globset::Error> {
     Ok(PackagePattern { name: glob(name)?, version })
 }
 
-/// An image in the list, with the packages that were looked for.
+/// An image in the list, with the matching packages.
 #[derive(Clone, Debug, Serialize)]
 struct ListedImage {
     #[serde(flatten)]
@@ -105,13 +104,12 @@ fn glob_of(text: &str) -> Result<GlobMatcher, globset::Error> {
     Ok(glob.compile_matcher())
 }
 
-/// Lists images.
 pub async fn run(context: &Context, args: ListArgs) -> VerbResult {
     let mut images: Vec<ImageSummary> = Vec::new();
     loop {
         let request = ListImagesRequest { after: images.last().map(|image| image.name.clone()) };
         let reply = context.client.call::<ListImages>(&request).await;
-        let reply = reply.map_err(|error| Failure::of_call(&error))?;
+        let reply = reply.map_err(|error| Failure::from_call(&error))?;
         let progress = !reply.images.is_empty();
         images.extend(reply.images);
         if !reply.more || !progress {
@@ -127,7 +125,7 @@ pub async fn run(context: &Context, args: ListArgs) -> VerbResult {
     Ok(Outcome::Done)
 }
 
-/// Those of `images` that have one of the packages, if any are `patterns`.
+/// Returns the images with a package that matches one of `patterns`, or all without patterns.
 async fn with_packages(
     context: &Context,
     images: Vec<ImageSummary>,
@@ -137,7 +135,7 @@ async fn with_packages(
         let listed = |image| ListedImage { image, packages: Vec::new() };
         return Ok(images.into_iter().map(listed).collect());
     }
-    context.meter.start("Looking into images", Unit::Items, Some(images.len() as u64));
+    context.meter.start("Reading images", Unit::Items, Some(images.len() as u64));
     let lookups = images.into_iter().map(|image| async move {
         let found = match get_image(&context.client, &image.name).await {
             Ok(found) => found,
@@ -145,7 +143,7 @@ async fn with_packages(
             Err(error) if matches!(error.code(), Some(FaultCode::Gone | FaultCode::NotFound)) => {
                 return Ok(None);
             }
-            Err(error) => return Err(Failure::of_image_call(&error, &image.name)),
+            Err(error) => return Err(Failure::from_image_call(&error, &image.name)),
         };
         context.meter.add(1);
         let mut packages = found.notes.packages;
@@ -158,7 +156,7 @@ async fn with_packages(
     Ok(listed.into_iter().flatten().collect())
 }
 
-/// The images that were asked for, in the order that was asked for.
+/// Filters and sorts `images`.
 fn selected(mut images: Vec<ImageSummary>, args: &ListArgs) -> Vec<ImageSummary> {
     let is_below = |image: &ImageSummary, prefix: &ImageName| {
         let rest = image.name.as_str().strip_prefix(prefix.as_str());
@@ -190,7 +188,7 @@ fn selected(mut images: Vec<ImageSummary>, args: &ListArgs) -> Vec<ImageSummary>
 fn table(images: &[ListedImage]) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
-    // Most fleets need none: a column of nothing would only take room.
+    // Empty columns are left out.
     let has_tags = images.iter().any(|one| !one.image.tags.is_empty());
     let has_signatures = images.iter().any(|one| one.image.signatures > 0);
     let has_packages = images.iter().any(|one| !one.packages.is_empty());

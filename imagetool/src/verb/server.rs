@@ -1,21 +1,24 @@
 //! `imagetool replication`, `gc` and `accept-clock`: the image server itself.
 
 use std::pin::pin;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use api::Done;
-use api::image_server::collection::{Amount, Collect, CollectReply, CollectRequest};
+use api::image_server::collection::{Collect, CollectReply, CollectRequest, ObjectTotals};
 use api::image_server::expiry::AcceptClock;
 use api::image_server::replication::directories::TroubledDirectories;
-use api::image_server::replication::{GetReplication, GetReplicationReply, Link, MasterState};
+use api::image_server::replication::{GetReplication, GetReplicationReply, LinkState, MasterState};
+use model::display::{ago, rough_duration};
 use model::tree::Time;
-use model::when::{ago, lasting};
-use tool::Format;
+use system::clock::wall;
 
-use super::{Context, VerbResult, print, print_json};
+use super::{Context, VerbResult, print};
 use crate::output::failure::{Failure, Outcome};
 use crate::output::progress::Unit;
 use crate::output::{plural, size, time};
+
+/// Time limit of a collection: the server walks all images and removes many files.
+const COLLECT_LIMIT: Duration = Duration::from_secs(6 * 3_600);
 
 /// Shows the state of replication: the master and the replicas of the image server.
 #[derive(Clone, Debug, clap::Args)]
@@ -24,30 +27,22 @@ Examples:
   imagetool --imageserver images2 replication
   imagetool --imageserver images2 replication --format json | jq .master.is_level
 
-A server that is started with `imageserver --replicate-from` has a master. Exit code 3 says that it
-does not answer, or that images or directories are not as it has them; what to do stands beside
-them.")]
+A server that is started with `imageserver --replicate-from` has a master. Exit code 3: the master
+does not answer, or images or directories differ from the master's; the output says what to do.")]
 pub struct ReplicationArgs {}
 
-/// Shows how replication stands.
 pub async fn replication(context: &Context, _args: ReplicationArgs) -> VerbResult {
     let reply = context.client.call::<GetReplication>(&Done {}).await;
-    let reply = reply.map_err(|error| Failure::of_call(&error))?;
-    match context.format {
-        Format::Json => print_json(&reply)?,
-        Format::Table => print(&replication_text(&reply, now()))?,
-    }
+    let reply = reply.map_err(|error| Failure::from_call(&error))?;
+    print(&context.format.render(&reply, |_| replication_text(&reply, wall())))?;
     Ok(outcome(&reply))
-}
-
-fn now() -> Time {
-    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    Time { seconds: i64::try_from(seconds).unwrap_or(i64::MAX), nanoseconds: 0 }
 }
 
 fn outcome(reply: &GetReplicationReply) -> Outcome {
     let is_well = |master: &MasterState| {
-        master.link == Link::Connected && master.troubles_total == 0 && master.directories.is_none()
+        master.link == LinkState::Connected
+            && master.troubles_total == 0
+            && master.directories.is_none()
     };
     if reply.master.as_ref().is_none_or(is_well) { Outcome::Done } else { Outcome::Partly }
 }
@@ -128,10 +123,100 @@ fn master_lines(master: &MasterState, now: Time) -> String {
     lines.into_iter().map(|line| line + "\n").collect()
 }
 
+/// Removes objects from the image server that no image needs.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  imagetool gc --dry-run          # what could be removed?
+  imagetool gc                    # all of it
+  imagetool gc --bytes 50000000000
+
+The oldest objects are removed first. Objects that were uploaded, or found to be on the server so
+that they need not be uploaded, are kept for a day, because an image with them may follow. The
+server collects by itself when its disk is nearly full (imageserver --collect-above).")]
+pub struct GcArgs {
+    /// Only show what would be removed.
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Stop when this many bytes have been freed.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub bytes: Option<u64>,
+}
+
+pub async fn gc(context: &Context, args: GcArgs) -> VerbResult {
+    let request = CollectRequest { dry_run: args.dry_run, bytes: args.bytes.unwrap_or(0) };
+    context.meter.start("Seconds of searching all images", Unit::Items, None);
+    let mut call = pin!(context.client.call_within::<Collect>(&request, COLLECT_LIMIT));
+    let reply = loop {
+        match tokio::time::timeout(Duration::from_secs(1), &mut call).await {
+            Ok(reply) => break reply,
+            Err(_) => context.meter.add(1),
+        }
+    };
+    context.meter.finish();
+    let reply = reply.map_err(|error| Failure::from_call(&error))?;
+    eprint!("{}", collected_text(&reply, args.dry_run));
+    context.print_if_json(&reply)?;
+    let is_short = args.bytes.is_some_and(|bytes| reply.removed.bytes < bytes);
+    Ok(if is_short { Outcome::Partly } else { Outcome::Done })
+}
+
+fn amount(amount: ObjectTotals) -> String {
+    format!("{} ({})", plural(amount.objects, "object"), size(amount.bytes))
+}
+
+fn collected_text(reply: &CollectReply, dry_run: bool) -> String {
+    let CollectReply { images, unneeded, leased, removed, held_seconds } = *reply;
+    let mut text =
+        format!("Needed by none of {}: {}.\n", plural(images, "image"), amount(unneeded));
+    if leased.objects > 0 {
+        let held = "may be on their way into an image and are held for a while";
+        text.push_str(&format!("{} of these {held}.\n", amount(leased)));
+    }
+    let verb = if dry_run { "Would remove" } else { "Removed" };
+    text.push_str(&format!("{verb} {}.\n", amount(removed)));
+    if held_seconds > 0 {
+        let left = rough_duration(held_seconds);
+        text.push_str(&format!(
+            "The server was restarted and removes nothing for another {left}: what was uploaded \
+             before may be on its way into an image.\n"
+        ));
+    }
+    text
+}
+
+/// Confirms that the image server's clock is right although it jumped.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  imagetool accept-clock
+
+When the clock of the image server's machine jumps, no image expires: a clock that is wrong by a
+year would expire them all. Images expire again when the clock has been back for a while, or after
+this command. Look at `date` on that machine first.")]
+pub struct AcceptClockArgs {}
+
+pub async fn accept_clock(context: &Context, _args: AcceptClockArgs) -> VerbResult {
+    let reply = context.client.call::<AcceptClock>(&Done {}).await;
+    let reply = reply.map_err(|error| Failure::from_call(&error))?;
+    let jumped = match reply.jumped_seconds {
+        0 => "it had not jumped".to_owned(),
+        seconds @ 1.. => format!("it had jumped by {}", plural(seconds.unsigned_abs(), "second")),
+        seconds => {
+            format!("it had been set back by {}", plural(seconds.unsigned_abs(), "second"))
+        }
+    };
+    eprintln!("The image server's clock shows {}; {jumped}. Images expire.", time(reply.now));
+    context.print_if_json(&reply)?;
+    Ok(Outcome::Done)
+}
+
 #[cfg(test)]
 mod tests {
     use api::image_server::replication::directories::DirectoriesTrouble;
-    use api::image_server::replication::{ReplicaState, ServerId, Trouble, TroubledImage};
+    use api::image_server::replication::{
+        ReplicaState, ReplicationTrouble, ServerId, TroubledImage,
+    };
     use model::image::ImageName;
 
     use super::*;
@@ -149,7 +234,7 @@ mod tests {
             address: "images1:6971".to_owned(),
             server: Some(ServerId::from(2)),
             upstream: Vec::new(),
-            link: Link::Connected,
+            link: LinkState::Connected,
             since: at(0),
             is_level: true,
             level_at: Some(at(90)),
@@ -172,6 +257,7 @@ mod tests {
         GetReplicationReply { server: ServerId::from(1), master, replicas: Vec::new() }
     }
 
+    // tidy: table
     #[test]
     fn what_operators_need_is_told() {
         let store = "Store      00000000000000000000000000000001\n";
@@ -213,7 +299,7 @@ mod tests {
         );
         assert_eq!(outcome(&level), Outcome::Done);
         let broken = reply(Some(MasterState {
-            link: Link::Broken,
+            link: LinkState::Broken,
             is_level: false,
             images_behind: 2,
             bytes_left: 2_000,
@@ -223,7 +309,7 @@ mod tests {
             is_archive: true,
             troubles: vec![TroubledImage {
                 name: name("base/1"),
-                trouble: Trouble::Conflict,
+                trouble: ReplicationTrouble::Conflict,
                 text: "another".to_owned(),
             }],
             troubles_total: 3,
@@ -253,83 +339,10 @@ mod tests {
         );
         assert_eq!(outcome(&broken), Outcome::Partly);
     }
-}
-
-/// How long the server may take: it walks all images and removes many files.
-const COLLECT_LIMIT: Duration = Duration::from_secs(6 * 3_600);
-
-/// Removes objects from the image server that no image needs.
-#[derive(Clone, Debug, clap::Args)]
-#[command(after_help = "\
-Examples:
-  imagetool gc --dry-run          # what could be removed?
-  imagetool gc                    # all of it
-  imagetool gc --bytes 50000000000
-
-The oldest objects go first. What somebody uploads, or was told to be on the server so that it
-need not be uploaded, is held for a day, because it may be on its way into an image. The server
-does the same by itself when its disk is nearly full (imageserver --collect-above).")]
-pub struct GcArgs {
-    /// Only say what would be removed.
-    #[arg(long)]
-    pub dry_run: bool,
-    /// Stop when this much space has become free.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    pub bytes: Option<u64>,
-}
-
-/// Removes objects.
-pub async fn gc(context: &Context, args: GcArgs) -> VerbResult {
-    let request = CollectRequest { dry_run: args.dry_run, bytes: args.bytes.unwrap_or(0) };
-    context.meter.start("Seconds that the server looks through images", Unit::Items, None);
-    let mut call = pin!(context.client.call_within::<Collect>(&request, COLLECT_LIMIT));
-    let reply = loop {
-        match tokio::time::timeout(Duration::from_secs(1), &mut call).await {
-            Ok(reply) => break reply,
-            Err(_) => context.meter.add(1),
-        }
-    };
-    context.meter.finish();
-    let reply = reply.map_err(|error| Failure::of_call(&error))?;
-    eprint!("{}", collected_text(&reply, args.dry_run));
-    if context.format == Format::Json {
-        print_json(&reply)?;
-    }
-    let is_short = args.bytes.is_some_and(|bytes| reply.removed.bytes < bytes);
-    Ok(if is_short { Outcome::Partly } else { Outcome::Done })
-}
-
-fn amount(amount: Amount) -> String {
-    format!("{} ({})", plural(amount.objects, "object"), size(amount.bytes))
-}
-
-fn collected_text(reply: &CollectReply, dry_run: bool) -> String {
-    let CollectReply { images, unneeded, leased, removed, held_seconds } = *reply;
-    let mut text =
-        format!("Needed by none of {}: {}.\n", plural(images, "image"), amount(unneeded));
-    if leased.objects > 0 {
-        let held = "may be on their way into an image and are held for a while";
-        text.push_str(&format!("{} of these {held}.\n", amount(leased)));
-    }
-    let verb = if dry_run { "Would remove" } else { "Removed" };
-    text.push_str(&format!("{verb} {}.\n", amount(removed)));
-    if held_seconds > 0 {
-        let left = lasting(held_seconds);
-        text.push_str(&format!(
-            "The server was restarted and removes nothing for another {left}: what was uploaded \
-             before may be on its way into an image.\n"
-        ));
-    }
-    text
-}
-
-#[cfg(test)]
-mod gc_tests {
-    use super::*;
 
     #[test]
     fn what_was_removed_and_what_is_held_is_told() {
-        let of = |objects, bytes| Amount { objects, bytes };
+        let of = |objects, bytes| ObjectTotals { objects, bytes };
         let reply = CollectReply {
             images: 1,
             unneeded: of(12, 5_000_000),
@@ -353,33 +366,4 @@ mod gc_tests {
              before may be on its way into an image.\n"
         );
     }
-}
-
-/// Confirms that the image server's clock is right although it jumped.
-#[derive(Clone, Debug, clap::Args)]
-#[command(after_help = "\
-Examples:
-  imagetool accept-clock
-
-When the clock of the image server's machine jumps, no image expires: a clock that is wrong by a
-year would expire them all. It goes on when the clock is back for a while, or when you have looked
-at it and say so. See `date` on that machine first.")]
-pub struct AcceptClockArgs {}
-
-/// Accepts the clock.
-pub async fn accept_clock(context: &Context, _args: AcceptClockArgs) -> VerbResult {
-    let reply = context.client.call::<AcceptClock>(&Done {}).await;
-    let reply = reply.map_err(|error| Failure::of_call(&error))?;
-    let jumped = match reply.jumped_seconds {
-        0 => "it had not jumped".to_owned(),
-        seconds @ 1.. => format!("it had jumped by {}", plural(seconds.unsigned_abs(), "second")),
-        seconds => {
-            format!("it had been set back by {}", plural(seconds.unsigned_abs(), "second"))
-        }
-    };
-    eprintln!("The image server's clock shows {}; {jumped}. Images expire.", time(reply.now));
-    if context.format == Format::Json {
-        print_json(&reply)?;
-    }
-    Ok(Outcome::Done)
 }

@@ -1,27 +1,26 @@
-//! `imagetool show`: shows what an image is, and its tree.
+//! `imagetool show`: describes an image, its tree, its build log and its packages.
 
 use std::fmt::Write as _;
 
 use api::access::Owners;
 use api::object_server::GetObjectsRequest;
-use api::object_stream::Head;
+use api::object_stream::ObjectHead;
+use model::display::safe_text;
 use model::image::{Content, Image, ImageName, Notes};
 use model::object::ObjectId;
 use model::tree::{Totals, Tree, text};
-use model::words::plain;
 use rpc::server::StreamError;
 use serde::Serialize;
 use tool::Format;
 
-use super::{Context, VerbResult, get_image, print, print_bytes, print_json, signatures};
-use crate::input_files::health_check;
-use crate::input_files::triggers;
+use super::{Context, VerbResult, print, print_bytes, print_json, signatures};
+use crate::input_files::{health_check_text, triggers};
 use crate::output::failure::{Failure, Outcome};
 use crate::output::{count, size, time};
 use crate::packages::printable;
 use crate::transfer::download;
 
-/// Shows an image: its digests, filter, triggers and sums, and with --tree all its entries.
+/// Describes an image: digests, filter, triggers and totals, and with --tree all entries.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -30,23 +29,23 @@ Examples:
   imagetool show base/debian-12.7 --packages
   diff <(imagetool show A --tree) <(imagetool show B --tree)
 
-With --tree what is said of the image stands in lines that start with `#`; the other lines
-are the text form of the tree, one entry each.")]
+With --tree the lines of the description start with `#`; the other lines are the text form of the
+tree, one entry each.")]
 pub struct ShowArgs {
     /// The name of the image.
     pub name: ImageName,
-    /// Add the tree: one line for each entry.
+    /// Print the tree too: one line for each entry.
     #[arg(long)]
     pub tree: bool,
-    /// Print the log of the build, and nothing else.
+    /// Print only the log of the build.
     #[arg(long, conflicts_with = "tree")]
     pub build_log: bool,
-    /// Print the packages that are installed in it, and nothing else.
+    /// Print only the installed packages.
     #[arg(long, conflicts_with_all = ["tree", "build_log"])]
     pub packages: bool,
 }
 
-/// What is printed with `--format json`.
+/// The JSON output.
 #[derive(Debug, Serialize)]
 struct Report<'call> {
     name: &'call ImageName,
@@ -58,11 +57,8 @@ struct Report<'call> {
     tree: Option<Vec<String>>,
 }
 
-/// Shows an image.
 pub async fn run(context: &Context, args: ShowArgs) -> VerbResult {
-    let image = get_image(&context.client, &args.name)
-        .await
-        .map_err(|error| Failure::of_image_call(&error, &args.name))?;
+    let image = context.image(&args.name).await?;
     if args.build_log {
         return print_build_log(context, &image).await;
     }
@@ -95,11 +91,11 @@ pub async fn run(context: &Context, args: ShowArgs) -> VerbResult {
     Ok(Outcome::Done)
 }
 
-/// Prints the log as it is, once it is known to be what it should be.
+/// Prints the log after its digest was verified.
 async fn print_build_log(context: &Context, image: &Image) -> VerbResult {
     let name = &image.content.name;
     let Some(id) = image.notes.build_log else {
-        return Err(Failure::of_text(format!("{name} has no build log")));
+        return Err(Failure::from_text(format!("{name} has no build log")));
     };
     let request = GetObjectsRequest { ids: vec![id] };
     let cut = |error: StreamError| Failure::new(&error);
@@ -107,16 +103,16 @@ async fn print_build_log(context: &Context, image: &Image) -> VerbResult {
         .client
         .get_objects(&request)
         .await
-        .map_err(|error| Failure::of_image_call(&error, name))?;
+        .map_err(|error| Failure::from_image_call(&error, name))?;
     let mut log = Vec::new();
-    if let Head::Object { .. } = reader.head().await.map_err(cut)? {
+    if let ObjectHead::Object { .. } = reader.head().await.map_err(cut)? {
         while let Some(chunk) = reader.chunk().await.map_err(cut)? {
             log.extend_from_slice(&chunk);
         }
     }
     if id.algorithm().digest(&log) != id {
         let message = format!("the image server does not have the build log of {name}");
-        return Err(Failure::of_text(message));
+        return Err(Failure::from_text(message));
     }
     print_bytes(&log)?;
     Ok(Outcome::Done)
@@ -152,86 +148,82 @@ fn print_packages(context: &Context, image: &Image) -> VerbResult {
     Ok(Outcome::Done)
 }
 
+/// Lines with a label each.
+#[derive(Default)]
+struct Labelled(String);
+
+impl Labelled {
+    fn line(&mut self, label: &str, value: &str) {
+        // Values may come from whoever uploaded the image.
+        let value = safe_text(value, value.len());
+        writeln!(self.0, "{label:<10} {value}").expect("writing to a String succeeds");
+    }
+
+    /// Adds a line for each value, the first with the label.
+    fn list(&mut self, label: &str, values: impl IntoIterator<Item = String>) {
+        for (index, value) in values.into_iter().enumerate() {
+            self.line(if index == 0 { label } else { "" }, &value);
+        }
+    }
+}
+
 fn describe(image: &Image, tree: &Tree) -> String {
     let Image { content, notes } = image;
     let totals = tree.root().totals();
-    let mut text = String::new();
-    let mut line = |label: &str, value: String| {
-        // Much of it is what somebody has uploaded.
-        let value = plain(&value, value.len());
-        writeln!(text, "{label:<10} {value}").expect("writing to a String cannot fail");
-    };
-    line("Name:", content.name.to_string());
-    line("Digest:", content.digest().to_string());
-    line("Tree:", content.root.to_string());
-    line(
-        "Entries:",
-        format!(
-            "{} ({} directories, {} hard links, {} computed files)",
-            count(totals.entries),
-            count(totals.directories),
-            count(totals.hard_links),
-            count(totals.computed)
-        ),
+    let mut text = Labelled::default();
+    text.line("Name:", content.name.as_str());
+    text.line("Digest:", &content.digest().to_string());
+    text.line("Tree:", &content.root.to_string());
+    let entries = format!(
+        "{} ({} directories, {} hard links, {} computed files)",
+        count(totals.entries),
+        count(totals.directories),
+        count(totals.hard_links),
+        count(totals.computed)
     );
-    line("Size:", size(totals.bytes));
-    line("Created:", format!("{} by {}", time(notes.created_on), or(&notes.created_by, "?")));
-    if let Some(expires_at) = notes.expires_at {
-        line("Expires:", time(expires_at));
-    }
-    if let Some(source) = &notes.source_image {
-        line("Made from:", source.to_string());
-    }
-    if !notes.owner_groups.is_empty() || !notes.owner_users.is_empty() {
-        let owners = Owners::new(notes.owner_groups.clone(), notes.owner_users.clone());
-        line("Owners:", owners.in_words());
-    }
-    for (index, (name, value)) in notes.tags.iter().enumerate() {
-        line(if index == 0 { "Tags:" } else { "" }, format!("{name}={value}"));
-    }
-    for (index, text) in notes.release_notes.iter().flat_map(|text| text.lines()).enumerate() {
-        line(if index == 0 { "Notes:" } else { "" }, text.to_owned());
-    }
-    if !notes.packages.is_empty() {
-        let installed = notes.packages.iter().map(|one| one.size_bytes);
-        let installed = installed.fold(0, u64::saturating_add);
-        let packages = count(notes.packages.len() as u64);
-        line("Packages:", format!("{packages}, {} installed", size(installed)));
-    }
-    for (index, signature) in notes.signatures.iter().enumerate() {
-        let label = if index == 0 { "Signed by:" } else { "" };
-        line(label, signatures::describe(signature, content));
-    }
-    if let Some(log) = &notes.build_log {
-        line("Build log:", log.to_string());
-    }
+    text.line("Entries:", &entries);
+    text.line("Size:", &size(totals.bytes));
+    describe_notes(&mut text, notes, content);
     match &content.filter {
-        None => line("Filter:", "none: a sparse image, which touches only its paths".to_owned()),
+        None => text.line("Filter:", "none: a sparse image, which touches only its paths"),
         Some(filter) if filter.lines().is_empty() => {
-            line("Filter:", "empty: the image covers everything".to_owned());
+            text.line("Filter:", "empty: the image covers everything");
         }
         Some(filter) => {
-            line("Filter:", "machines keep".to_owned());
-            filter.lines().iter().for_each(|one| line("", one.clone()));
+            text.line("Filter:", "machines keep");
+            filter.lines().iter().for_each(|line| text.line("", line));
         }
     }
     if content.triggers.0.is_empty() {
-        line("Triggers:", "none".to_owned());
+        text.line("Triggers:", "none");
     }
-    for (index, trigger) in content.triggers.0.iter().enumerate() {
-        let label = if index == 0 { "Triggers:" } else { "" };
-        line(label, triggers::in_words(trigger));
-    }
-    let check =
-        content.health_check.as_ref().map_or_else(|| "none".to_owned(), health_check::in_words);
-    line("Health:", check);
-    for (index, rule) in content.computed.iter().enumerate() {
-        let label = if index == 0 { "Computed:" } else { "" };
-        line(label, format!("{} by {}", rule.path, rule.source));
-    }
-    text
+    text.list("Triggers:", content.triggers.0.iter().map(triggers::trigger_text));
+    let check = content.health_check.as_ref().map_or_else(|| "none".to_owned(), health_check_text);
+    text.line("Health:", &check);
+    let rules = content.computed.iter().map(|rule| format!("{} by {}", rule.path, rule.source));
+    text.list("Computed:", rules);
+    text.0
 }
 
-fn or<'text>(text: &'text str, default: &'text str) -> &'text str {
-    if text.is_empty() { default } else { text }
+fn describe_notes(text: &mut Labelled, notes: &Notes, content: &Content) {
+    let created_by = if notes.created_by.is_empty() { "?" } else { &notes.created_by };
+    text.line("Created:", &format!("{} by {created_by}", time(notes.created_on)));
+    text.list("Expires:", notes.expires_at.map(time));
+    text.list("Made from:", notes.source_image.as_ref().map(ToString::to_string));
+    if !notes.owner_groups.is_empty() || !notes.owner_users.is_empty() {
+        let owners = Owners::new(notes.owner_groups.clone(), notes.owner_users.clone());
+        text.line("Owners:", &owners.in_words());
+    }
+    text.list("Tags:", notes.tags.iter().map(|(name, value)| format!("{name}={value}")));
+    let release_notes = notes.release_notes.iter().flat_map(|text| text.lines());
+    text.list("Notes:", release_notes.map(str::to_owned));
+    if !notes.packages.is_empty() {
+        let sizes = notes.packages.iter().map(|package| package.size_bytes);
+        let installed = size(sizes.fold(0, u64::saturating_add));
+        let packages = count(notes.packages.len() as u64);
+        text.line("Packages:", &format!("{packages}, {installed} installed"));
+    }
+    let signatures = notes.signatures.iter();
+    text.list("Signed by:", signatures.map(|one| signatures::describe(one, content)));
+    text.list("Build log:", notes.build_log.map(|log| log.to_string()));
 }

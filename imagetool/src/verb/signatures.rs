@@ -4,23 +4,23 @@ use std::io::{self, IsTerminal as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use api::image_server::signatures::{ChangeSignatures, ChangeSignaturesRequest};
+use api::image_server::notes::{ChangeSignatures, ChangeSignaturesRequest};
 use certs::signing_key::{KeyError, SigningKey};
 use model::image::{Content, ImageName};
 use model::object::ObjectId;
 use model::signing::{Policy, Signature, Statement, TrustedKeys, endorse};
-use model::when::written;
+use model::time_parse;
 use serde::Serialize;
-use tool::Format;
+use system::clock::wall;
 
-use super::{Context, VerbResult, get_image, print, print_json};
+use super::{Context, VerbResult, get_image, print};
 use crate::input_files::read_text_up_to;
 use crate::output::failure::{Failure, Outcome};
 
-/// The largest file of a key, a statement or a signature, in bytes.
+/// Largest file of a key, a statement or a signature, in bytes.
 const FILE_BYTES_MAX: u64 = 64 << 10;
 
-/// Signs an image, so that machines which trust the key take it.
+/// Signs an image, so that machines which trust the key accept it.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -37,8 +37,8 @@ With a key in an agent or a token:
   ssh-keygen -Y sign -n dominator-image-v1 -f release-key.pub statement
   imagetool sign web/8 --statement statement --signature statement.sig
 
-Each key has one signature on an image: a later one takes the place of the former. A copy of an
-image has another name, and must be signed again.")]
+Each key has one signature on an image: a later one replaces the former. A copy of an image has
+another name, and must be signed again.")]
 pub struct SignArgs {
     /// The name of the image.
     pub name: ImageName,
@@ -46,26 +46,26 @@ pub struct SignArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "statement")]
     #[arg(required_unless_present_any = ["print", "statement", "remove"])]
     pub key: Option<PathBuf>,
-    /// A file with the passphrase of the key. Without it you are asked, if one is needed.
+    /// File with the passphrase of the key. Default: asks on the terminal if one is needed.
     #[arg(long, value_name = "FILE", requires = "key")]
     pub passphrase_file: Option<PathBuf>,
-    /// That long from now the signature moves no more machines to the image. Those that have it
-    /// are still kept equal to it.
-    #[arg(long, value_name = "DURATION", value_parser = written::duration)]
+    /// The signature expires after this time: no further machine is updated to the image. Machines
+    /// that have it are still kept equal to it.
+    #[arg(long, value_name = "DURATION", value_parser = time_parse::duration)]
     pub expires_in: Option<Duration>,
     /// Sign only if the image has this digest.
     #[arg(long, value_name = "DIGEST")]
     pub digest: Option<ObjectId>,
-    /// Print the statement that is to be signed, and sign nothing.
+    /// Print the statement to sign, and sign nothing.
     #[arg(long, conflicts_with_all = ["key", "statement", "remove"])]
     pub print: bool,
-    /// A statement that was signed elsewhere.
+    /// Statement that was signed elsewhere.
     #[arg(long, value_name = "FILE", requires = "signature", conflicts_with = "expires_in")]
     pub statement: Option<PathBuf>,
-    /// The signature that `ssh-keygen -Y sign` has made of it.
+    /// Signature of the statement by `ssh-keygen -Y sign`.
     #[arg(long, value_name = "FILE", requires = "statement")]
     pub signature: Option<PathBuf>,
-    /// Take away the signature by this key; may be given several times.
+    /// Remove the signature by this key; may be repeated.
     #[arg(long, value_name = "FINGERPRINT")]
     pub remove: Vec<String>,
 }
@@ -73,20 +73,20 @@ pub struct SignArgs {
 /// How a new image is signed.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct SignerArgs {
-    /// Sign the image with this private key, so that it is never there without a signature. See
+    /// Sign the image with this private key, so that it never exists without a signature. See
     /// `imagetool sign --help`.
     #[arg(long, value_name = "KEY")]
     pub sign: Option<PathBuf>,
-    /// A file with the passphrase of the key. Without it you are asked, if one is needed.
+    /// File with the passphrase of the key. Default: asks on the terminal if one is needed.
     #[arg(long, value_name = "FILE", requires = "sign")]
     pub passphrase_file: Option<PathBuf>,
-    /// That long from now the signature moves no more machines to the image.
-    #[arg(long, value_name = "DURATION", value_parser = written::duration, requires = "sign")]
+    /// The signature expires after this time: no further machine is updated to the image.
+    #[arg(long, value_name = "DURATION", value_parser = time_parse::duration, requires = "sign")]
     pub signature_expires_in: Option<Duration>,
 }
 
 impl SignerArgs {
-    /// Opens the key, if one is given: before any work is done.
+    /// Opens the key, if one is given, before any work is done.
     pub fn signer(&self) -> Result<Option<Signer>, Failure> {
         let Some(path) = &self.sign else { return Ok(None) };
         let key = open_key(path, self.passphrase_file.as_deref())?;
@@ -94,7 +94,7 @@ impl SignerArgs {
     }
 }
 
-/// A key that is ready, and for how long it signs.
+/// An open key, and the lifetime of its signatures.
 #[derive(Clone, Debug)]
 pub struct Signer {
     key: SigningKey,
@@ -110,7 +110,7 @@ impl Signer {
     }
 }
 
-/// Says what of the image no signature can cover.
+/// Warns about parts of the image that no signature covers.
 fn warn_of_computed_files(content: &Content) {
     if let Some(rule) = content.computed.first() {
         eprintln!(
@@ -120,18 +120,18 @@ fn warn_of_computed_files(content: &Content) {
     }
 }
 
-/// The statement on an image that is signed now.
+/// Returns the statement about an image that is signed now.
 fn statement_on(content: &Content, expires_in: Option<Duration>) -> Result<Statement, Failure> {
-    let now = u64::try_from(jiff::Timestamp::now().as_second())
-        .map_err(|_| Failure::of_text("the clock shows a time before 1970: set it first"))?;
+    let now = u64::try_from(wall().seconds)
+        .map_err(|_| Failure::from_text("the clock shows a time before 1970: set it first"))?;
     let expires = expires_in.map(|duration| now.saturating_add(duration.as_secs()));
     if expires.is_some_and(|expires| expires <= now) {
-        return Err(Failure::of_text("the signature would expire at once").misuse());
+        return Err(Failure::from_text("the signature would expire at once").misuse());
     }
     Ok(Statement { image: content.name.clone(), digest: content.digest(), signed: now, expires })
 }
 
-/// What is printed with `--format json`.
+/// The JSON output.
 #[derive(Debug, Serialize)]
 struct SignatureRecord {
     key: Option<String>,
@@ -140,18 +140,18 @@ struct SignatureRecord {
 
 /// Signs an image, or changes its signatures otherwise.
 pub async fn sign(context: &Context, args: SignArgs) -> VerbResult {
-    let failed = |error| Failure::of_image_call(&error, &args.name);
+    let failed = |error| Failure::from_image_call(&error, &args.name);
     let key = args.key.as_deref();
     let key = key.map(|path| open_key(path, args.passphrase_file.as_deref())).transpose()?;
     let content = get_image(&context.client, &args.name).await.map_err(failed)?.content;
     let digest = content.digest();
     if content.name != args.name {
-        return Err(Failure::of_text(format!("the server sent {} instead", content.name)));
+        return Err(Failure::from_text(format!("the server sent {} instead", content.name)));
     }
     if args.digest.is_some_and(|wanted| wanted != digest) {
         let text = format!("the image server says that {} has the digest {digest}", args.name);
         return Err(
-            Failure::of_text(text).hint("nothing was signed: find out why the digests differ")
+            Failure::from_text(text).hint("nothing was signed: find out why the digests differ")
         );
     }
     if args.print {
@@ -175,18 +175,15 @@ pub async fn sign(context: &Context, args: SignArgs) -> VerbResult {
         done.push(format!("Signed {} ({digest}) with {}.", args.name, checked.fingerprint()));
     }
     for key in &args.remove {
-        done.push(format!("Took the signature by {key} from {}.", args.name));
+        done.push(format!("Removed the signature by {key} from {}.", args.name));
     }
     let remove = args.remove.clone();
     let request = ChangeSignaturesRequest { name: args.name.clone(), add, remove };
     let reply = context.client.call::<ChangeSignatures>(&request).await.map_err(failed)?;
-    // Not before the server has it.
+    // Reported only after the server has accepted it.
     done.iter().for_each(|line| eprintln!("{line}"));
-    if context.format == Format::Json {
-        let signature_record: Vec<SignatureRecord> =
-            reply.signatures.iter().map(signature_record).collect();
-        print_json(&signature_record)?;
-    }
+    let records: Vec<SignatureRecord> = reply.signatures.iter().map(signature_record).collect();
+    context.print_if_json(&records)?;
     Ok(Outcome::Done)
 }
 
@@ -195,10 +192,10 @@ fn signature_record(signature: &Signature) -> SignatureRecord {
     SignatureRecord { key, statement: signature.statement.clone() }
 }
 
-/// What `show` says of the signatures of an image: which key, when, and until when.
+/// Describes a signature for `show`: key, time and expiry.
 pub(super) fn describe(signature: &Signature, content: &Content) -> String {
     match signature.check_for(&content.name, &content.digest()) {
-        Err(error) => format!("not valid: {}", model::report::report(&error)),
+        Err(error) => format!("not valid: {}", model::display::error_chain(&error)),
         Ok(checked) => {
             let at = |seconds: u64| {
                 let seconds = i64::try_from(seconds).unwrap_or(i64::MAX);
@@ -216,18 +213,19 @@ pub(super) fn describe(signature: &Signature, content: &Content) -> String {
 /// Reads a key, and asks for its passphrase if one is needed.
 fn open_key(path: &Path, passphrase: Option<&Path>) -> Result<SigningKey, Failure> {
     let text = read_text_up_to(path, "key", FILE_BYTES_MAX)?;
-    let failed = |error: KeyError| Failure::of_text(format!("{}: {error}", path.display()));
+    let failed = |error: KeyError| Failure::from_text(format!("{}: {error}", path.display()));
     let given =
         passphrase.map(|path| read_text_up_to(path, "passphrase", FILE_BYTES_MAX)).transpose()?;
     let given = given.as_deref().map(|text| text.trim_end_matches(['\r', '\n']));
     match SigningKey::read(&text, given) {
-        Err(KeyError::Closed) if io::stdin().is_terminal() => {
+        Err(KeyError::Encrypted) if io::stdin().is_terminal() => {
             let asked = rpassword::prompt_password(format!("Passphrase of {}: ", path.display()));
-            let asked = asked
-                .map_err(|error| Failure::of_text(format!("cannot read a passphrase: {error}")))?;
+            let asked = asked.map_err(|error| {
+                Failure::from_text(format!("cannot read a passphrase: {error}"))
+            })?;
             SigningKey::read(&text, Some(&asked)).map_err(failed)
         }
-        Err(error @ KeyError::Closed) => Err(failed(error).hint(
+        Err(error @ KeyError::Encrypted) => Err(failed(error).hint(
             "give the passphrase with --passphrase-file, or sign with an agent: `imagetool sign \
              --help` shows how",
         )),
@@ -238,7 +236,7 @@ fn open_key(path: &Path, passphrase: Option<&Path>) -> Result<SigningKey, Failur
     }
 }
 
-/// Says whether enough trusted keys have signed an image.
+/// Checks whether enough trusted keys have signed an image.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -246,22 +244,22 @@ Examples:
   imagetool verify-signatures web/8 --trusted-keys keys --signatures-needed 2
 
 The file has a public key on each line, as `ssh-keygen` writes it to a .pub file; `images=\"web/\"`
-before it lets the key sign only these. It is judged as on a machine, but for the image that the
+before it lets the key sign only these. The rules are those of machines, without the image that the
 machine had before.
 
-Exit codes: 0 enough have signed, 3 too few have, 1 it could not be found out.")]
+Exit codes: 0 enough keys have signed, 3 too few have, 1 the check failed.")]
 pub struct VerifySignaturesArgs {
     /// The name of the image.
     pub name: ImageName,
-    /// The keys that are trusted.
+    /// File of trusted keys.
     #[arg(long, value_name = "FILE")]
     pub trusted_keys: PathBuf,
-    /// How many different ones must have signed.
+    /// Number of different keys that must have signed.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub signatures_needed: u32,
 }
 
-/// What is printed with `--format json`.
+/// The JSON output.
 #[derive(Debug, Serialize)]
 struct SignatureReport<'call> {
     name: &'call ImageName,
@@ -271,16 +269,14 @@ struct SignatureReport<'call> {
     why: Option<String>,
 }
 
-/// Verifies the signatures of an image.
 pub async fn verify_signatures(context: &Context, args: VerifySignaturesArgs) -> VerbResult {
     let VerifySignaturesArgs { name, trusted_keys, signatures_needed } = args;
     let needed = signatures_needed.max(1);
     let text = read_text_up_to(&trusted_keys, "trusted keys", FILE_BYTES_MAX)?;
     let keys = TrustedKeys::read(&text, needed)
-        .map_err(|error| Failure::of_text(format!("{}: {error}", trusted_keys.display())))?;
-    let image = get_image(&context.client, &name).await;
-    let image = image.map_err(|error| Failure::of_image_call(&error, &name))?;
-    let now = u64::try_from(jiff::Timestamp::now().as_second()).unwrap_or_default();
+        .map_err(|error| Failure::from_text(format!("{}: {error}", trusted_keys.display())))?;
+    let image = context.image(&name).await?;
+    let now = u64::try_from(wall().seconds).unwrap_or_default();
     let policy = Policy { keys: &keys, needed, now, passed: 0, even_expired: false };
     let digest = image.content.digest();
     let result = endorse(&name, &digest, &image.notes.signatures, &policy);
@@ -292,8 +288,7 @@ pub async fn verify_signatures(context: &Context, args: VerifySignaturesArgs) ->
         None => eprintln!("{name} ({digest}) is signed by {}.", keys.join(", ")),
         Some(why) => eprintln!("{why}"),
     }
-    if context.format == Format::Json {
-        print_json(&SignatureReport { name: &name, enough: result.is_ok(), needed, keys, why })?;
-    }
-    Ok(if result.is_ok() { Outcome::Done } else { Outcome::Different })
+    let enough = result.is_ok();
+    context.print_if_json(&SignatureReport { name: &name, enough, needed, keys, why })?;
+    Ok(if enough { Outcome::Done } else { Outcome::Different })
 }

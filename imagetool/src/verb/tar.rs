@@ -16,20 +16,19 @@ use tokio::sync::{mpsc, oneshot};
 use tool::Format;
 
 use super::get::warn;
-use super::{Context, VerbResult, get_image, print_json};
+use super::{Context, VerbResult, print_json};
 use crate::archive::compression::{Compression, Compressor};
 use crate::archive::writer::{self, WriteError};
 use crate::output::failure::{Failure, Outcome};
 use crate::output::progress::Unit;
 use crate::output::{plural_entries, size};
-use crate::transfer::download::{self, DownloadError};
-use crate::transfer::object_sequence::ObjectSequence;
+use crate::transfer::download::{self, DownloadError, ObjectSequence};
 use crate::transfer::restore::NotRestored;
 
-/// How many pieces may wait to be written.
+/// Number of pieces that may wait to be written.
 const PIECES_MAX: usize = 64;
 
-/// Small pieces are put together up to this, in bytes.
+/// Small pieces are joined up to this size, in bytes.
 const PIECE_BYTES: usize = 128 << 10;
 
 /// Writes the tree of an image as a tar archive: the same image, the same bytes.
@@ -42,17 +41,16 @@ Examples:
       tar --xattrs --xattrs-include='*' --numeric-owner -xp -C /srv/root
 
 The archive is a pax archive with its entries sorted by path. `imagetool add` makes the same tree
-of it. GNU tar restores capabilities and access lists only with --xattrs-include='*', bsdtar does
-with -xp. Computed files are left out, and the exit code is 3 if there are any.")]
+of it. GNU tar restores capabilities and access lists only with --xattrs-include='*', bsdtar with
+-xp. Computed files are left out; exit code 3: there are some.")]
 pub struct TarArgs {
     /// The name of the image.
     pub name: ImageName,
-    /// Where to write the archive; the file gets its name when it is complete. The standard
-    /// output if not given, or `-`.
+    /// File to write; it gets its name when it is complete. Default, and `-`: the standard output.
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// How to compress it. If not given: as the name of the file says, such as .tar.gz, .tar.xz,
-    /// .tar.zst or .tar.bz2.
+    /// Compression. Default: by the extension of the file, such as .tar.gz, .tar.xz, .tar.zst or
+    /// .tar.bz2.
     #[arg(long, value_enum, value_name = "HOW")]
     pub compress: Option<Compression>,
 }
@@ -67,7 +65,7 @@ struct Report<'call> {
     left_out: Vec<String>,
 }
 
-/// Why an archive could not be made.
+/// An archive that could not be made.
 #[derive(Debug, thiserror::Error)]
 enum TarError {
     #[error(transparent)]
@@ -78,36 +76,30 @@ enum TarError {
     Closed,
 }
 
-/// Writes an image as an archive.
-///
-/// # Errors
-///
-/// [`Failure`]; then there is no file of that name, or the one that there was.
+/// Writes an image as an archive. After an error the output file is unchanged.
 pub async fn run(context: &Context, args: TarArgs) -> VerbResult {
     let path = args.output.filter(|path| path.as_os_str() != "-");
     let by_name = || path.as_deref().map_or(Compression::None, Compression::of_name);
     let compression = args.compress.unwrap_or_else(by_name);
     if path.is_none() && io::stdout().is_terminal() {
-        return Err(Failure::of_text("an archive cannot be written to a terminal")
+        return Err(Failure::from_text("an archive cannot be written to a terminal")
             .hint("give a file with -o FILE, or redirect the output")
             .misuse());
     }
     let stop = daemon::stop_on_signals()
-        .map_err(|error| Failure::of_text(format!("cannot wait for signals: {error}")))?;
+        .map_err(|error| Failure::from_text(format!("cannot wait for signals: {error}")))?;
     let work = async {
-        let image = get_image(&context.client, &args.name)
-            .await
-            .map_err(|error| Failure::of_image_call(&error, &args.name))?;
+        let image = context.image(&args.name).await?;
         let tree = download::tree(&context.client, image.content.root, &context.meter).await;
         let tree = tree.map_err(|error| download::failure(&error))?;
         let output = Output::create(path.as_deref())?;
         let left_out = write(context, &tree, output.file(path.as_deref())?, compression).await?;
-        output.keep(path.as_deref())?;
+        output.persist(path.as_deref())?;
         Ok::<_, Failure>((tree, left_out))
     };
     let (tree, left_out) = tokio::select! {
         done = work => done?,
-        () = stop.cancelled() => return Err(Failure::of_text("interrupted")),
+        () = stop.cancelled() => return Err(Failure::from_text("interrupted")),
     };
     if !left_out.is_empty() {
         warn(NotRestored::Computed, &left_out);
@@ -124,11 +116,11 @@ pub async fn run(context: &Context, args: TarArgs) -> VerbResult {
     Ok(if totals.computed == 0 { Outcome::Done } else { Outcome::Partly })
 }
 
-/// Where an archive goes.
+/// The output for an archive.
 enum Output {
-    /// What already exists and is no regular file, or the standard output.
+    /// The standard output, or an existing file that is not a regular file.
     Direct,
-    /// A file that gets its name when it is complete, and vanishes otherwise.
+    /// A file that gets its name when it is complete, and is removed otherwise.
     New(NamedTempFile),
 }
 
@@ -146,7 +138,6 @@ impl Output {
         tempfile::Builder::new()
             .prefix(&name)
             .suffix(".incomplete")
-            // As any new file: what the umask leaves of it.
             .permissions(std::fs::Permissions::from_mode(0o666))
             .tempfile_in(directory)
             .map(Self::New)
@@ -163,19 +154,19 @@ impl Output {
         file.map_err(|error| cannot_write(path.unwrap_or(Path::new("-")), &error))
     }
 
-    fn keep(self, path: Option<&Path>) -> Result<(), Failure> {
+    fn persist(self, path: Option<&Path>) -> Result<(), Failure> {
         let (Self::New(file), Some(path)) = (self, path) else { return Ok(()) };
-        let kept = file.as_file().sync_all();
-        let kept = kept.and_then(|()| file.persist(path).map_err(|error| error.error));
-        kept.map(drop).map_err(|error| cannot_write(path, &error))
+        let persisted = file.as_file().sync_all();
+        let persisted = persisted.and_then(|()| file.persist(path).map_err(|error| error.error));
+        persisted.map(drop).map_err(|error| cannot_write(path, &error))
     }
 }
 
 fn cannot_write(path: &Path, error: &io::Error) -> Failure {
-    Failure::of_text(format!("cannot write `{}`: {error}", path.display()))
+    Failure::from_text(format!("cannot write `{}`: {error}", path.display()))
 }
 
-/// Writes `tree` to `file`, and gives what is left out.
+/// Writes `tree` to `file` and returns the paths that were left out.
 async fn write(
     context: &Context,
     tree: &Tree,
@@ -184,8 +175,8 @@ async fn write(
 ) -> Result<Vec<TreePath>, Failure> {
     let (sender, pieces) = mpsc::channel(PIECES_MAX);
     let (done, written) = oneshot::channel();
-    // A thread of its own: one that hangs in a pipe that nobody reads must not hold up the end of
-    // the program, as those of the runtime would.
+    // A separate thread: unlike a thread of the runtime, one that blocks on a pipe does not prevent
+    // the exit of the program.
     std::thread::spawn(move || {
         let _ = done.send(write_pieces(pieces, file, compression));
     });
@@ -195,7 +186,7 @@ async fn write(
     match (produced, written.and_then(|written| written)) {
         (Err(TarError::Download(error)), _) => Err(download::failure(&error)),
         (Err(error @ TarError::Entry(_)), _) => Err(Failure::new(&error)),
-        (_, Err(error)) => Err(Failure::of_text(format!("cannot write the archive: {error}"))),
+        (_, Err(error)) => Err(Failure::from_text(format!("cannot write the archive: {error}"))),
         (Err(error @ TarError::Closed), Ok(())) => Err(Failure::new(&error)),
         (Ok(left_out), Ok(())) => Ok(left_out),
     }
@@ -213,7 +204,7 @@ fn write_pieces(
     output.finish()?.flush()
 }
 
-/// Puts small pieces together and hands them on.
+/// Joins small pieces and passes them on.
 struct Pieces {
     sender: mpsc::Sender<Bytes>,
     buffer: Vec<u8>,

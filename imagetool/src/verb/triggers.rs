@@ -3,18 +3,18 @@
 use std::io::BufRead as _;
 use std::path::PathBuf;
 
-use api::planning::preview::lines_of;
+use api::planning::preview::service_lines;
 use model::path::TreePath;
-use model::trigger::services::{OWN_SERVICE, ServiceCalls, service_calls};
+use model::trigger::services::{SUBD_SERVICE, ServiceCalls, service_calls};
 use serde::Serialize;
 use tool::Format;
 
-use super::{VerbResult, path_argument, path_of, print, print_json};
+use super::{VerbResult, parse_path, path_argument, print, print_json};
 use crate::input_files::triggers::{Match, matches, merge, to_text};
 use crate::input_files::{parse_triggers, read_text};
 use crate::output::failure::{Failure, Outcome};
 
-/// Makes one trigger file of several: what one of them does for a path, it does.
+/// Merges trigger files: the result has the effects of each of them.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Example:
@@ -39,7 +39,7 @@ pub fn merge_triggers(args: &MergeTriggersArgs) -> VerbResult {
     Ok(Outcome::Done)
 }
 
-/// Tells which triggers a change of paths fires, and what would be done to services.
+/// Shows which triggers a change of paths fires, and the calls of services.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -51,18 +51,18 @@ Without PATH, paths are read from the standard input, one a line. Triggers of th
 the new one are taken together in an update; with --old they are those of the old image, otherwise
 both images are taken to have TRIGGERFILE. The server is not asked.")]
 pub struct MatchTriggersArgs {
-    /// A trigger file: that of the new image.
+    /// Trigger file of the new image.
     #[arg(value_name = "TRIGGERFILE")]
     pub trigger_file: PathBuf,
     /// Paths that change.
     #[arg(value_name = "PATH", value_parser = path_argument())]
     pub paths: Vec<TreePath>,
-    /// The trigger file of the old image.
+    /// Trigger file of the old image.
     #[arg(long, value_name = "TRIGGERFILE")]
     pub old: Option<PathBuf>,
 }
 
-/// What is printed with `--format json`.
+/// The JSON output.
 #[derive(Debug, Serialize)]
 struct TriggerReport {
     paths: Vec<PathReport>,
@@ -75,7 +75,6 @@ struct PathReport {
     triggers: Vec<Match>,
 }
 
-/// Matches triggers.
 pub fn match_triggers(format: Format, args: MatchTriggersArgs) -> VerbResult {
     let read = |path: &PathBuf| parse_triggers(path, &read_text(path, "triggers")?);
     let triggers = read(&args.trigger_file)?;
@@ -86,12 +85,12 @@ pub fn match_triggers(format: Format, args: MatchTriggersArgs) -> VerbResult {
         let triggers = matches(&triggers, path).map_err(|error| Failure::new(&error))?;
         report.push(PathReport { path: path.clone(), triggers });
     }
-    let services = service_calls(&old, &triggers, paths.iter(), OWN_SERVICE);
+    let services = service_calls(&old, &triggers, paths.iter(), SUBD_SERVICE);
     match format {
         Format::Json => print_json(&TriggerReport { paths: report, services })?,
         Format::Table => {
             let mut lines: Vec<String> = report.iter().flat_map(lines_of_path).collect();
-            let calls = lines_of(&services);
+            let calls = service_lines(&services);
             if calls.is_empty() {
                 lines.push("nothing is done to services".to_owned());
             }
@@ -114,12 +113,12 @@ fn lines_of_path(report: &PathReport) -> Vec<String> {
 }
 
 fn paths_of_input() -> Result<Vec<TreePath>, Failure> {
-    let failed = |text: String| Failure::of_text(format!("the standard input: {text}"));
+    let failed = |text: String| Failure::from_text(format!("the standard input: {text}"));
     let mut paths = Vec::new();
     for line in std::io::stdin().lock().lines() {
         let line = line.map_err(|error| failed(error.to_string()))?;
         if !line.is_empty() {
-            paths.push(path_of(line.as_ref()).map_err(failed)?);
+            paths.push(parse_path(line.as_ref()).map_err(failed)?);
         }
     }
     Ok(paths)

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 
 use api::object_server::{CheckObjects, CheckObjectsRequest, GetObjectsRequest, IDS_MAX};
 use futures_util::stream::{self, StreamExt, TryStreamExt};
+use model::display::error_chain;
 use model::image::ImageName;
 use model::object::{Hasher, ObjectId};
 use model::path::TreePath;
-use model::report::report;
 use serde::Serialize;
 use tool::Format;
 
-use super::{Context, VerbResult, get_image, print, print_json};
+use super::{Context, VerbResult, print, print_json};
 use crate::directory_cache::{DirectoryCache, NeededObjects};
 use crate::output::failure::{Failure, Outcome};
 use crate::output::progress::Unit;
@@ -19,7 +19,7 @@ use crate::output::{plural, size};
 use crate::transfer::directories::{self, Unavailable};
 use crate::transfer::download::{self, BATCH_OBJECTS_MAX, DownloadError, next_object};
 
-/// How many batches are under way at a time.
+/// Number of concurrent requests.
 const BATCHES_MAX: usize = 4;
 
 /// Checks that the image server has every object of an image, complete and unchanged.
@@ -29,27 +29,27 @@ Examples:
   imagetool verify base/debian-12.7
   imagetool verify --quick base/debian-12.7
 
-Every object is fetched and hashed here; nothing is kept. --quick fetches directories alone, and
-asks the server whether it has the contents of files. What is missing or damaged is listed with a
-path that needs it. To repair it, add an image that has the same content under a new name.
+Every object is fetched and hashed, and not stored. --quick fetches only directories, and asks the
+server whether it has the contents of files. Missing and damaged objects are listed with a path
+that needs them. To repair them, add an image with the same content under a new name.
 
-Exit codes: 0 all is there, 3 something is missing or damaged, 1 it could not be found out.")]
+Exit codes: 0 all objects are there, 3 some are missing or damaged, 1 the check failed.")]
 pub struct VerifyArgs {
     /// The name of the image.
     pub name: ImageName,
-    /// Ask the server whether it has the contents, and do not fetch them.
+    /// Ask the server whether it has the contents instead of fetching them.
     #[arg(long)]
     pub quick: bool,
 }
 
-/// What is printed with `--format json`.
+/// The JSON output.
 #[derive(Debug, Serialize)]
 struct Report<'call> {
     name: &'call ImageName,
     root: ObjectId,
     quick: bool,
     objects: usize,
-    #[serde(with = "model::wide")]
+    #[serde(with = "model::json::large_number")]
     bytes: u64,
     problems: Vec<Problem>,
 }
@@ -61,11 +61,9 @@ struct Problem {
     problem: String,
 }
 
-/// Verifies an image.
 pub async fn run(context: &Context, args: VerifyArgs) -> VerbResult {
     let name = &args.name;
-    let image = get_image(&context.client, name).await;
-    let root = image.map_err(|error| Failure::of_image_call(&error, name))?.content.root;
+    let root = context.image(name).await?.content.root;
     let (needed, lost) =
         fetch_directories(context, root).await.map_err(|error| download::failure(&error))?;
     let mut problems: Vec<Problem> = Vec::new();
@@ -75,7 +73,7 @@ pub async fn run(context: &Context, args: VerifyArgs) -> VerbResult {
     }
     let bad = match args.quick {
         true => {
-            check_on_server(context, &needed).await.map_err(|error| Failure::of_call(&error))?
+            check_on_server(context, &needed).await.map_err(|error| Failure::from_call(&error))?
         }
         false => verify_files(context, &needed).await.map_err(|error| download::failure(&error))?,
     };
@@ -95,13 +93,13 @@ pub async fn run(context: &Context, args: VerifyArgs) -> VerbResult {
             |Problem { path, object, problem }: &Problem| format!("{path} {object}: {problem}\n");
         print(&problems.iter().map(line).collect::<String>())?;
     }
-    let looked = format!("{name}: {}, {}", plural(objects as u64, "object"), size(bytes));
+    let summary = format!("{name}: {}, {}", plural(objects as u64, "object"), size(bytes));
     if found == 0 {
         let how = if args.quick { "are there" } else { "are there and unchanged" };
-        eprintln!("{looked}: all {how}.");
+        eprintln!("{summary}: all {how}.");
         return Ok(Outcome::Done);
     }
-    eprintln!("{looked}: {} missing or damaged.", plural(found, "object"));
+    eprintln!("{summary}: {} missing or damaged.", plural(found, "object"));
     Ok(Outcome::Different)
 }
 
@@ -126,7 +124,7 @@ async fn fetch_directories(
             directories::fetch(client, &mut cache, &wanted, &mut total, meter).await?;
         lost.extend(unavailable.into_iter().map(|(id, lack)| match lack {
             Unavailable::Absent => (id, "missing".to_owned()),
-            Unavailable::Damaged(error) => (id, format!("damaged: {}", report(&error))),
+            Unavailable::Damaged(error) => (id, format!("damaged: {}", error_chain(&error))),
         }));
     }
 }

@@ -60,7 +60,7 @@ fn what_cannot_be_read_is_named() {
     let missing = std::path::Path::new("/nowhere/at/all");
     let error = directory::read(missing, Algorithm::Blake3, None, &Meter::hidden()).err().unwrap();
     assert_eq!(
-        model::report::report(&error),
+        model::display::error_chain(&error),
         "cannot read `/nowhere/at/all`: No such file or directory (os error 2)"
     );
 }

@@ -35,13 +35,13 @@ fn what_a_debian_would_take_from_machines_is_told() {
     let place = Place::new();
     place.write("filter", "/tmp/.*\n/var/log/.*\n");
     let added = place.run(&["add", "debian/1", tree.to_str().unwrap(), "filter", "-"]);
-    let told: String = added
+    let found: String = added
         .lines()
         .filter(|line| !line.starts_with("Added "))
         .map(|line| format!("{line}\n"))
         .collect();
-    expect_file!["expected/debian-warnings.txt"].assert_eq(&told);
-    // With the lines that were advised there is nothing left to be told.
+    expect_file!["expected/debian-warnings.txt"].assert_eq(&found);
+    // With the lines that were advised there is nothing left to be found.
     let advised: String = added
         .lines()
         .filter_map(|line| line.strip_prefix("  "))

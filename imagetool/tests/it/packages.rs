@@ -44,9 +44,8 @@ fn images() -> Place {
         (["add-overlay", "b", "a", "b.tar", "="], ""),
         (
             ["add", "rpm", "rpm.tar", "-", "-"],
-            "warning: the packages of the image are not listed: /var/lib/rpm/Packages is a \
-             database of a kind that is not read: those of dpkg and apk are, and those of rpm \
-             that are SQLite\n",
+            "warning: the packages of the image are not listed: unsupported package database \
+             /var/lib/rpm/Packages: supported are those of dpkg, apk, and rpm with SQLite\n",
         ),
     ] {
         let added = place.run(&words);

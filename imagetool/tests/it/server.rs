@@ -14,7 +14,7 @@ use api::image_server::{
 use api::object_server::{
     AddObjects, AddObjectsReply, CheckObjects, CheckObjectsReply, GetObjects, GetObjectsRequest,
 };
-use api::object_stream::Head;
+use api::object_stream::ObjectHead;
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt as _};
 use model::image::{Image, ImageName};
@@ -167,7 +167,7 @@ async fn receive(
     let bad = |error: StreamError| Fault::new(FaultCode::BadRequest, error.to_string());
     let mut reply = AddObjectsReply::default();
     loop {
-        let Head::Object { id, size_bytes } = reader.head().await.map_err(bad)? else {
+        let ObjectHead::Object { id, size_bytes } = reader.head().await.map_err(bad)? else {
             return Ok(reply);
         };
         let mut content = Vec::new();
@@ -194,9 +194,9 @@ fn send(state: &State, request: &GetObjectsRequest) -> Vec<io::Result<Bytes>> {
     for id in &request.ids {
         match state.objects.get(id).filter(|_| !state.withheld.contains(id)) {
             Some(content) => chunks.extend(object_chunks(*id, content.clone()).map(Ok)),
-            None => chunks.push(Ok(head_bytes(&Head::Absent(*id)))),
+            None => chunks.push(Ok(head_bytes(&ObjectHead::Absent(*id)))),
         }
     }
-    chunks.push(Ok(head_bytes(&Head::End)));
+    chunks.push(Ok(head_bytes(&ObjectHead::End)));
     chunks
 }

@@ -119,6 +119,6 @@ pub fn shown(bytes: &[u8]) -> String {
                 words.collect::<Vec<_>>().join(" ") + "\n"
             })
             .collect(),
-        Err(error) => format!("error: {}\n", model::report::report(&error)),
+        Err(error) => format!("error: {}\n", model::display::error_chain(&error)),
     }
 }

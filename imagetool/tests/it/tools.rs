@@ -16,7 +16,7 @@ use crate::trees::{coarse, fill, read, shown, tool};
 
 fn archived(path: &Path) -> Tree {
     let read = Archive::open(path).and_then(|mut it| it.read(Algorithm::Blake3, &Meter::hidden()));
-    let read = read.unwrap_or_else(|error| panic!("{}", model::report::report(&error)));
+    let read = read.unwrap_or_else(|error| panic!("{}", model::display::error_chain(&error)));
     read.finish().unwrap()
 }
 

@@ -40,7 +40,7 @@ fn entries(layer: &str) -> Vec<(TreePath, Node)> {
     layer.split(';').filter(|line| !line.trim().is_empty()).map(entry).collect()
 }
 
-/// The tree of `layers` one upon the other, in the same short form, or what is refused.
+/// Returns the tree of `layers` one upon the other, in the same short form, or what is refused.
 fn laid(layers: &[&str]) -> String {
     let mut layered = LayeredTree::default();
     for text in layers {

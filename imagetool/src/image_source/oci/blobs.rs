@@ -11,9 +11,9 @@ use model::path::TreePath;
 use tar::EntryType;
 
 use super::OciError;
+use crate::archive::input::Section;
 use crate::archive::member;
 use crate::archive::reader::{Member, Reader};
-use crate::archive::section::Section;
 
 /// The most members of an archive with images.
 const MEMBERS_MAX: usize = 100_000;
@@ -42,7 +42,7 @@ pub enum Blob {
 }
 
 impl Blobs {
-    /// The files below `path`.
+    /// Returns the files below `path`.
     pub fn of_directory(path: &Path) -> Self {
         Self::Directory(path.to_owned())
     }
@@ -82,7 +82,7 @@ impl Blobs {
         }
     }
 
-    /// The content of the file at `path`.
+    /// Returns the content of the file at `path`.
     pub fn section(&self, path: &TreePath) -> Result<Section, OciError> {
         let name = || model::escape::escape(path.relative());
         match self {

@@ -53,7 +53,7 @@ pub enum Kind {
 }
 
 impl Descriptor {
-    /// What the blob is.
+    /// Returns what the blob is.
     pub fn kind(&self) -> Kind {
         match self.media_type.as_str() {
             "application/vnd.oci.image.index.v1+json"
@@ -67,13 +67,13 @@ impl Descriptor {
         }
     }
 
-    /// The name of the image, if it has one.
+    /// Returns the name of the image, if it has one.
     pub fn name(&self) -> Option<&str> {
         let annotations = self.annotations.as_ref()?;
         annotations.get(NAME).or_else(|| annotations.get(WHOLE_NAME)).map(String::as_str)
     }
 
-    /// True if it only describes another image.
+    /// Returns true if it only describes another image.
     pub fn is_description(&self) -> bool {
         let marked = self.annotations.as_ref().is_some_and(|all| all.contains_key(DESCRIBES));
         marked || self.platform.as_ref().is_some_and(|platform| platform.os == "unknown")
@@ -109,7 +109,7 @@ pub struct Index {
 }
 
 impl Index {
-    /// What it lists.
+    /// Returns what it lists.
     pub fn manifests(self) -> Vec<Descriptor> {
         self.manifests.unwrap_or_default()
     }
@@ -124,7 +124,7 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// The layers, the lowest first.
+    /// Returns the layers, the lowest first.
     pub fn layers(self) -> Vec<Descriptor> {
         self.layers.unwrap_or_default()
     }
@@ -145,7 +145,7 @@ struct RootFs {
 }
 
 impl Config {
-    /// The digests of what the layers expand to, the lowest first.
+    /// Returns the digests of what the layers expand to, the lowest first.
     pub fn expanded_layers(&self) -> &[BlobDigest] {
         self.rootfs.diff_ids.as_deref().unwrap_or_default()
     }
@@ -162,12 +162,12 @@ pub struct SavedImage {
 }
 
 impl SavedImage {
-    /// The names of the image, such as `debian:12`.
+    /// Returns the names of the image, such as `debian:12`.
     pub fn names(&self) -> &[String] {
         self.repo_tags.as_deref().unwrap_or_default()
     }
 
-    /// The members with the layers, the lowest first.
+    /// Returns the members with the layers, the lowest first.
     pub fn layers(&self) -> &[String] {
         self.layers.as_deref().unwrap_or_default()
     }

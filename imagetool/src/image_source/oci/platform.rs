@@ -28,7 +28,7 @@ pub struct PlatformError {
 }
 
 impl Platform {
-    /// The platform of machines with Linux and the architecture that Rust calls `name`.
+    /// Returns the platform of machines with Linux and the architecture that Rust calls `name`.
     pub fn of_architecture(name: &str) -> Self {
         let architecture = match name {
             "x86_64" => "amd64",
@@ -41,8 +41,8 @@ impl Platform {
         Self { os: "linux".to_owned(), architecture: architecture.to_owned(), variant: None }
     }
 
-    /// True if an image for `self` runs on the machines of `want`. Variants are compared only if
-    /// both have one.
+    /// Returns true if an image for `self` runs on the machines of `want`. Variants are compared
+    /// only if both have one.
     pub fn is_for(&self, want: &Self) -> bool {
         // Each 64-bit ARM is a v8, and some images say so.
         let variant = |platform: &Self| match (&*platform.architecture, &platform.variant) {

@@ -1,11 +1,60 @@
-//! Refuses an archive that expands to far more than its size.
+//! The input of an archive: parts of files that can be read repeatedly, and a limit of expansion.
 //!
-//! A few kilobytes can expand to terabytes, by compression or by holes. All of it would be hashed
-//! here and stored by the image server. A real file-system does not compress so well.
+//! An archive is read twice, and the layers of an image may be inside another archive. A few
+//! kilobytes can expand to terabytes, by compression or by holes; all of it would be hashed here
+//! and stored by the image server. A real file-system does not compress so well.
 
+use std::fs::File;
 use std::io::{self, Read};
+use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A file, or the bytes of a file from one place to another.
+#[derive(Clone, Debug)]
+pub struct Section {
+    file: Arc<File>,
+    start: u64,
+    end: u64,
+}
+
+impl Section {
+    /// Returns all of `file`, whatever its offset. It must be a regular file.
+    pub fn whole(file: File) -> Self {
+        Self { file: Arc::new(file), start: 0, end: u64::MAX }
+    }
+
+    /// `length` bytes at `offset` of this section. The part ends at the end of the section at the
+    /// latest.
+    pub fn part(&self, offset: u64, length: u64) -> Self {
+        let start = self.start.saturating_add(offset).min(self.end);
+        let end = start.saturating_add(length).min(self.end);
+        Self { file: Arc::clone(&self.file), start, end }
+    }
+
+    /// Reads from the start.
+    pub fn open(&self) -> SectionReader {
+        SectionReader { file: Arc::clone(&self.file), at: self.start, end: self.end }
+    }
+}
+
+/// Reads a [`Section`].
+#[derive(Debug)]
+pub struct SectionReader {
+    file: Arc<File>,
+    at: u64,
+    end: u64,
+}
+
+impl Read for SectionReader {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = usize::try_from(self.end - self.at).unwrap_or(usize::MAX);
+        let length = buffer.len().min(left);
+        let read = self.file.read_at(&mut buffer[..length], self.at)?;
+        self.at += read as u64;
+        Ok(read)
+    }
+}
 
 /// The expanded size that is always accepted, in bytes.
 pub const FREE_BYTES: u64 = 1 << 30;
@@ -91,7 +140,27 @@ impl<R: Read> Read for ExpandedReader<R> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
+
     use super::*;
+
+    #[test]
+    fn a_part_is_read_as_often_as_wanted_and_never_beyond_its_end() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(b"0123456789").unwrap();
+        let whole = Section::whole(file);
+        let read = |section: &Section| {
+            let mut text = String::new();
+            section.open().read_to_string(&mut text).unwrap();
+            text
+        };
+        assert_eq!(read(&whole), "0123456789");
+        let part = whole.part(2, 5);
+        assert_eq!((read(&part), read(&part)), ("23456".to_owned(), "23456".to_owned()));
+        assert_eq!(read(&part.part(1, 100)), "3456");
+        assert_eq!(read(&part.part(100, 1)), "");
+        assert_eq!(read(&whole.part(8, u64::MAX)), "89");
+    }
 
     #[test]
     fn much_may_come_of_much_and_little_of_anything() {
