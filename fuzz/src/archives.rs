@@ -1,12 +1,12 @@
-//! Archives of which images are made, and what lies in them.
+//! Archives from which images are made, and their parts.
 
 use std::fs::File;
 use std::io::Write as _;
 
 use imagetool::archive::Archive;
 use imagetool::archive::acl::Acl;
+use imagetool::archive::input::Section;
 use imagetool::archive::pax::Records;
-use imagetool::archive::section::Section;
 use imagetool::image_source::oci;
 use imagetool::image_source::oci::platform::{ImageSelection, Platform};
 use imagetool::output::progress::Meter;
@@ -17,7 +17,7 @@ use model::path::TreePath;
 use model::tree::{self, Leaf, Metadata, Node, Time, Tree, TreeBuilder};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
-/// A file of these bytes that is nowhere but in memory.
+/// Returns a file in memory with these bytes.
 fn file(bytes: &[u8]) -> File {
     let file = memfd_create("archive", MFdFlags::MFD_CLOEXEC).expect("the kernel has such files");
     let mut file = File::from(file);
@@ -25,7 +25,7 @@ fn file(bytes: &[u8]) -> File {
     file
 }
 
-/// A tar archive, compressed or not. The first byte says whether it has whiteouts.
+/// Reads a tar archive, compressed or not. The first byte chooses whether it has whiteouts.
 pub fn tar(bytes: &[u8]) {
     let Some((first, bytes)) = bytes.split_first() else { return };
     let mut archive = Archive::of_file(file(bytes));
@@ -35,7 +35,7 @@ pub fn tar(bytes: &[u8]) {
     read_twice(&mut archive);
 }
 
-/// Reads an archive twice: it has one tree.
+/// Reads an archive twice, which must give the same tree.
 fn read_twice(archive: &mut Archive) {
     let mut read = || -> Option<Tree> {
         let builder = archive.read(Algorithm::Blake3, &Meter::hidden()).ok()?;
@@ -46,7 +46,7 @@ fn read_twice(archive: &mut Archive) {
     assert_eq!(read().map(|again| again.digest()), Some(tree.digest()));
 }
 
-/// An archive that may be an image of another tool.
+/// Reads an archive that may be an OCI image.
 pub fn oci(bytes: &[u8]) {
     let section = Section::whole(file(bytes));
     let wanted =
@@ -57,7 +57,7 @@ pub fn oci(bytes: &[u8]) {
     }
 }
 
-/// A pax header.
+/// Reads a pax header.
 pub fn pax(bytes: &[u8]) {
     let Ok(records) = Records::parse(bytes) else { return };
     for (key, _) in records.iter() {
@@ -71,7 +71,7 @@ pub fn pax(bytes: &[u8]) {
     }
 }
 
-/// An access list, as text and as attribute.
+/// Reads an access list, as text and as an attribute.
 pub fn acl(bytes: &[u8]) {
     let of_text = Acl::from_text(bytes, |_, name| (name == "root").then_some(0));
     let of_attribute = Acl::from_attribute(bytes);

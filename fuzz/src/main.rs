@@ -1,5 +1,5 @@
-//! The program that libFuzzer drives; `FUZZ_TARGET` says what reads what it makes up. With
-//! `FUZZ_SEEDS` it writes the seeds of all targets into that directory, and that is all.
+//! The program that libFuzzer drives. `FUZZ_TARGET` names the target. With `FUZZ_SEEDS` it only
+//! writes the seeds of all targets into that directory.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Inputs to begin with: what the golden files pin.
+//! The first inputs of the fuzzer, from the golden files.
 
 use std::fs;
 use std::io;
@@ -6,11 +6,11 @@ use std::path::Path;
 
 use crate::wire::METHODS;
 
-/// Writes them: a folder for each target in `into`.
+/// Writes the inputs, into a folder for each target in `into`.
 ///
 /// # Errors
 ///
-/// If a golden file cannot be read, or a seed not be written.
+/// If a golden file cannot be read, or an input cannot be written.
 pub fn write(into: &Path) -> io::Result<()> {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../common/rpc/tests/it/golden");
     for entry in fs::read_dir(golden)? {
@@ -34,12 +34,12 @@ pub fn write(into: &Path) -> io::Result<()> {
 
 type Seeds = Vec<(&'static str, Vec<u8>)>;
 
-/// The sections of a golden file, which each begin with `== ` and a title.
+/// Returns the sections of a golden file, which each start with `== ` and a title.
 fn sections(text: &str) -> impl Iterator<Item = (&str, &str)> {
     text.split("== ").skip(1).map(|section| section.split_once('\n').unwrap_or((section, "")))
 }
 
-/// The bytes of lines of hexadecimal digits.
+/// Returns the bytes of lines of hexadecimal digits.
 fn unhex<'text>(lines: impl IntoIterator<Item = &'text str>) -> Vec<u8> {
     let digits: Vec<u32> =
         lines.into_iter().flat_map(str::chars).filter_map(|digit| digit.to_digit(16)).collect();

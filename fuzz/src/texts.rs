@@ -8,7 +8,7 @@ use rpc::client::Peer;
 use rpc::packing;
 use rpc::server::ByteRange;
 
-/// All of them.
+/// Reads the input as each kind of text.
 pub fn texts(bytes: &[u8]) {
     path(bytes);
     for escaped in [escape::escape(bytes), escape::escape_word(bytes)] {
@@ -32,8 +32,8 @@ pub fn texts(bytes: &[u8]) {
     }
     range(text);
     let _answer = packing::is_accepted(text);
-    let _length = model::when::written::duration(text);
-    let plain = model::words::plain(text, 80);
+    let _length = model::time_parse::duration(text);
+    let plain = model::display::safe_text(text, 80);
     assert!(!plain.contains(char::is_control), "{plain:?}");
 }
 

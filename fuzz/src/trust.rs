@@ -1,9 +1,11 @@
-//! Certificates, and what authorities may vouch for.
+//! Certificates, zones of authorities, signatures, trusted keys and the audit log.
 
+use api::audit::verify::Verifier;
 use api::certificate::{Certificate, NAME_BYTES_MAX, NAMES_MAX};
+use model::signing::{Signature, Statement, TrustedKeys};
 use rpc::tls::zones;
 
-/// A certificate, as a peer shows it before anybody has verified it.
+/// Reads a certificate before it is verified.
 pub fn certificate(bytes: &[u8]) {
     let Ok(certificate) = Certificate::read(bytes) else { return };
     assert!(certificate.common_name.len() <= NAME_BYTES_MAX);
@@ -16,12 +18,12 @@ pub fn certificate(bytes: &[u8]) {
     for pattern in certificate.identity.powers.patterns() {
         assert!(api::certificate::is_pattern(pattern), "{pattern:?}");
     }
-    // An authority is nobody who calls.
+    // An authority may not call methods.
     let powers = certificate.identity.powers.patterns().count();
     assert!(!certificate.is_authority || powers == 0);
 }
 
-/// The file `zones.toml`.
+/// Reads `zones.toml`.
 pub fn zones(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let Ok(zones) = zones::parse(text) else { return };
@@ -29,6 +31,44 @@ pub fn zones(bytes: &[u8]) {
         assert!(zone.methods.patterns().all(|pattern| pattern.split('.').count() == 2));
         let _any = (zone.methods.has("Subd.Poll"), zone.has_server("web-1.example.com"));
     }
-    // Without authorities each zone is of none.
+    // Without authorities, no zone can be assigned.
     assert_eq!(zones::assign(&zones, &[]).is_ok(), zones.is_empty());
+}
+
+/// Reads a statement, a zero, and its signature.
+pub fn signature(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let (statement, signature) = text.split_once('\0').unwrap_or((text, ""));
+    let read = statement.parse::<Statement>();
+    if let Ok(read) = &read {
+        assert_eq!(read.to_string(), statement, "two texts of one statement");
+    }
+    let signature = Signature { statement: statement.to_owned(), signature: signature.to_owned() };
+    if let Ok(checked) = signature.check() {
+        assert_eq!(Ok(checked.statement), read);
+    }
+}
+
+/// Reads a file of trusted keys.
+pub fn keys(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let Ok(keys) = TrustedKeys::read(text, 1) else { return };
+    assert!(!keys.is_empty() && keys.len() <= text.lines().count());
+    assert_eq!(keys.names().count(), keys.len());
+    // Keys must not be listed twice.
+    assert!(TrustedKeys::read(&format!("{text}\n{text}"), 1).is_err());
+}
+
+/// Reads the lines of an audit log.
+pub fn audit(bytes: &[u8]) {
+    let mut verifier = Verifier::new(Vec::new());
+    verifier.file("audit.1");
+    for line in bytes.split_inclusive(|byte| *byte == b'\n') {
+        verifier.line(line);
+    }
+    let report = verifier.finish();
+    assert_eq!(report.files, 1);
+    // A made-up line has a wrong hash.
+    let told = report.troubles.len() + report.remarks.len();
+    assert!(bytes.is_empty() || report.records > 0 || told > 0, "{report:?}");
 }

@@ -1,7 +1,7 @@
-//! What peers say: requests, replies, and streams of objects.
+//! Requests, replies, and streams of objects.
 
 use api::codec::{Encoding, decode, encode};
-use api::object_stream::Head;
+use api::object_stream::ObjectHead;
 use api::{dominator, image_server, mdb, object_server, subd};
 use api::{fault::Fault, method::Method};
 use bytes::Bytes;
@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 /// Decodes values of one type.
 type Decode = fn(Encoding, &[u8]);
 
-/// A method with the ways to decode its request and its reply.
+/// A method with the decoders of its request and its reply.
 pub type Decoders = (&'static str, [Decode; 2]);
 
 macro_rules! decoders {
@@ -26,7 +26,7 @@ macro_rules! decoders {
     };
 }
 
-/// All methods that are served. New ones go to the end: corpora name them by their place.
+/// All methods that are served. Append new ones: inputs refer to them by index.
 pub const METHODS: &[Decoders] = decoders![
     subd::Poll,
     subd::GetDirectories,
@@ -46,10 +46,10 @@ pub const METHODS: &[Decoders] = decoders![
     image_server::ListImages,
     image_server::DeleteImage,
     image_server::collection::Collect,
-    image_server::estimate::EstimateImage,
+    image_server::collection::EstimateImage,
     image_server::expiry::AcceptClock,
     image_server::expiry::ChangeExpiry,
-    image_server::holds::HoldImages,
+    image_server::expiry::HoldImages,
     image_server::directories::ChangeOwner,
     image_server::directories::ListDirectories,
     image_server::directories::MakeDirectory,
@@ -71,10 +71,10 @@ pub const METHODS: &[Decoders] = decoders![
     dominator::EnableUpdates,
     dominator::ClearSafetyShutoff,
     dominator::Retry,
-    dominator::identity::Trust,
-    dominator::budgets::ResumeImage,
-    dominator::machine_database::ShowMdb,
-    dominator::machine_database::AcceptMdb,
+    dominator::orders::Trust,
+    dominator::orders::ResumeImage,
+    dominator::mdb::ShowMdb,
+    dominator::mdb::AcceptMdb,
     dominator::events::ListEvents,
     dominator::events::Backup,
     dominator::explain::Explain,
@@ -91,15 +91,15 @@ pub const METHODS: &[Decoders] = decoders![
     dominator::settings::GetSubConfiguration,
     mdb::GetMdb,
     subd::OfferImage,
-    image_server::signatures::ChangeSignatures,
+    image_server::notes::ChangeSignatures,
     image_server::replication::directories::GetMadeDirectories,
 ];
 
-/// The longest value that is written again, in bytes.
+/// The longest value that is encoded again, in bytes.
 const VALUE_BYTES_MAX: usize = 64 << 20;
 
-/// A request or a reply. The first byte says of which method, the lowest bit of the second whether
-/// it is the reply, and the next one whether it is JSON.
+/// Decodes a request or a reply. The first byte chooses the method, the lowest bit of the second
+/// the reply, and the next bit JSON.
 pub fn methods(bytes: &[u8]) {
     let [method, form, bytes @ ..] = bytes else { return };
     let (_, [request, reply]) = METHODS[usize::from(*method) % METHODS.len()];
@@ -109,7 +109,8 @@ pub fn methods(bytes: &[u8]) {
     value::<Fault>(encoding, bytes);
 }
 
-/// What was decoded is written and read as one and the same from then on, in both encodings.
+/// Checks that a decoded value stays the same when it is encoded and decoded again, in both
+/// encodings.
 fn value<T: Serialize + DeserializeOwned>(encoding: Encoding, bytes: &[u8]) {
     let Ok(value) = decode::<T>(encoding, "value", bytes, VALUE_BYTES_MAX) else { return };
     let written = |encoding, value: &T| {
@@ -124,42 +125,42 @@ fn value<T: Serialize + DeserializeOwned>(encoding: Encoding, bytes: &[u8]) {
     }
 }
 
-/// What a reader has got out of a stream: of each object its length and the digest of what came.
+/// What a reader has read from a stream: the size and the digest of each object.
 #[derive(Debug, PartialEq, Eq)]
-struct Got {
-    heads: Vec<Head>,
+struct StreamContent {
+    heads: Vec<ObjectHead>,
     contents: Vec<(u64, Option<model::object::ObjectId>)>,
     end: Result<(), String>,
 }
 
-/// A stream of objects. The first byte says into which pieces it is cut: what is read does not
-/// depend on them.
+/// Reads a stream of objects. The first byte chooses the size of its pieces, on which the result
+/// must not depend.
 pub fn stream(bytes: &[u8]) {
     let Some((first, bytes)) = bytes.split_first() else { return };
     let whole = read(bytes, bytes.len().max(1));
     assert_eq!(read(bytes, usize::from(*first) + 1), whole);
 }
 
-fn read(bytes: &[u8], piece: usize) -> Got {
+fn read(bytes: &[u8], piece: usize) -> StreamContent {
     let pieces: Vec<std::io::Result<Bytes>> =
         bytes.chunks(piece).map(|piece| Ok(Bytes::copy_from_slice(piece))).collect();
     let mut reader = ObjectReader::of_stream(futures_util::stream::iter(pieces));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
     let runtime = runtime.expect("the machine has a clock");
-    let mut got = Got { heads: Vec::new(), contents: Vec::new(), end: Ok(()) };
+    let mut got = StreamContent { heads: Vec::new(), contents: Vec::new(), end: Ok(()) };
     got.end = runtime.block_on(async {
         loop {
-            let head = reader.head().await.map_err(|error| model::report::report(&error))?;
+            let head = reader.head().await.map_err(|error| model::display::error_chain(&error))?;
             got.heads.push(head);
             match head {
-                Head::End => return Ok(()),
-                Head::Absent(_) => {}
-                Head::Object { size_bytes, .. } => {
+                ObjectHead::End => return Ok(()),
+                ObjectHead::Absent(_) => {}
+                ObjectHead::Object { size_bytes, .. } => {
                     let mut hasher = model::object::Hasher::new(Algorithm::Blake3);
                     let mut left = size_bytes;
                     got.contents.push((left, None));
                     while let Some(part) =
-                        reader.chunk().await.map_err(|error| model::report::report(&error))?
+                        reader.chunk().await.map_err(|error| model::display::error_chain(&error))?
                     {
                         assert!(!part.is_empty() && part.len() as u64 <= left);
                         left -= part.len() as u64;
@@ -175,7 +176,7 @@ fn read(bytes: &[u8], piece: usize) -> Got {
     got
 }
 
-/// One packed chunk of an object.
+/// Unpacks one chunk of an object.
 pub fn chunk(bytes: &[u8]) {
     let Some((head, packed)) = bytes.split_first_chunk::<CHUNK_HEAD_BYTES>() else { return };
     let Ok(head) = ChunkHead::decode(*head, u64::MAX) else { return };

@@ -1,7 +1,7 @@
-//! Measures the product beside its peers, in the same run, and prints a table with ratios.
+//! Measures the product and comparable tools in the same run, and prints a table with ratios.
 //!
-//! What is measured is the product as it is installed: real daemons as processes, asked over the
-//! wire. Peers run in turns with it, so that a busy machine is busy for both.
+//! Measures the installed product: real daemons as processes, called over the network. Peers run in
+//! turns with it, so that other load on the machine affects both.
 
 mod content;
 mod fixture;
@@ -29,26 +29,26 @@ use crate::source_trees;
 use fixture::{Change, LARGE, QUICK, SMALL};
 pub use measure::Row;
 
-/// How long a machine may take for one update.
+/// The most time for the update of a machine.
 const UPDATE_MAX: Duration = Duration::from_secs(600);
 
-/// How often the dominator is asked whether a machine is synced.
-const LOOK_INTERVAL: Duration = Duration::from_millis(5);
+/// How often the status of a machine is polled.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// What can be measured.
+/// A part of the benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Part {
     /// Hashing all files, beside b3sum, sha512sum and aide.
     Content,
     /// An update of 68 files and one of 3,633, beside rsync.
     Update,
-    /// How long others see a mixture of old and new.
+    /// The time in which others see a mixture of old and new files.
     Window,
     /// 50 files, from the edit of the machine database to `synced`.
     Quick,
-    /// A whole system onto an empty machine, beside rsync.
+    /// The installation of a whole system on an empty machine, beside rsync.
     Install,
-    /// Memory and processor time when there is nothing to do.
+    /// Memory and processor time of an idle subd.
     Idle,
     /// Adding and fetching images, beside ostree, restic and casync.
     Store,
@@ -58,7 +58,7 @@ pub enum Part {
     Serve,
     /// A dominator with ten thousand simulated machines, beside the Go Dominator.
     Fleet,
-    /// What TLS adds to such a fleet, and to getting an image.
+    /// The cost of TLS for such a fleet, and for getting an image.
     Tls,
 }
 
@@ -73,27 +73,27 @@ pub enum Part {
     localfleet bench content install --system debian.tar\n  \
     localfleet bench fleet --subs 10000")]
 pub struct Arguments {
-    /// What to measure; all if none is named.
+    /// The parts to measure; all if none is named.
     #[arg(value_enum)]
     parts: Vec<Part>,
-    /// How often each thing is done; the table has medians and ranges.
+    /// The number of repetitions; the table has medians and ranges.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     runs: u16,
-    /// How often the window is observed.
+    /// The number of observations of the window.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u16).range(2..))]
     windows: u16,
-    /// The system that is hashed and installed; without it, real files of this machine.
+    /// The system that is hashed and installed; real files of this machine by default.
     #[arg(long, value_name = "TAR|DIR")]
     system: Option<PathBuf>,
-    /// How many machines are simulated for `fleet`.
+    /// The number of simulated machines for `fleet`.
     #[arg(long, default_value_t = 10_000)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=100_000))]
     subs: u32,
-    /// How many files the trees of `fleet` have.
+    /// The number of files in the trees of `fleet`.
     #[arg(long, default_value_t = 40_000)]
     #[arg(value_parser = clap::value_parser!(u32).range(100..=40_000))]
     files: u32,
-    /// How many versions of an image are added for `versions`.
+    /// The number of versions of an image for `versions`.
     #[arg(long, default_value_t = 1_000)]
     #[arg(value_parser = clap::value_parser!(u32).range(2..=100_000))]
     versions: u32,
@@ -104,22 +104,22 @@ pub struct Arguments {
     /// Measure without TLS.
     #[arg(long)]
     insecure: bool,
-    /// Make everything below this directory, whose file-system is measured then.
+    /// Make everything below this directory, so that its file-system is measured.
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     directory: PathBuf,
 }
 
-/// All that the parts need.
+/// What all parts share.
 struct Bench<'run> {
     arguments: &'run Arguments,
     place: PathBuf,
     programs: PathBuf,
     stop: Arc<AtomicBool>,
-    /// The tree that machines have at first.
+    /// The tree that machines start with.
     first: PathBuf,
 }
 
-/// Measures, and prints a table.
+/// Runs the benchmark and prints a table.
 ///
 /// # Errors
 ///
@@ -160,7 +160,7 @@ pub fn run(
     directory.close().context("cannot remove the directory")
 }
 
-/// What the figures were measured on.
+/// Returns a description of the machine that is used.
 fn machine() -> String {
     let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let cpus = std::thread::available_parallelism().map_or(0, usize::from);
@@ -181,7 +181,7 @@ impl Bench<'_> {
         self.arguments.runs
     }
 
-    /// The tree that machines have at first; made when it is first asked for.
+    /// Returns the tree that machines start with, and makes it at the first call.
     fn first(&self) -> anyhow::Result<&Path> {
         if !self.first.exists() {
             eprintln!("making the tree of {} files", fixture::FILES);
@@ -190,7 +190,7 @@ impl Bench<'_> {
         Ok(&self.first)
     }
 
-    /// A whole system, and what it is called; made when it is first asked for.
+    /// Returns a whole system and its name, and makes it at the first call.
     fn system(&self) -> anyhow::Result<(PathBuf, String)> {
         let made = self.place.join("system");
         let Some(source) = &self.arguments.system else {
@@ -204,7 +204,7 @@ impl Bench<'_> {
         Ok((tree, name))
     }
 
-    /// A changed tree, with the paths that differ, relative to its root.
+    /// Makes a changed tree. Returns it with the paths that differ, relative to its root.
     fn changed(&self, change: Change) -> anyhow::Result<(PathBuf, Vec<PathBuf>)> {
         let target = self.place.join(change.name);
         if target.exists() {
@@ -214,17 +214,17 @@ impl Bench<'_> {
         Ok((target, paths))
     }
 
-    /// A copy of a tree with inodes of its own.
+    /// Copies a tree without sharing inodes.
     fn copy(&self, source: &Path, name: &str) -> anyhow::Result<PathBuf> {
         let target = self.place.join(name);
         source_trees::copy(source, &target)?;
         Ok(target)
     }
 
-    /// A fleet of one machine, called `name`, whose root has a copy of `tree`, or is empty.
+    /// Starts a fleet of one machine, called `name`, whose root has a copy of `tree`, or is empty.
     ///
-    /// With `limited`, subd takes no more of the machine than by default. Else writing and fetching
-    /// are not held back, so that it is the mechanism that is measured.
+    /// With `limited`, subd has its default limits. Otherwise writing and fetching are unlimited,
+    /// so that the mechanism is measured.
     fn fleet(&self, name: &str, tree: Option<&Path>, limited: bool) -> anyhow::Result<Fleet> {
         let directory = self.fleet_directory(name);
         fs::create_dir_all(directory.join("roots")).context("cannot make a directory")?;
@@ -244,14 +244,14 @@ impl Bench<'_> {
         })
     }
 
-    /// Stops a fleet, and frees its disk.
+    /// Stops a fleet and removes its files.
     fn end(&self, name: &str, mut fleet: Fleet) -> anyhow::Result<()> {
         fleet.stop()?;
         drop(fleet);
         fs::remove_dir_all(self.fleet_directory(name)).context("cannot remove a fleet")
     }
 
-    /// An image server and a dominator in `directory`, and no sub.
+    /// Starts an image server and a dominator in `directory`, without subs.
     fn servers(&self, directory: PathBuf, insecure: bool) -> anyhow::Result<Fleet> {
         Fleet::start(Options {
             programs: self.programs.clone(),
@@ -265,13 +265,13 @@ impl Bench<'_> {
         })
     }
 
-    /// Where a fleet is: apart from the trees, which have names too.
+    /// Returns the directory of a fleet, separate from the named trees.
     fn fleet_directory(&self, name: &str) -> PathBuf {
         self.place.join("fleets").join(name)
     }
 }
 
-/// Flags with which a subd writes and fetches as fast as it can.
+/// Returns flags with which a subd writes and fetches without limits.
 fn unlimited() -> Vec<(&'static str, String)> {
     let flags = [
         ("--write-percent", "100"),
@@ -281,7 +281,7 @@ fn unlimited() -> Vec<(&'static str, String)> {
     flags.map(|(flag, value)| (flag, value.to_owned())).into()
 }
 
-/// Uploads a tree as an image that covers all but subd's own directory.
+/// Uploads a tree as an image that covers everything except subd's own directory.
 fn upload(fleet: &Fleet, image: &str, tree: &Path, flags: &[&str]) -> anyhow::Result<()> {
     upload_filtered(fleet, image, tree, "", flags)
 }
@@ -308,7 +308,7 @@ fn upload_filtered(
     Ok(())
 }
 
-/// Requires an image of the machine, and waits until it is synced; gives how long that took.
+/// Requires an image of the machine and waits until it is synced. Returns how long that took.
 fn update_to(fleet: &mut Fleet, image: &str) -> anyhow::Result<Duration> {
     let start = Instant::now();
     fleet.require(Some(image))?;
@@ -325,27 +325,27 @@ fn update_to(fleet: &mut Fleet, image: &str) -> anyhow::Result<Duration> {
             let first = subs.first().map(|sub| format!("{}: {}", sub.status, sub.detail));
             bail!("not synced with {image}: {}", first.unwrap_or_default());
         }
-        std::thread::sleep(LOOK_INTERVAL);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
-/// The process of the machine's subd.
+/// Returns the process id of the machine's subd.
 fn subd_of(fleet: &Fleet) -> anyhow::Result<u32> {
     fleet.subs.first().and_then(|sub| sub.daemon.id()).context("subd does not run")
 }
 
-/// Forgets nothing, and writes out what is dirty: measuring starts from the same state each time.
+/// Writes out dirty pages, so that each measurement starts from the same state.
 fn settle() -> anyhow::Result<()> {
     let status = Command::new("sync").status().context("cannot run sync")?;
     ensure!(status.success(), "sync: {status}");
     Ok(())
 }
 
-/// The changes that are updated to and back, with what is wanted of their windows, in seconds.
+/// The changes that are applied and undone, with the goals for their windows, in seconds.
 const CHANGES: [(Change, f64); 2] = [(SMALL, 0.005), (LARGE, 0.1)];
 
-/// The most memory that is wanted at 40,000 files, in bytes.
+/// The goal for memory with 40,000 files, in bytes.
 const MEMORY_WANTED: u64 = 32 << 20;
 
-/// What is wanted of [`QUICK`], in seconds.
+/// The goal for [`QUICK`], in seconds.
 const QUICK_MAX: f64 = 0.3;

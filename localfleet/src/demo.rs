@@ -1,19 +1,19 @@
 //! The demo: a fleet converges, drifts, is repaired and is updated.
 
 pub mod make_drift;
-pub mod status_table;
 
 use std::fs;
+use std::io::{IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
+use api::dominator::SubSummary;
 
 use crate::compare::compare;
 use crate::demo::make_drift::make_drift;
-use crate::demo::status_table::Table;
 use crate::fleet::{Addresses, Fleet, Options};
 use crate::source_trees;
 
@@ -133,7 +133,7 @@ impl Demo {
 }
 
 fn converge(fleet: &mut Fleet, image: &str) -> anyhow::Result<()> {
-    let mut table = Table::new();
+    let mut table = StatusTable::new();
     fleet.require(Some(image))?;
     let took = fleet.wait_synced(image, STEP_MAX, |subs| table.show(subs))?;
     table.finish();
@@ -225,4 +225,61 @@ fn is_kept(path: &Path) -> bool {
 
 fn say(text: &str) {
     println!("{text}");
+}
+
+/// The live table of machines on stderr: redrawn in place on a terminal, else a line for each
+/// change.
+struct StatusTable {
+    start: Instant,
+    terminal: bool,
+    lines: usize,
+    last: Vec<String>,
+}
+
+impl StatusTable {
+    fn new() -> Self {
+        let terminal = std::io::stderr().is_terminal();
+        Self { start: Instant::now(), terminal, lines: 0, last: Vec::new() }
+    }
+
+    /// Shows `subs`, if they differ from what was shown last.
+    fn show(&mut self, subs: &[SubSummary]) {
+        let rows: Vec<String> = subs
+            .iter()
+            .map(|sub| {
+                let address = sub.address.map_or_else(String::new, |address| address.to_string());
+                let detail: String = sub.detail.chars().take(60).collect();
+                format!("{:<8} {address:<18} {:<16} {detail}", sub.hostname, sub.status)
+            })
+            .collect();
+        if rows == self.last {
+            return;
+        }
+        let seconds = self.start.elapsed().as_secs_f64();
+        let mut text = String::new();
+        if self.terminal {
+            if self.lines > 0 {
+                // Up to the first line of the table, and clear from there.
+                text.push_str(&format!("\x1b[{}A\x1b[J", self.lines));
+            }
+            text.push_str(&format!("  {seconds:>7.2} s  HOST     ADDRESS            STATUS\n"));
+            for row in &rows {
+                text.push_str(&format!("             {row}\n"));
+            }
+            self.lines = rows.len() + 1;
+        } else {
+            for row in rows.iter().filter(|row| !self.last.contains(row)) {
+                text.push_str(&format!("  {seconds:>7.2} s  {row}\n"));
+            }
+        }
+        self.last = rows;
+        // A closed terminal must not stop the fleet.
+        let _ignored = std::io::stderr().write_all(text.as_bytes());
+    }
+
+    /// Ends the table in place: what follows is below it.
+    fn finish(&mut self) {
+        self.lines = 0;
+        self.last.clear();
+    }
 }

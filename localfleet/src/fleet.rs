@@ -28,10 +28,10 @@ use crate::fleet::certificates::{Certificates, OPERATOR};
 use crate::fleet::daemon_process::Daemon;
 use crate::programs::RECORD_SERVICE;
 
-/// How long a daemon may take to answer after it was started.
+/// The most time from the start of a daemon to its first answer.
 const READY_MAX: Duration = Duration::from_secs(30);
 
-/// Where the daemons of a fleet listen.
+/// The addresses at which the daemons of a fleet listen.
 #[derive(Clone, Debug)]
 pub struct Addresses {
     pub imageserver: SocketAddr,
@@ -43,7 +43,7 @@ pub struct Addresses {
 }
 
 impl Addresses {
-    /// The ports that the daemons have by default, on 127.0.0.x: for the demo.
+    /// Returns the default ports of the daemons, on 127.0.0.x, for the demo.
     pub fn standard() -> Self {
         let local = IpAddr::V4(Ipv4Addr::LOCALHOST);
         Self {
@@ -54,7 +54,7 @@ impl Addresses {
         }
     }
 
-    /// Addresses and ports that no other fleet of this machine has: for tests.
+    /// Returns addresses and ports that no other fleet of this machine has, for tests.
     ///
     /// # Errors
     ///
@@ -112,14 +112,13 @@ pub struct Options {
 
 /// One machine of the fleet.
 pub struct Sub {
-    /// Its name in the machine database.
+    /// The name in the machine database.
     pub hostname: String,
     pub address: SocketAddr,
     /// The directory that it manages.
     pub root: PathBuf,
     /// A file to which its services append `SERVICE VERB` lines.
     pub services: PathBuf,
-    /// Its subd.
     pub daemon: Daemon,
 }
 
@@ -127,9 +126,7 @@ pub struct Sub {
 pub struct Fleet {
     options: Options,
     pub dominator: Daemon,
-    /// The machines.
     pub subs: Vec<Sub>,
-    /// The image server.
     pub imageserver: Daemon,
     certificates: Certificates,
     security: Security,
@@ -161,7 +158,7 @@ impl Fleet {
         let security = certificates.security(OPERATOR)?;
         let addresses = &options.addresses;
         let hosts = [&*addresses.imageserver.ip().to_string(), "localhost"];
-        certificates.of_daemon("imageserver", Set::Imageserver, &hosts)?;
+        certificates.for_daemon("imageserver", Set::Imageserver, &hosts)?;
         let imageserver = start(
             &options,
             &certificates,
@@ -186,7 +183,7 @@ impl Fleet {
         ];
         flags.extend(options.dominator_flags.iter().cloned());
         let hosts = [&*addresses.dominator.ip().to_string(), "localhost"];
-        certificates.of_daemon("dominator", Set::Dominator, &hosts)?;
+        certificates.for_daemon("dominator", Set::Dominator, &hosts)?;
         let dominator = start(&options, &certificates, "dominator", "dominator", &flags)?;
         let client = client_of(addresses.dominator, &security);
         let mut fleet =
@@ -239,17 +236,16 @@ impl Fleet {
         wait_for(&self.runtime, &client_of(address, &self.security), daemon, limit)
     }
 
-    /// The certificates of its programs.
     pub fn certificates(&self) -> &Certificates {
         &self.certificates
     }
 
-    /// How the connections of its operator are protected.
+    /// Returns the protection of the operator's connections.
     pub fn security(&self) -> &Security {
         &self.security
     }
 
-    /// Replaces the machine database: each sub is to have `image`, or none if that is `None`.
+    /// Replaces the machine database: each sub requires `image`, or none.
     ///
     /// # Errors
     ///
@@ -259,7 +255,7 @@ impl Fleet {
         self.require_each(&images.collect())
     }
 
-    /// Replaces the machine database: each sub is to have the image that `images` gives its name.
+    /// Replaces the machine database: each sub requires the image that `images` has for its name.
     ///
     /// # Errors
     ///
@@ -296,7 +292,7 @@ impl Fleet {
     ///
     /// # Errors
     ///
-    /// If it cannot be run; that it failed is in the output.
+    /// If it cannot be run. Its failure is in the output.
     pub fn imagetool<S: Into<OsString> + Clone>(&self, words: &[S]) -> anyhow::Result<Output> {
         let server = self.options.addresses.imageserver.to_string();
         self.tool("imagetool", &["--imageserver", &server], words)
@@ -306,7 +302,7 @@ impl Fleet {
     ///
     /// # Errors
     ///
-    /// If it cannot be run; that it failed is in the output.
+    /// If it cannot be run. Its failure is in the output.
     pub fn domtool<S: Into<OsString> + Clone>(&self, words: &[S]) -> anyhow::Result<Output> {
         let server = self.options.addresses.dominator.to_string();
         self.tool("domtool", &["--dominator", &server], words)
@@ -316,7 +312,7 @@ impl Fleet {
     ///
     /// # Errors
     ///
-    /// If it cannot be run; that it failed is in the output.
+    /// If it cannot be run. Its failure is in the output.
     pub fn subtool<S: Into<OsString> + Clone>(
         &self,
         address: SocketAddr,
@@ -330,7 +326,7 @@ impl Fleet {
     ///
     /// # Errors
     ///
-    /// If it cannot be run; that it failed is in the output.
+    /// If it cannot be run. Its failure is in the output.
     pub fn fs2objectcache<S: Into<OsString> + Clone>(&self, words: &[S]) -> anyhow::Result<Output> {
         self.run("fs2objectcache", &[], words)
     }
@@ -392,7 +388,7 @@ impl Fleet {
         self.runtime.block_on(client.call::<M>(request)).context("a call failed")
     }
 
-    /// Gets a page of any daemon: its status and its content.
+    /// Gets a page of any daemon. Returns its HTTP status and content.
     ///
     /// # Errors
     ///
@@ -414,7 +410,7 @@ impl Fleet {
         reply.context("the dominator does not answer")
     }
 
-    /// Asks the subd of one machine.
+    /// Calls the subd of one machine.
     ///
     /// # Errors
     ///
@@ -430,8 +426,8 @@ impl Fleet {
         reply.with_context(|| format!("{} failed to execute {}", sub.hostname, M::NAME))
     }
 
-    /// Waits until the dominator says that all machines are synced with the image that the
-    /// database requires, calling `watch` with every list it gives.
+    /// Waits until the dominator reports all machines as synced with `image`. Calls `watch` with
+    /// every list of machines.
     ///
     /// # Errors
     ///
@@ -471,7 +467,7 @@ impl Fleet {
     ///
     /// # Errors
     ///
-    /// Says which, and how; or that it is time to stop.
+    /// Names the daemon and its exit status, or says that the run was interrupted.
     pub fn check(&mut self) -> anyhow::Result<()> {
         ensure!(!self.options.stop.load(Ordering::Relaxed), "interrupted");
         self.imageserver.check()?;
@@ -547,7 +543,7 @@ fn wait_for(
     }
 }
 
-/// A client of the daemon at an address.
+/// Returns a client of the daemon at an address.
 pub fn client_of(address: SocketAddr, security: &Security) -> Client {
     let host = address.ip().to_string();
     Client::new(Peer { host, port: address.port(), address: Some(address.ip()) }, security)
@@ -588,7 +584,7 @@ fn start_sub(options: &Options, certificates: &Certificates, index: usize) -> an
     ];
     flags.extend(options.subd_flags.iter().cloned());
     let hosts = [&*hostname, &*address.ip().to_string()];
-    certificates.of_daemon(&hostname, Set::Subd, &hosts)?;
+    certificates.for_daemon(&hostname, Set::Subd, &hosts)?;
     let daemon = start(options, certificates, "subd", &hostname, &flags)?;
     Ok(Sub { hostname, address, root, services, daemon })
 }

@@ -19,8 +19,7 @@ use signal_hook::flag;
 /// Starts an imageserver, a dominator and some subds as separate processes on addresses of
 /// 127.0.0.0/8, makes an image from real files of this machine, and shows how the machines get
 /// it, how a machine that drifts is repaired, and how all are updated to a second version. Each
-/// step is
-/// verified by comparing the trees.
+/// step is verified by comparing the trees.
 ///
 /// Everything is kept below one temporary directory, which is removed at the end.
 #[derive(Parser)]

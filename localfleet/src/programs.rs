@@ -17,10 +17,10 @@ use clap::CommandFactory as _;
 /// file as a line.
 pub const RECORD_SERVICE: &str = "record-service";
 
-/// Many subs in one process: see [`crate::simulator`].
+/// The name of the simulator ([`crate::simulator`]).
 pub const FLEET_SIMULATOR: &str = "fleet-simulator";
 
-/// What a program does, with the arguments of this process.
+/// The main function of a program.
 type Main = fn() -> ExitCode;
 
 /// The programs, by name.
@@ -37,7 +37,7 @@ const PROGRAMS: [(&str, Main); 10] = [
     (FLEET_SIMULATOR, crate::simulator::main),
 ];
 
-/// Runs the program under whose name this process was started, if that is one of them.
+/// Runs the program under whose name this process was started, if it is in the list.
 pub fn dispatch() -> Option<ExitCode> {
     let started_as = std::env::args_os().next()?;
     let name = Path::new(&started_as).file_name()?.to_str()?;
@@ -59,11 +59,11 @@ pub fn install(binary: &Path, directory: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What each program that operators use takes on its command line.
+/// Returns the command line definitions of all programs that operators use.
 #[must_use]
 pub fn command_lines() -> [clap::Command; 8] {
     [
-        subd::daemon::Options::command(),
+        subd::daemon::command_line::Options::command(),
         subtool::Arguments::command(),
         fs2objectcache::Arguments::command(),
         imageserver::daemon::command::Flags::command(),

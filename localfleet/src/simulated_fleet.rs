@@ -25,7 +25,7 @@ const FIRST: Ipv4Addr = Ipv4Addr::new(127, 64, 0, 1);
 /// How long the simulator may take to read its images.
 const READY_MAX: Duration = Duration::from_secs(120);
 
-/// How often something that is waited for is looked at.
+/// How often a condition is checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 pub struct SimulatedFleet {
@@ -39,8 +39,8 @@ pub struct SimulatedFleet {
 }
 
 impl SimulatedFleet {
-    /// Adds `subs` simulated subs to `fleet`, which must have none, and must have the `images`
-    /// whose trees they have in turns, and the `updates`. No machine is in the database yet.
+    /// Adds `subs` simulated subs to `fleet`, which must have no subs. They start with the trees of
+    /// `images` in turn, and may be updated to `updates`. No machine is in the database yet.
     ///
     /// # Errors
     ///
@@ -64,7 +64,7 @@ impl SimulatedFleet {
             format!("--imageserver={}", addresses.imageserver),
         ];
         let hosts = ["*.sim.example", &*control.ip().to_string()];
-        fleet.certificates().of_daemon(FLEET_SIMULATOR, Set::Dominator, &hosts)?;
+        fleet.certificates().for_daemon(FLEET_SIMULATOR, Set::Dominator, &hosts)?;
         words.extend(fleet.certificates().flags(FLEET_SIMULATOR));
         words.extend(images.iter().map(|name| format!("--image={name}")));
         words.extend(updates.iter().map(|name| format!("--update={name}")));
@@ -79,16 +79,16 @@ impl SimulatedFleet {
         Ok(Self { simulator, fleet, control, port, subs })
     }
 
-    /// Asks the simulator.
+    /// Calls the simulator.
     ///
     /// # Errors
     ///
-    /// If it does not do what it is asked.
+    /// If the call fails.
     pub fn ask<M: Method>(&self, request: &M::Request) -> anyhow::Result<M::Reply> {
         self.fleet.call::<M>(&self.control, request)
     }
 
-    /// How the simulator is doing.
+    /// Returns the counters of the simulator.
     ///
     /// # Errors
     ///
@@ -97,7 +97,7 @@ impl SimulatedFleet {
         self.ask::<GetSimulatorStatus>(&())
     }
 
-    /// When each sub saw what.
+    /// Returns the first times of all subs.
     ///
     /// # Errors
     ///
@@ -106,7 +106,7 @@ impl SimulatedFleet {
         self.ask::<GetFirstTimes>(&())
     }
 
-    /// All subs as machines, each with the image that `image_of` gives its number.
+    /// Returns all subs as machines, each with the image that `image_of` returns for its number.
     ///
     /// # Errors
     ///
@@ -138,12 +138,12 @@ impl SimulatedFleet {
         self.fleet.replace_mdb(&self.machines(image_of)?)
     }
 
-    /// Has domtool say what would be done if [`SimulatedFleet::machines`] were the database: its
-    /// JSON, and how long that took.
+    /// Runs `domtool plan` with [`SimulatedFleet::machines`] as the database. Returns its JSON and
+    /// its duration.
     ///
     /// # Errors
     ///
-    /// If it says that nothing would change, or fails.
+    /// If nothing would change, or domtool fails.
     pub fn plan<'name>(
         &self,
         image_of: impl Fn(usize) -> &'name String,
@@ -155,12 +155,12 @@ impl SimulatedFleet {
         let start = Instant::now();
         let output = self.fleet.domtool(&["plan", "--mdb", &file, "--format", "json"])?;
         let took = start.elapsed();
-        let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.code() == Some(3), "domtool plan: {}: {said}", output.status);
+        let error = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.code() == Some(3), "domtool plan: {}: {error}", output.status);
         Ok((serde_json::from_slice(&output.stdout)?, took))
     }
 
-    /// How many machines have a status, by what the dominator says.
+    /// Returns how many machines have a status, as the dominator reports.
     ///
     /// # Errors
     ///
@@ -171,33 +171,33 @@ impl SimulatedFleet {
         Ok(found.map_or(0, |(_, count)| usize::try_from(*count).unwrap_or(usize::MAX)))
     }
 
-    /// Waits until `is_so`, which is asked every 200 ms.
+    /// Waits until `condition` holds. Returns how long that took.
     ///
     /// # Errors
     ///
-    /// If a daemon has ended, `is_so` fails, or it is not so within `limit`.
+    /// If a daemon has ended, `condition` fails, or does not hold within `limit`.
     pub fn wait(
         &mut self,
         what: &str,
         limit: Duration,
-        mut is_so: impl FnMut(&Self) -> anyhow::Result<bool>,
+        mut condition: impl FnMut(&Self) -> anyhow::Result<bool>,
     ) -> anyhow::Result<Duration> {
         let start = Instant::now();
         loop {
             self.check()?;
-            if is_so(self)? {
+            if condition(self)? {
                 return Ok(start.elapsed());
             }
             if start.elapsed() > limit {
                 let counts = self.fleet.status()?.counts;
                 let report = self.report()?;
-                bail!("{what}: not so after {limit:?}: {counts:?}, {report:?}");
+                bail!("{what}: not within {limit:?}: {counts:?}, {report:?}");
             }
             std::thread::sleep(POLL_INTERVAL);
         }
     }
 
-    /// Waits until the dominator says that all machines are synced.
+    /// Waits until the dominator reports all machines as synced.
     ///
     /// # Errors
     ///
@@ -210,7 +210,7 @@ impl SimulatedFleet {
     ///
     /// # Errors
     ///
-    /// Says which, and how; or that it is time to stop.
+    /// Names the daemon and its exit status, or says that the run was interrupted.
     pub fn check(&mut self) -> anyhow::Result<()> {
         self.fleet.check()?;
         self.simulator.check()
@@ -220,7 +220,7 @@ impl SimulatedFleet {
     ///
     /// # Errors
     ///
-    /// If one does not stop in good order.
+    /// If one does not stop with success.
     pub fn stop(&mut self) -> anyhow::Result<()> {
         self.fleet.stop()?;
         self.simulator.stop()

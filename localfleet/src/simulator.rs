@@ -1,11 +1,10 @@
-//! Thousands of subs in one process, that speak the real wire over real sockets.
+//! Thousands of simulated subs in one process, with the real protocol over real sockets.
 //!
-//! One listener takes the connections to all of 127.0.0.0/8; the address that was dialled says
-//! which sub is meant. What a sub is made of is in [`sub`]: a tree in memory that starts as that of
-//! an image, which is read from a real imageserver. The server, the methods and their encoding are
-//! those of the product; nothing of the wire is imitated.
+//! One listener accepts the connections to all of 127.0.0.0/8; the destination address identifies
+//! the sub. A sub ([`sub`]) is a tree in memory that starts as the tree of an image, which is read
+//! from a real imageserver. The server, the methods and their encoding are those of the product.
 //!
-//! The benchmark asks the simulator at a port of its own: see [`control`].
+//! The benchmark controls the simulator at a separate port: see [`control`].
 
 pub mod control;
 pub mod machines;
@@ -29,86 +28,84 @@ use model::image::ImageName;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use rpc::client::{Client, Peer};
 use rpc::server::{Router, Server, serve};
-use rpc::trees::Reader;
+use rpc::trees::TreeReader;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use control::{ClearFirstTimes, Disturb, Drift, GetFirstTimes, GetSimulatorStatus};
-use machines::{Machines, Plenty, Taken, WorkTimes, monotonic};
+use machines::{Accepted, MachineOptions, Machines, WorkTimes, monotonic};
 use sub::FirstTimes;
 
-/// What it is called.
 const NAME: &str = "fleet-simulator";
 
-/// Open files that a process needs beside its connections.
+/// The number of open files that a process needs in addition to its connections.
 const FILES_BESIDE: u64 = 512;
 
-/// Connections that wait to be taken in; the kernel may allow fewer.
+/// The number of connections that may wait to be accepted. The kernel may allow fewer.
 const BACKLOG: u32 = 16_384;
 
-/// How long to wait when a connection cannot be taken in.
+/// The pause after a connection could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Simulate many subs, on addresses of 127.0.0.0/8 and one port.
 ///
-/// Each has a tree in memory and speaks to a dominator as subd does. Nothing is written, and no
+/// Each has a tree in memory and answers a dominator as subd does. Nothing is written, and no
 /// object is fetched.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "fleet-simulator")]
 pub struct Arguments {
-    /// How many subs.
+    /// The number of subs.
     #[arg(long, default_value_t = 100)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub subs: u32,
-    /// The address of the first; the others follow.
+    /// The address of the first sub; the others follow.
     #[arg(long, value_name = "ADDR", default_value = "127.64.0.1")]
     pub first: Ipv4Addr,
-    /// The port of all; 0 takes a free one.
+    /// The port of all subs; 0 takes a free one.
     #[arg(long, default_value_t = 0)]
     pub port: u16,
-    /// Where the benchmark asks, which nobody else should reach.
+    /// The address for the benchmark's commands, which nobody else should reach.
     #[arg(long, value_name = "ADDR:PORT")]
     pub control: SocketAddr,
-    /// The imageserver that has their images.
+    /// The imageserver with the images.
     #[arg(long, value_name = "ADDR")]
     pub imageserver: String,
-    /// An image whose tree subs start with; they have the images that are given in turns.
+    /// An image whose tree subs start with; several images are given to the subs in turn.
     #[arg(long, value_name = "NAME", required = true)]
     pub image: Vec<ImageName>,
-    /// An image that they may be updated to: its tree is held once for all.
+    /// An image that subs may be updated to; its tree is in memory once for all of them.
     #[arg(long, value_name = "NAME")]
     pub update: Vec<ImageName>,
-    /// How many of them differ from their image at first, in a file each, per cent.
+    /// The percentage of subs that differ from their image at the start, in one file each.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u8).range(..=100))]
     pub drifted: u8,
-    /// How long a scan of what has changed takes, in milliseconds.
+    /// The duration of a scan after a change, in milliseconds.
     #[arg(long, default_value_t = 50)]
     pub scan_ms: u64,
-    /// How long a fetch takes, in milliseconds.
+    /// The duration of a fetch, in milliseconds.
     #[arg(long, default_value_t = 100)]
     pub fetch_ms: u64,
-    /// How long it takes to stage an update, in milliseconds.
+    /// The duration of the staging of an update, in milliseconds.
     #[arg(long, default_value_t = 50)]
     pub prepare_ms: u64,
-    /// How long it takes to carry an update out, in milliseconds.
+    /// The duration of an update, in milliseconds.
     #[arg(long, default_value_t = 50)]
     pub update_ms: u64,
-    /// What is logged, and how.
     #[command(flatten)]
     pub log: LogArgs,
-    /// How connections are protected: one certificate is for all subs.
+    /// All subs have the same certificate.
     #[command(flatten)]
     pub security: SecurityArgs,
 }
 
-/// Runs the simulator, with the arguments of this process.
+/// Runs the simulator with the arguments of this process.
 pub fn main() -> ExitCode {
     simulate(Arguments::parse())
 }
 
-/// Runs the simulator as this process.
+/// Runs the simulator in this process.
 pub fn simulate(arguments: Arguments) -> ExitCode {
     if let Err(error) = start_logging(&arguments.log) {
         return exit(EXIT_MISUSE, &error, &[]);
@@ -131,11 +128,12 @@ fn start(arguments: Arguments) -> anyhow::Result<()> {
     })
 }
 
-/// Lets this process, and those it starts, have so many connections at one time.
+/// Raises the limit of open files so that this process, and those it starts, may have `count`
+/// connections.
 ///
 /// # Errors
 ///
-/// Says what to do if the limit of open files is too low and cannot be raised.
+/// If the limit cannot be raised, with what to do.
 pub fn allow_connections(count: u64) -> anyhow::Result<()> {
     let wanted = count + FILES_BESIDE;
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).context("cannot read a limit")?;
@@ -163,10 +161,10 @@ pub async fn run(arguments: Arguments, stop: CancellationToken) -> anyhow::Resul
         "{count} addresses from {} on are not all in 127.0.0.0/8",
         arguments.first
     );
-    let security = arguments.security.of_daemon(NAME)?;
+    let security = arguments.security.for_daemon(NAME)?;
     let peer = Peer::parse(&arguments.imageserver, IMAGESERVER_PORT)?;
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    let (client, reader) = (Client::new(peer, &security), Arc::new(Reader::new(processors)));
+    let (client, reader) = (Client::new(peer, &security), Arc::new(TreeReader::new(processors)));
     let (mut images, mut updates) = (Vec::new(), Vec::new());
     for name in &arguments.image {
         images.push(reader.image(&client, name, Duration::ZERO).await?);
@@ -183,7 +181,7 @@ pub async fn run(arguments: Arguments, stop: CancellationToken) -> anyhow::Resul
         update: Duration::from_millis(arguments.update_ms),
     };
     let tracker = TaskTracker::new();
-    let plenty = Plenty {
+    let options = MachineOptions {
         count,
         first: arguments.first,
         port,
@@ -193,14 +191,14 @@ pub async fn run(arguments: Arguments, stop: CancellationToken) -> anyhow::Resul
         updates,
         reader,
     };
-    let machines = Machines::new(plenty, tracker.clone(), stop.clone());
+    let machines = Machines::new(options, tracker.clone(), stop.clone());
     tracker.spawn(stop.clone().run_until_cancelled_owned(Arc::clone(&machines).flap()));
     let server = Server::new(machines.router(&security), stop.clone());
     let control = listen("fleet-simulator", &security, arguments.control).await?;
     tracing::info!("{machines:?}");
-    let taking = take_in(&listener, &machines, &server);
+    let accepting = accept(&listener, &machines, &server);
     let serving = serve(control, control_router(&machines, &security), stop.clone());
-    let (_, ()) = tokio::join!(stop.run_until_cancelled(taking), serving);
+    let (_, ()) = tokio::join!(stop.run_until_cancelled(accepting), serving);
     drop(listener);
     server.finish().await;
     tracker.close();
@@ -208,7 +206,7 @@ pub async fn run(arguments: Arguments, stop: CancellationToken) -> anyhow::Resul
     Ok(())
 }
 
-/// Listens on all addresses; thousands may knock at the same time.
+/// Listens on all addresses, with a backlog for thousands of connections.
 fn listen_everywhere(port: u16) -> std::io::Result<TcpListener> {
     let socket = TcpSocket::new_v4()?;
     socket.set_reuseaddr(true)?;
@@ -216,12 +214,13 @@ fn listen_everywhere(port: u16) -> std::io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// Takes connections in for ever.
-async fn take_in(listener: &TcpListener, machines: &Machines, server: &Server) {
-    // A dominator has one to each sub, and for a moment one that has just been lost.
-    let places = Arc::new(Semaphore::new(2 * machines.count() + 16));
+/// Accepts connections for ever.
+async fn accept(listener: &TcpListener, machines: &Machines, server: &Server) {
+    // A dominator has one connection to each sub, and for a moment one that has just been lost.
+    let permits = Arc::new(Semaphore::new(2 * machines.count() + 16));
     loop {
-        let place = Arc::clone(&places).acquire_owned().await.expect("it is never closed");
+        let permit =
+            Arc::clone(&permits).acquire_owned().await.expect("the semaphore is never closed");
         let (stream, address) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
@@ -231,15 +230,15 @@ async fn take_in(listener: &TcpListener, machines: &Machines, server: &Server) {
             }
         };
         let Ok(local) = stream.local_addr() else { continue };
-        let Some(number) = machines.at(local.ip()) else { continue };
+        let Some(number) = machines.number_at(local.ip()) else { continue };
         let cut = server.cut();
-        match machines.take(number, stream, &cut) {
-            Taken::Served(stream) => server.answer(stream, address, place, cut),
-            Taken::Refused(stream) => {
-                // It is reset; if it cannot be, it is closed.
+        match machines.accept(number, stream, &cut) {
+            Accepted::Served(stream) => server.answer(stream, address, permit, cut),
+            Accepted::Refused(stream) => {
+                // Dropping the stream resets it; without the option it closes it.
                 let _closed = stream.set_zero_linger();
             }
-            Taken::Held => {}
+            Accepted::Held => {}
         }
     }
 }

@@ -1,6 +1,5 @@
-//! The trees that images are made of: real files of this machine, or a directory or archive that
-//! the
-//! user gives.
+//! The trees that images are made of: real files of this machine, or a directory or archive of the
+//! user.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, lchown, symlink};
@@ -30,9 +29,8 @@ const FILE_BYTES_MAX: u64 = 16 << 20;
 const SHARE: usize = 4;
 
 /// Copies real files of this machine to `target`, a new directory: at least [`FILES_MIN`] and
-/// [`BYTES_MIN`], with their directories, symlinks, owners, modes and times. Calls `progress`
-/// with a
-/// line of text before it reads a directory.
+/// [`BYTES_MIN`], with their directories, symlinks, owners, modes and times. Calls `progress` with
+/// a line of text before it reads a directory.
 ///
 /// # Errors
 ///
@@ -168,8 +166,7 @@ pub fn copy(source: &Path, target: &Path) -> anyhow::Result<()> {
 }
 
 /// Changes `root` like a new version of an image: fifty files get new content, ten are added in a
-/// new
-/// directory, five are removed. Returns the number of changed files.
+/// new directory, five are removed. Returns the number of changed files.
 ///
 /// # Errors
 ///

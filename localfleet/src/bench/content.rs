@@ -1,4 +1,4 @@
-//! How fast files are hashed, and what a subd takes that has nothing to do.
+//! Measures how fast files are hashed, and what an idle subd takes.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt as _;
@@ -14,19 +14,19 @@ use super::{Bench, MEMORY_WANTED, subd_of, update_to, upload};
 use crate::compare::list;
 use crate::fleet::Fleet;
 
-/// How long one content pass may take.
+/// The most time for one content pass.
 const PASS_MAX: Duration = Duration::from_secs(300);
 
-/// How long an idle machine is watched.
+/// How long an idle machine is measured.
 const IDLE: Duration = Duration::from_secs(120);
 
-/// The most that hashing may take, by what the peer takes.
+/// The goal for the time of hashing, as a multiple of the peer's time.
 const RATIO_WANTED: f64 = 1.15;
 
-/// The most of a core that is wanted when there is nothing to do.
+/// The goal for the share of a core that an idle subd takes.
 const IDLE_WANTED: f64 = 0.01;
 
-/// What one content pass of subd took: from its start to its end, and processor time.
+/// Runs one content pass of subd. Returns its duration and its processor time.
 fn content_pass(fleet: &Fleet) -> anyhow::Result<(Duration, Duration)> {
     let poll = || fleet.ask_sub::<Poll>(0, &PollRequest::default());
     let (id, before) = (subd_of(fleet)?, poll()?);
@@ -44,14 +44,15 @@ fn content_pass(fleet: &Fleet) -> anyhow::Result<(Duration, Duration)> {
     }
 }
 
-/// Runs a program with the paths of all files as its arguments, in as few turns as they fit.
+/// Runs a program with the paths of all files as arguments, in as few runs as possible.
 fn hash_all(names: &Path, program: &str, flags: &[&str]) -> anyhow::Result<Took> {
     let mut command = Command::new("xargs");
     command.arg("-0").arg("-a").arg(names).arg(program).args(flags);
     run(&mut command, &[0])
 }
 
-/// Content passes beside b3sum, sha512sum and aide: of the tree of many files, and of a system.
+/// Measures content passes beside b3sum, sha512sum and aide, over the tree of many files and over a
+/// system.
 ///
 /// # Errors
 ///
@@ -64,7 +65,7 @@ pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Content passes over a tree that is called `name`.
+/// Measures content passes over a tree that is called `name`.
 fn pass_over(bench: &Bench<'_>, tree: &Path, name: &str) -> anyhow::Result<Vec<Row>> {
     let mut fleet = bench.fleet("content", Some(tree), false)?;
     let root = fleet.subs[0].root.clone();
@@ -88,7 +89,7 @@ fn pass_over(bench: &Bench<'_>, tree: &Path, name: &str) -> anyhow::Result<Vec<R
         for number in 0..=bench.runs() {
             let (wall, cpu) = content_pass(&fleet)?;
             let peer = hash_all(&names, program, flags)?;
-            // The first of each warms the cache.
+            // The first run of each warms the cache.
             if number > 0 {
                 let values = [wall, cpu, peer.wall, peer.cpu].map(|took| took.as_secs_f64());
                 samples.iter_mut().zip(values).for_each(|(samples, value)| samples.add(value));
@@ -98,7 +99,7 @@ fn pass_over(bench: &Bench<'_>, tree: &Path, name: &str) -> anyhow::Result<Vec<R
         let wanted = format!("{RATIO_WANTED} times");
         let rows_of = [
             ("time", wall, &peer_wall, wanted),
-            // A scan by hand is a metadata pass too, and polls are answered.
+            // A requested scan runs a metadata pass too, and polls are answered.
             ("CPU of subd, with a metadata pass", cpu.clone(), &peer_cpu, String::new()),
         ];
         for (what, ours, peer, wanted) in rows_of {
@@ -118,7 +119,7 @@ fn pass_over(bench: &Bench<'_>, tree: &Path, name: &str) -> anyhow::Result<Vec<R
     Ok(rows)
 }
 
-/// Processor time of a whole check with SHA-512, and memory, beside aide.
+/// Measures processor time and memory of a whole check with SHA-512, beside aide.
 fn beside_aide(
     bench: &Bench<'_>,
     name: &str,
@@ -162,7 +163,7 @@ fn beside_aide(
     ])
 }
 
-/// Memory and processor time of a subd that has nothing to do, at default limits.
+/// Measures memory and processor time of an idle subd with default limits.
 ///
 /// # Errors
 ///

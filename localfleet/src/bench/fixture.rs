@@ -1,7 +1,8 @@
-//! The trees that are measured, the same on every machine.
+//! Makes the trees of the benchmark, the same on every machine.
 //!
-//! `first` has 40,000 files of 1.0 GB, sized as files of a system are: most small, a few large. The
-//! others are `first` with some files changed; what is equal is hard-linked, to spare the disk.
+//! `first` has 40,000 files with 1.0 GB in total, with sizes like those of a system: most small, a
+//! few large. The other trees are `first` with some changed files; equal files are hard-linked to
+//! save disk space.
 
 use std::fs::{self, File, FileTimes};
 use std::io::Write as _;
@@ -12,45 +13,45 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, ensure};
 
-/// Files of the tree.
+/// The number of files of the tree.
 pub const FILES: usize = 40_000;
 
-/// Their length together, in bytes.
+/// The total size of these files, in bytes.
 pub const BYTES: u64 = 1_000_000_000;
 
-/// Files in each directory.
+/// The number of files in each directory.
 const FILES_PER_DIRECTORY: usize = 16;
 
-/// Directories in each directory of the first level.
+/// The number of directories in each directory of the first level.
 const DIRECTORIES_PER_DIRECTORY: usize = 50;
 
-/// The largest file, in bytes, before all are scaled to [`BYTES`].
+/// The size of the largest file, in bytes, before all sizes are scaled to [`BYTES`].
 const FILE_BYTES_MAX: f64 = 32e6;
 
-/// What a tree is made of.
+/// The parameters of a tree.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     /// Another seed gives other content and other sizes.
     pub seed: u64,
-    /// How many files: at most [`FILES`].
+    /// The number of files: at most [`FILES`].
     pub files: usize,
-    /// Their length together, in bytes.
+    /// The total size of these files, in bytes.
     pub bytes: u64,
 }
 
 /// The tree that machines have at first.
 pub const FIRST: Shape = Shape { seed: 0x5eed_0001, files: FILES, bytes: BYTES };
 
-/// How a changed tree differs.
+/// The parameters of a changed tree.
 #[derive(Clone, Copy, Debug)]
 pub struct Change {
-    /// Its name, as a directory and an image.
+    /// The name of the directory and the image.
     pub name: &'static str,
     /// Another seed changes other files.
     pub seed: u64,
-    /// Files with other content.
+    /// The number of files with other content.
     pub files: usize,
-    /// Their length together, in bytes.
+    /// The total size of these files, in bytes.
     pub bytes: u64,
 }
 
@@ -60,7 +61,7 @@ pub const SMALL: Change =
 /// A new release.
 pub const LARGE: Change =
     Change { name: "large", seed: 0x5eed_1000 + 3_633, files: 3_633, bytes: 98_000_000 };
-/// What is timed from the edit of the machine database on.
+/// The change that is timed from the edit of the machine database on.
 pub const QUICK: Change =
     Change { name: "quick", seed: 0x5eed_1000 + 50, files: 50, bytes: 500_000 };
 
@@ -75,17 +76,18 @@ impl Random {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// Between 0 and 1, neither included.
+    /// Returns a number between 0 and 1, both excluded.
     fn unit(&mut self) -> f64 {
         ((self.next() >> 12) as f64 + 0.5) / (1_u64 << 52) as f64
     }
 
-    /// Around 0, with a deviation of 1.
+    /// Returns a normally distributed number with mean 0 and deviation 1.
     fn normal(&mut self) -> f64 {
         (-2.0 * self.unit().ln()).sqrt() * (std::f64::consts::TAU * self.unit()).cos()
     }
 
-    /// So many sizes of files, together about `total` bytes: log-normal, a deviation of e squared.
+    /// Returns sizes of files, in total about `total` bytes: log-normal, with a deviation of e
+    /// squared.
     fn sizes(&mut self, count: usize, total: u64) -> Vec<u64> {
         let raw: Vec<f64> =
             (0..count).map(|_| (2.0 * self.normal()).exp().min(FILE_BYTES_MAX / 3_400.0)).collect();
@@ -107,7 +109,7 @@ impl Random {
             file.write_all(&block).context("cannot write")?;
             size -= length;
         }
-        // Whole seconds, so that each tool can set them.
+        // Whole seconds, which each tool can set.
         let day = Duration::from_secs(1_700_000_000 + self.next() % 10_000_000);
         file.set_times(FileTimes::new().set_modified(SystemTime::UNIX_EPOCH + day))
             .context("cannot set a time")?;
@@ -116,7 +118,7 @@ impl Random {
     }
 }
 
-/// Where the file with a number is, relative to the root.
+/// Returns the path of the file with a number, relative to the root.
 fn path_of(number: usize) -> PathBuf {
     let directory = number / FILES_PER_DIRECTORY;
     let (outer, inner) =
@@ -143,8 +145,8 @@ pub fn make(target: &Path, shape: Shape) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes `change` of the tree `first`, which has so many `files`, at `target`, and says which files
-/// differ.
+/// Makes the tree `first`, which has `files` files, with `change` at `target`. Returns the files
+/// that differ.
 ///
 /// # Errors
 ///

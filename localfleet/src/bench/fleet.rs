@@ -1,8 +1,8 @@
-//! What a dominator takes for a whole fleet, which is simulated.
+//! Measures what a dominator takes for a whole simulated fleet.
 //!
-//! Times are taken by the simulator, on the clock that all processes share: what a sub was told
-//! counts when it has come. Processor time and memory are those of the dominator's process, and of
-//! the simulator's beside it, for both have to do with the same two processors.
+//! The simulator takes the times, on the clock that all processes share: an order counts when it
+//! has arrived. Processor time and memory are those of the dominator's process; those of the
+//! simulator are shown too, because both share the same processors.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -22,42 +22,41 @@ use crate::simulator::control::{
 use crate::simulator::machines::monotonic;
 use crate::simulator::sub::FirstTimes;
 
-/// What every image leaves to its machines.
+/// The filter of every image.
 const FILTER: &str = "/var/log/.*\n/var/tmp/.*\n/tmp/.*\n/home/.*\n";
 
-/// How many images the fleet has.
+/// The number of images of the fleet.
 const IMAGES: u64 = 3;
 
-/// The mean length of a file, in bytes: what it holds is of no matter to the dominator.
+/// The mean size of a file, in bytes. The content does not matter to the dominator.
 const FILE_BYTES: u64 = 1_000;
 
-/// How long anything may take.
+/// The most time for each step.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// How long a fleet is left alone before it counts as idle, and how long it is watched then.
+/// How long a fleet is left alone before it counts as idle, and how long it is measured then.
 const SETTLE: Duration = Duration::from_secs(10);
 const IDLE: Duration = Duration::from_secs(75);
 
-/// How many machines drift, one after the other, and with what pause.
+/// The number of machines that drift one after the other, and the pause between them.
 const DRIFTS: u32 = 200;
 const DRIFT_PAUSE: Duration = Duration::from_millis(20);
 
-/// How much of the fleet is disturbed, and for how long the dominator is left with that before
-/// anything is asked of it.
+/// The disturbed part of the fleet, and how long the disturbance lasts before the next update.
 const DISTURBED: DisturbRequest = DisturbRequest { dead_percent: 10, flapping_percent: 5 };
 const DISTURBED_FOR: Duration = Duration::from_secs(60);
 
-/// What is wanted.
+/// The goals.
 const INTAKE_WANTED: f64 = 60.0;
 const ORDERED_WANTED: f64 = 10.0;
 const IDLE_WANTED: f64 = 0.05;
 const MEMORY_WANTED: f64 = 64.0 * 1024.0;
 
-/// What the Go Dominator takes, measured on such a machine with 200 small subs.
+/// The figures of the Go Dominator, measured on such a machine with 200 small subs.
 const GO_POLL: f64 = 0.000_13;
 const GO_MEMORY: f64 = 82_000.0;
 
-/// Processor time that the dominator and the simulator have taken so far.
+/// The processor time of the dominator and the simulator so far.
 #[derive(Clone, Copy)]
 struct Cpu {
     dominator: Duration,
@@ -73,11 +72,12 @@ struct Run {
     rows: Vec<Row>,
 }
 
-/// A fleet that is taken in, left alone, made to drift, updated, taken in again, and disturbed.
+/// Measures a fleet during its intake, when it is idle, drifts, is updated, after a restart, and
+/// when it is disturbed.
 ///
 /// # Errors
 ///
-/// If it does not come to be as it should.
+/// If a step does not reach its goal in time.
 pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
     let (subs, files) = (bench.arguments.subs, usize::try_from(bench.arguments.files)?);
     allow_connections(subs.into())?;
@@ -109,7 +109,7 @@ pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Makes and uploads the images, and a small update of each; gives their names.
+/// Makes and uploads the images, and a small update of each. Returns their names.
 fn upload_images(
     bench: &Bench<'_>,
     fleet: &Fleet,
@@ -144,14 +144,14 @@ impl Run {
         Ok(Cpu { dominator: cpu_of(self.dominator()?)?, simulator: cpu_of(simulator)? })
     }
 
-    /// A line of the table.
+    /// Adds a line to the table.
     fn row(&mut self, what: &str, ours: String) {
         let what = format!("{}: {what}", self.name);
         let (peer, ratio, wanted) = (String::new(), None, String::new());
         self.rows.push(Row { what, ours, peer, ratio, wanted });
     }
 
-    /// A line of the table for a time that should not be longer than `wanted`, in seconds.
+    /// Adds a line for a time that should not be longer than `wanted`, in seconds.
     fn wanted(&mut self, what: &str, value: f64, wanted: f64) {
         self.row(what, seconds(value));
         if let Some(row) = self.rows.last_mut() {
@@ -160,7 +160,7 @@ impl Run {
         }
     }
 
-    /// Lines for the processor time since `before`.
+    /// Adds lines for the processor time since `before`.
     fn spent(&mut self, what: &str, before: Cpu) -> anyhow::Result<()> {
         let now = self.cpu()?;
         let dominator = (now.dominator - before.dominator).as_secs_f64();
@@ -170,7 +170,7 @@ impl Run {
         Ok(())
     }
 
-    /// Lines for the resident memory of the dominator, by subs.
+    /// Adds lines for the resident memory of the dominator, in total and for each sub.
     fn memory(&mut self, what: &str, bytes: u64) {
         let (subs, bytes) = (self.subs as f64, bytes as f64);
         self.rows.push(Row {
@@ -185,7 +185,7 @@ impl Run {
         });
     }
 
-    /// Begins to count the most memory of the dominator anew.
+    /// Resets the peak memory of the dominator.
     fn forget_peak(&self) -> anyhow::Result<()> {
         let path = format!("/proc/{}/clear_refs", self.dominator()?);
         fs::write(path, "5").context("cannot reset the most memory of the dominator")
@@ -193,7 +193,7 @@ impl Run {
 
     fn intake(&mut self, image_of: &dyn Fn(usize) -> String, files: usize) -> anyhow::Result<()> {
         eprintln!("{}: taking them in", self.name);
-        let begun = self.all.ask::<ClearFirstTimes>(&())?;
+        let start_ns = self.all.ask::<ClearFirstTimes>(&())?;
         let before = self.cpu()?;
         let start = Instant::now();
         self.require(image_of)?;
@@ -213,7 +213,7 @@ impl Run {
         self.last(
             &format!("{what}: to the order of the last"),
             &first_times,
-            begun,
+            start_ns,
             FirstTimes::order,
         );
         self.wanted(&format!("{what}: to all synced"), synced.as_secs_f64(), INTAKE_WANTED);
@@ -225,25 +225,26 @@ impl Run {
         self.all.require(|number| &names[number])
     }
 
-    /// A line for when the last sub saw something, from `begun` on, and when half of them had.
+    /// Adds lines for the time from `start_ns` until half of the subs, and until all of them, saw
+    /// something.
     fn last(
         &mut self,
         what: &str,
         first_times: &[FirstTimes],
-        begun: u64,
+        start_ns: u64,
         mark: impl Fn(&FirstTimes) -> Option<u64>,
     ) {
         let mut times: Vec<u64> = first_times.iter().filter_map(mark).collect();
         times.sort_unstable();
         let shown = |at: Option<&u64>| {
-            let took = at.map_or(0, |at| at.saturating_sub(begun));
+            let took = at.map_or(0, |at| at.saturating_sub(start_ns));
             seconds(Duration::from_nanos(took).as_secs_f64())
         };
         let (half, count) = (shown(times.get(times.len() / 2)), times.len());
         self.row(what, format!("{} (half within {half}; {count} subs)", shown(times.last())));
     }
 
-    /// Asks what an update of all machines would do, twice: with plans to make, and without.
+    /// Runs `domtool plan` for an update of all machines twice: without cached plans and with them.
     fn plan(&mut self, image_of: &dyn Fn(usize) -> String) -> anyhow::Result<()> {
         eprintln!("{}: planning an update of all that is not made", self.name);
         let names: Vec<String> = (0..self.subs).map(image_of).collect();
@@ -259,7 +260,7 @@ impl Run {
         Ok(())
     }
 
-    /// Watches the fleet for a while with nothing to do.
+    /// Measures the idle fleet.
     fn idle(&mut self) -> anyhow::Result<()> {
         eprintln!("{}: watching them idle for {} s", self.name, IDLE.as_secs());
         std::thread::sleep(SETTLE);
@@ -291,7 +292,7 @@ impl Run {
         Ok(())
     }
 
-    /// One machine after the other drifts.
+    /// Makes one machine after the other drift.
     fn drift(&mut self) -> anyhow::Result<()> {
         eprintln!("{}: letting some drift", self.name);
         self.all.ask::<ClearFirstTimes>(&())?;
@@ -325,7 +326,7 @@ impl Run {
         Ok(())
     }
 
-    /// All machines get another image at the same time.
+    /// Requires another image of all machines at the same time.
     fn update(&mut self, image_of: &dyn Fn(usize) -> String, what: &str) -> anyhow::Result<()> {
         let files = fixture::SMALL.files;
         let what = format!("{what}update of all by {files} files, from the edit");
@@ -334,8 +335,8 @@ impl Run {
         self.forget_peak()?;
         let before = self.cpu()?;
         self.require(image_of)?;
-        // To write the file is not the dominator's work.
-        let begun = monotonic();
+        // The time to write the file does not count.
+        let start_ns = monotonic();
         let is_steady = |number: &usize| self.disturbance(*number) == Disturbance::Steady;
         let steady: Vec<usize> = (0..self.subs).filter(is_steady).collect();
         self.all.wait(&what, LIMIT, |all| {
@@ -348,22 +349,28 @@ impl Run {
         let first_times = self.all.first_times()?;
         let first_times: Vec<FirstTimes> =
             steady.iter().map(|&number| first_times[number]).collect();
-        let last =
-            first_times.iter().filter_map(|first_times| first_times.prepare).max().unwrap_or(begun);
-        let last = Duration::from_nanos(last.saturating_sub(begun)).as_secs_f64();
+        let last = first_times
+            .iter()
+            .filter_map(|first_times| first_times.prepare)
+            .max()
+            .unwrap_or(start_ns);
+        let last = Duration::from_nanos(last.saturating_sub(start_ns)).as_secs_f64();
         self.last(
             &format!("{what} until the last is told to fetch"),
             &first_times,
-            begun,
+            start_ns,
             |first_times| first_times.order(),
         );
         self.wanted(&format!("{what} until the last is ordered"), last, ORDERED_WANTED);
-        self.last(&format!("{what} until the last has it"), &first_times, begun, |first_times| {
-            first_times.verified
-        });
+        self.last(
+            &format!("{what} until the last has it"),
+            &first_times,
+            start_ns,
+            |first_times| first_times.verified,
+        );
         if steady.len() == self.subs {
             self.all.wait_all_synced(&what, LIMIT)?;
-            let took = Duration::from_nanos(monotonic().saturating_sub(begun)).as_secs_f64();
+            let took = Duration::from_nanos(monotonic().saturating_sub(start_ns)).as_secs_f64();
             self.row(&format!("{what} until all are synced"), seconds(took));
         }
         self.spent(&what, before)?;
@@ -376,7 +383,7 @@ impl Run {
         if self.is_disturbed { DISTURBED.disturbance(number) } else { Disturbance::Steady }
     }
 
-    /// The dominator is started again, with a fleet that is in place.
+    /// Restarts the dominator with a synced fleet.
     fn restart(&mut self) -> anyhow::Result<()> {
         eprintln!("{}: starting the dominator again", self.name);
         self.all.fleet.dominator.stop()?;
@@ -399,7 +406,7 @@ impl Run {
         cpu_of(self.all.simulator.id().context("the simulator does not run")?)
     }
 
-    /// The same with a part of the fleet dead, and a part that comes and goes.
+    /// Updates the fleet while a part of it is dead and a part is flapping.
     fn disturbed(&mut self, image_of: &dyn Fn(usize) -> String) -> anyhow::Result<()> {
         let DisturbRequest { dead_percent, flapping_percent } = DISTURBED;
         let what = format!("{dead_percent} % dead, {flapping_percent} % flapping: ");

@@ -1,8 +1,7 @@
-//! How long a machine is neither old nor new, as somebody sees it who looks all the time.
+//! Measures how long a machine is neither old nor new, with a thread that polls all the time.
 //!
-//! What an update changes first and last is learned from the kernel during one update: inotify
-//! tells renames in their order. Then, in each run, a thread asks for the inodes of these two
-//! paths, over and over.
+//! inotify reports the renames of one update in order, and so the first and the last path that it
+//! changes. Then, in each run, a thread polls the inodes of these two paths.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -48,7 +47,7 @@ impl RenameWatch {
         Ok(Self { queue, directories, paths })
     }
 
-    /// The first and the last path that something was renamed to.
+    /// Returns the first and the last target of a rename.
     ///
     /// # Errors
     ///
@@ -76,18 +75,18 @@ impl RenameWatch {
     }
 }
 
-/// A thread that looks all the time.
+/// A thread that polls two paths.
 pub struct WindowSampler {
     thread: JoinHandle<Option<Duration>>,
     stop: Arc<AtomicBool>,
 }
 
 impl WindowSampler {
-    /// Starts to look at both paths.
+    /// Starts to poll both paths.
     ///
     /// # Errors
     ///
-    /// If one of them is not there.
+    /// If one of them does not exist.
     pub fn start(first: PathBuf, last: PathBuf) -> anyhow::Result<Self> {
         let inode = |path: &Path| {
             let found = fs::symlink_metadata(path).map(|metadata| metadata.ino());
@@ -98,7 +97,7 @@ impl WindowSampler {
         let is_over = Arc::clone(&stop);
         let thread = std::thread::spawn(move || {
             let moved = |path: &Path, old: u64| {
-                // A path that is gone for a moment counts as changed.
+                // A path that does not exist for a moment counts as changed.
                 fs::symlink_metadata(path).map_or(true, |metadata| metadata.ino() != old)
             };
             let mut began = None;
@@ -107,7 +106,7 @@ impl WindowSampler {
                     began = Some(Instant::now());
                 }
                 if moved(&last, old_last) {
-                    // Both at once: the window was shorter than a look.
+                    // Both at once: the window was shorter than a poll.
                     return Some(began.map_or(Duration::ZERO, |began| began.elapsed()));
                 }
             }
@@ -116,7 +115,7 @@ impl WindowSampler {
         Ok(Self { thread, stop })
     }
 
-    /// The time between the two changes, once both are known to be over.
+    /// Returns the time between the two changes, after both have happened.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Times, processor time and memory of processes, and what many runs make of them.
+//! Measures time, processor time and memory of processes, and summarizes several runs.
 
 use std::fmt;
 use std::fs;
@@ -22,18 +22,18 @@ impl Samples {
         self.0.insert(at, value);
     }
 
-    /// The value that so many of a hundred are not above; 0 without any.
+    /// Returns the percentile; 0 without values.
     pub fn percentile(&self, hundredths: usize) -> f64 {
         let rank = (self.0.len() * hundredths).div_ceil(100).max(1);
         self.0.get(rank - 1).copied().unwrap_or_default()
     }
 
-    /// The value in the middle; 0 without any.
+    /// Returns the median; 0 without values.
     pub fn median(&self) -> f64 {
         self.percentile(50)
     }
 
-    /// The median and the range, each written by `one`.
+    /// Returns the median and the range as a text, with `one` for each value.
     pub fn shown(&self, one: impl Fn(f64) -> String) -> String {
         match self.0.as_slice() {
             [] => "not measured".to_owned(),
@@ -45,7 +45,7 @@ impl Samples {
     }
 }
 
-/// Seconds for people.
+/// Returns a duration in seconds as a text.
 pub fn seconds(value: f64) -> String {
     match value {
         0.0..0.1 => format!("{:.2} ms", value * 1e3),
@@ -54,23 +54,22 @@ pub fn seconds(value: f64) -> String {
     }
 }
 
-/// Bytes for people.
+/// Returns a number of bytes as a text.
 pub fn mebibytes(value: f64) -> String {
     format!("{:.1} MiB", value / f64::from(1 << 20))
 }
 
-/// What a command took.
+/// The cost of a command.
 #[derive(Clone, Copy, Debug)]
 pub struct Took {
-    /// From its start to its end.
     pub wall: Duration,
-    /// Processor time, with that of its children.
+    /// The processor time, including children.
     pub cpu: Duration,
-    /// The most resident memory of the process itself, in bytes.
+    /// The peak of the resident memory of the process itself, in bytes.
     pub memory: u64,
 }
 
-/// Runs a command to its end; what it prints is thrown away.
+/// Runs a command to its end and discards its output.
 ///
 /// # Errors
 ///
@@ -105,7 +104,7 @@ pub fn run(command: &mut Command, good: &[i32]) -> anyhow::Result<Took> {
     Ok(Took { wall, cpu: children()?.saturating_sub(before), memory })
 }
 
-/// Processor time of all children that have ended.
+/// Returns the processor time of all children that have ended.
 fn children() -> anyhow::Result<Duration> {
     let usage = getrusage(UsageWho::RUSAGE_CHILDREN).context("cannot ask for the usage")?;
     let of = |time: nix::sys::time::TimeVal| {
@@ -119,11 +118,11 @@ fn children() -> anyhow::Result<Duration> {
 #[derive(Clone, Copy, Debug)]
 pub struct Memory {
     pub now: u64,
-    /// The most there was.
+    /// The peak.
     pub most: u64,
 }
 
-/// The memory of a process; `None` if it has ended.
+/// Returns the memory of a process; `None` if it has ended.
 pub fn memory_of(id: u32) -> Option<Memory> {
     let text = fs::read_to_string(format!("/proc/{id}/status")).ok()?;
     let of = |name: &str| {
@@ -134,7 +133,7 @@ pub fn memory_of(id: u32) -> Option<Memory> {
     Some(Memory { now: of("VmRSS:")?, most: of("VmHWM:")? })
 }
 
-/// Processor time that a process has taken so far.
+/// Returns the processor time of a process so far.
 ///
 /// # Errors
 ///
@@ -150,13 +149,13 @@ pub fn cpu_of(id: u32) -> anyhow::Result<Duration> {
 pub struct Row {
     /// What was measured.
     pub what: String,
-    /// What this project takes.
+    /// The result of this project.
     pub ours: String,
-    /// What the peer takes, with its name; empty if there is none.
+    /// The name and the result of the peer; empty if there is none.
     pub peer: String,
-    /// Ours by the peer's, or by what is wanted.
+    /// Our result divided by the peer's, or by the goal.
     pub ratio: Option<f64>,
-    /// What is wanted; empty if nothing is.
+    /// The goal; empty if there is none.
     pub wanted: String,
 }
 

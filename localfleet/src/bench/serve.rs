@@ -1,9 +1,9 @@
-//! What an image server gives through a network card: many machines that fetch at the same time,
-//! and some uploads beside each other.
+//! Measures an image server behind a network card: many machines that fetch at the same time, and
+//! concurrent uploads.
 //!
-//! Server and clients are in network namespaces of their own, with a link between them that the
-//! kernel holds to a rate in both directions. What counts is what arrives of objects; the rest of
-//! the link carries headers of Ethernet, IP and TCP (4.4 % with packets of 1,500 bytes).
+//! Server and clients have separate network namespaces, and the kernel limits the rate of the link
+//! between them in both directions. Only the bytes of objects that arrive count; headers of
+//! Ethernet, IP and TCP take 4.4 % of the link with packets of 1,500 bytes.
 
 use std::fs::File;
 use std::net::SocketAddr;
@@ -16,7 +16,7 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use api::image_server::{GetImage, GetImageRequest};
 use api::object_server::{AddObjects, GetObjectsRequest};
-use api::object_stream::Head;
+use api::object_stream::ObjectHead;
 use bytes::Bytes;
 use certs::sets::Set;
 use model::image::ImageName;
@@ -24,7 +24,7 @@ use model::object::{Algorithm, ObjectId};
 use model::tree::{Leaf, Node};
 use nix::sched::{CloneFlags, setns};
 use rpc::client::Client;
-use rpc::trees::Reader;
+use rpc::trees::TreeReader;
 use tokio::time::Instant;
 
 use super::Bench;
@@ -34,37 +34,37 @@ use crate::fleet::client_of;
 use crate::fleet::daemon_process::Daemon;
 use crate::simulator::allow_connections;
 
-/// Machines that fetch at the same time, and uploads beside each other.
+/// The number of machines that fetch, and of uploads, at the same time.
 const FETCHERS: usize = 1_000;
 const UPLOADS: u64 = 16;
 
-/// What machines fetch, in bytes: a first installation, a large update, a small one.
+/// The bytes that a machine fetches: for a first installation, a large update, a small one.
 const SIZES: [(&str, u64); 3] =
     [("1 GB", 1_000_000_000), ("100 MB", 100_000_000), ("1 MB", 1_000_000)];
 
-/// How long they are watched, and how long they have fetched before.
+/// How long the clients are measured, and how long they have run before.
 const WATCHED: Duration = Duration::from_secs(20);
 const SETTLE: Duration = Duration::from_secs(5);
 
-/// How much a request asks for, in objects: what subd asks for at once.
+/// The number of objects in a request, as subd sends it.
 const REQUEST_OBJECTS: usize = 512;
 
-/// The length of an object that is uploaded, in bytes.
+/// The size of an object that is uploaded, in bytes.
 const UPLOADED_BYTES: usize = 64 << 10;
 
-/// What is wanted of the link.
+/// The goal for the used share of the link.
 const LINK_WANTED: f64 = 0.95;
 
 const ADDRESS: &str = "10.77.0.1:6971";
 
-/// Two network namespaces and a link between them; they go when this is dropped.
+/// Two network namespaces and a link between them, which are removed on drop.
 struct Link {
     server: String,
     clients: String,
 }
 
 impl Link {
-    /// A link of so many megabits per second.
+    /// Makes a link of `megabits` per second.
     fn new(megabits: u32) -> anyhow::Result<Self> {
         let id = std::process::id();
         let link = Self { server: format!("store-{id}"), clients: format!("fetch-{id}") };
@@ -89,12 +89,12 @@ impl Link {
         Ok(link)
     }
 
-    /// Arguments of ip(8) that run `program` where the server or the clients are.
+    /// Returns the arguments of ip(8) that run `program` in a namespace.
     fn inside(namespace: &str, program: &Path) -> Vec<std::ffi::OsString> {
         ["netns", "exec", namespace].map(Into::into).into_iter().chain([program.into()]).collect()
     }
 
-    /// Runs `work` on a thread that is where the clients are.
+    /// Runs `work` on a thread in the namespace of the clients.
     fn at_clients<T: Send>(
         &self,
         work: impl AsyncFnOnce() -> anyhow::Result<T> + Send,
@@ -113,13 +113,13 @@ impl Link {
 impl Drop for Link {
     fn drop(&mut self) {
         for namespace in [&self.server, &self.clients] {
-            // Nobody can do more about one that stays.
+            // An error leaves a namespace behind; nothing more can be done.
             let _ended = run(Command::new("ip").args(["netns", "del", namespace]), &[0]);
         }
     }
 }
 
-/// Serves machines, then uploads, through the link.
+/// Measures fetches, then uploads, through the link.
 ///
 /// # Errors
 ///
@@ -138,7 +138,7 @@ pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
         false => Certificates::make(&directory.join("tls"))?,
     };
     let address: SocketAddr = ADDRESS.parse().context("it is an address")?;
-    certificates.of_daemon("imageserver", Set::Imageserver, &[&address.ip().to_string()])?;
+    certificates.for_daemon("imageserver", Set::Imageserver, &[&address.ip().to_string()])?;
     let security = certificates.security(OPERATOR)?;
     arguments.extend(certificates.flags("imageserver").into_iter().map(Into::into));
     arguments.extend(["--listen", ADDRESS, "--data", &data].map(Into::into));
@@ -158,7 +158,7 @@ pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
     let objects = link.at_clients(async || files_of(&client(), "image").await)?;
     let mut fetched: Vec<(String, u64, Vec<ObjectId>)> =
         SIZES.map(|(name, bytes)| (name.to_owned(), bytes, first_of(&objects, bytes))).into();
-    // Real files, which become shorter on their way.
+    // Real files, which are compressed on the wire.
     let objects = link.at_clients(async || files_of(&client(), "system").await)?;
     let bytes = objects.iter().map(|(_, bytes)| bytes).sum();
     fetched.push((name, bytes, objects.into_iter().map(|(id, _)| id).collect()));
@@ -192,7 +192,8 @@ pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Lines for how much of the link was used, and how evenly; `counts` are bytes per second.
+/// Returns lines for the used share of the link and how evenly it was divided; `counts` are bytes
+/// per second.
 fn of_link(what: &str, counts: &[f64], megabits: u32) -> Vec<Row> {
     let (sum, link) = (counts.iter().sum::<f64>(), f64::from(megabits) * 125_000.0);
     let squares: f64 = counts.iter().map(|count| count * count).sum();
@@ -233,11 +234,11 @@ async fn ready(client: &Client, server: &mut Daemon) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The objects of the files of an image, with their lengths, each once.
+/// Returns the objects of the files of an image with their sizes, each once.
 async fn files_of(client: &Client, name: &str) -> anyhow::Result<Vec<(ObjectId, u64)>> {
     let request = GetImageRequest { name: ImageName::new(name)?, wait_ms: 0 };
     let image = client.call::<GetImage>(&request).await?;
-    let tree = Arc::new(Reader::new(1)).from_image_server(client, image.content.root).await?;
+    let tree = Arc::new(TreeReader::new(1)).from_image_server(client, image.content.root).await?;
     let files = tree.nodes().filter_map(|(_, node)| match node {
         Node::Leaf(Leaf::File(file)) => Some((file.object, file.size_bytes)),
         _ => None,
@@ -246,7 +247,7 @@ async fn files_of(client: &Client, name: &str) -> anyhow::Result<Vec<(ObjectId, 
     Ok(each.into_iter().collect())
 }
 
-/// As many of `objects` as have so many bytes together.
+/// Returns as many of `objects` as have `bytes` bytes in total.
 fn first_of(objects: &[(ObjectId, u64)], bytes: u64) -> Vec<ObjectId> {
     let mut sum = 0;
     let wanted = objects.iter().filter(|(_, size)| *size <= bytes / 10);
@@ -258,7 +259,7 @@ fn first_of(objects: &[(ObjectId, u64)], bytes: u64) -> Vec<ObjectId> {
     taken.map(|(id, _)| *id).collect()
 }
 
-/// What each of some clients has moved, as it goes on.
+/// The bytes that each client has moved so far.
 struct Counts(Vec<Arc<AtomicU64>>);
 
 impl Counts {
@@ -266,7 +267,7 @@ impl Counts {
         Self((0..clients).map(|_| Arc::default()).collect())
     }
 
-    /// Watches for a while; gives bytes per second, by client.
+    /// Measures for a while. Returns bytes per second for each client.
     async fn watch(&self) -> Vec<f64> {
         let now =
             || -> Vec<u64> { self.0.iter().map(|count| count.load(Ordering::Relaxed)).collect() };
@@ -279,13 +280,13 @@ impl Counts {
     }
 }
 
-/// Many clients, with a connection each, that fetch all of `ids` over and over.
+/// Runs many clients, with a connection each, that fetch all of `ids` again and again.
 async fn fetch(client: impl Fn() -> Client, ids: &[ObjectId]) -> anyhow::Result<Vec<f64>> {
     let counts = Counts::new(FETCHERS);
     let mut tasks = tokio::task::JoinSet::new();
     for (number, count) in counts.0.iter().enumerate() {
         let (client, count, mut ids) = (client(), Arc::clone(count), ids.to_vec());
-        // Machines do not ask for the same at the same moment.
+        // Machines do not ask for the same objects at the same moment.
         let middle = number * ids.len() / FETCHERS;
         ids.rotate_left(middle);
         tasks.spawn(async move {
@@ -293,7 +294,7 @@ async fn fetch(client: impl Fn() -> Client, ids: &[ObjectId]) -> anyhow::Result<
                 for ids in ids.chunks(REQUEST_OBJECTS) {
                     let request = GetObjectsRequest { ids: ids.to_vec() };
                     let mut reader = client.get_objects(&request).await?;
-                    while reader.head().await? != Head::End {
+                    while reader.head().await? != ObjectHead::End {
                         while let Some(chunk) = reader.chunk().await? {
                             count.fetch_add(chunk.len() as u64, Ordering::Relaxed);
                         }
@@ -305,7 +306,7 @@ async fn fetch(client: impl Fn() -> Client, ids: &[ObjectId]) -> anyhow::Result<
     watched(&counts, tasks).await
 }
 
-/// What the clients move, unless one of them fails.
+/// Returns what the clients move, unless one of them fails.
 async fn watched(
     counts: &Counts,
     mut tasks: tokio::task::JoinSet<anyhow::Result<()>>,
@@ -319,7 +320,7 @@ async fn watched(
     }
 }
 
-/// Some clients that upload objects which nobody has, without end.
+/// Runs some clients that upload new objects without end.
 async fn upload(client: impl Fn() -> Client) -> anyhow::Result<Vec<f64>> {
     let counts = Counts::new(usize::try_from(UPLOADS)?);
     let mut tasks = tokio::task::JoinSet::new();
@@ -333,7 +334,7 @@ async fn upload(client: impl Fn() -> Client) -> anyhow::Result<Vec<f64>> {
                 (next | 1 << 63).to_le_bytes().into_iter().cycle().take(UPLOADED_BYTES).collect();
             let mut piece = Vec::with_capacity(UPLOADED_BYTES + 64);
             let id = Algorithm::Blake3.digest(&content);
-            Head::Object { id, size_bytes: content.len() as u64 }.encode(&mut piece);
+            ObjectHead::Object { id, size_bytes: content.len() as u64 }.encode(&mut piece);
             piece.extend_from_slice(&content);
             Ok(Bytes::from(piece))
         });

@@ -1,9 +1,9 @@
-//! Adding and fetching images, beside ostree, restic and casync.
+//! Measures adding and fetching of images, beside ostree, restic and casync.
 //!
-//! All have the same tree on the same file-system, and count until what they made is on the
-//! medium: after each, `sync -f` writes out what it left to the kernel. ostree commits to a bare
-//! repository, which stores files as they are, as an image server does, and pulls from an archive
-//! repository of files beside it: it speaks to no server, which is to its advantage.
+//! All have the same tree on the same file-system. Each measurement ends when the data is on the
+//! medium: `sync -f` writes out what a program left to the kernel. ostree commits to a bare
+//! repository, which stores plain files, as an image server does, and pulls from an archive
+//! repository in local files. It uses no server, which is to its advantage.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,30 +19,31 @@ use super::{Bench, settle};
 use crate::fleet::Fleet;
 use crate::source_trees;
 
-/// What is wanted: a third of ostree's time.
+/// The goal: a third of ostree's time.
 const OSTREE_WANTED: f64 = 1.0 / 3.0;
 
-/// What is wanted of an image that nearly equals one that is there, in seconds and of its bytes.
+/// The goals for an image that nearly equals a stored one: seconds, and the share of its bytes that
+/// are sent.
 const AGAIN_WANTED: f64 = 0.3;
 const SENT_WANTED: f64 = 0.01;
 
-/// What the Go imageserver took for a first image on ext4, in seconds of processor time, and how
-/// many objects it had; and how much of that is wanted.
+/// The processor time of the Go imageserver for a first image on ext4, in seconds, the number of
+/// its objects, and the goal as a share of it.
 const GO_CPU: f64 = 7.5;
 const GO_OBJECTS: f64 = 16_157.0;
 const GO_WANTED: f64 = 0.5;
 
-/// What `imagetool add` says in JSON.
+/// The JSON output of `imagetool add`.
 #[derive(Deserialize)]
 struct Added {
     totals: Totals,
     objects: u64,
-    #[serde(with = "model::wide")]
+    #[serde(with = "model::json::large_number")]
     sent_bytes: u64,
 }
 
-/// A peer, and how it does in a shell what an image server does. `$S` is the tree, `$N` one that
-/// nearly equals it, `$R` a directory for what it stores, `$T` where the tree is to be.
+/// A peer, and the shell commands that do what an image server does. `$S` is the tree, `$N` one
+/// that nearly equals it, `$R` the directory of the repository, `$T` the target of the tree.
 struct Peer {
     name: &'static str,
     /// Not measured.
@@ -85,7 +86,7 @@ const PEERS: [Peer; 3] = [
     },
 ];
 
-/// Times of one who adds and fetches, in seconds.
+/// The times of one program, in seconds.
 #[derive(Default)]
 struct Times {
     add: Samples,
@@ -96,20 +97,20 @@ struct Times {
 /// One of [`Times`].
 type Part = fn(&Times) -> &Samples;
 
-/// Where everything is.
+/// The directories of the measurement.
 struct Place {
     tree: PathBuf,
     next: PathBuf,
-    /// What all have stored and fetched.
+    /// Everything that was stored and fetched.
     all: PathBuf,
-    /// How often it was begun.
+    /// The number of starts from nothing.
     begun: usize,
     stored: PathBuf,
     target: PathBuf,
 }
 
 impl Place {
-    /// Runs `script`, and writes out what it has left to the kernel; gives how long both took.
+    /// Runs `script`, and writes out what it has left to the kernel. Returns how long both took.
     fn shell(&self, script: &str) -> anyhow::Result<Duration> {
         let script = format!("{script} && sync -f $R");
         let mut shell = Command::new("sh");
@@ -123,8 +124,8 @@ impl Place {
         Ok(run(&mut shell, &[0]).with_context(|| script.clone())?.wall)
     }
 
-    /// Begins with nothing stored. What was stored before stays until all is measured: for some
-    /// minutes after many files were removed, ext4 takes several times as long to make others.
+    /// Starts with nothing stored. Earlier files stay until the end: for some minutes after the
+    /// removal of many files, ext4 is several times slower to make new ones.
     fn begin(&mut self) -> anyhow::Result<()> {
         self.begun += 1;
         self.stored = self.all.join(format!("{}-stored", self.begun));
@@ -145,7 +146,7 @@ impl Place {
     }
 }
 
-/// What is known of our own runs beside their times.
+/// Results of our own runs, besides their times.
 #[derive(Default)]
 struct Ours {
     times: Times,
@@ -157,7 +158,7 @@ struct Ours {
     sent_again: u64,
 }
 
-/// Adds a system, adds it again with 65 files changed, and fetches it.
+/// Measures adding a system, adding it again with 65 changed files, and fetching it.
 ///
 /// # Errors
 ///
@@ -189,7 +190,7 @@ pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
     Ok(ours.rows(&peers, &name, changed))
 }
 
-/// ostree knows no devices, pipes and sockets.
+/// Removes devices, pipes and sockets, which ostree does not support.
 fn leave_out_special_files(tree: &Path) -> anyhow::Result<()> {
     let mut find = Command::new("find");
     find.arg(tree).args(["!", "-type", "f", "!", "-type", "d", "!", "-type", "l", "-delete"]);
@@ -283,7 +284,7 @@ fn server_cpu(fleet: &Fleet) -> anyhow::Result<Duration> {
     cpu_of(fleet.imageserver.id().context("the imageserver does not run")?)
 }
 
-/// Adds `tree`; gives what was said of it, how long it took, and the server's processor time.
+/// Adds `tree`. Returns the output, the duration, and the server's processor time.
 fn add(fleet: &Fleet, image: &str, tree: &Path) -> anyhow::Result<(Added, f64, f64)> {
     eprintln!("imagetool: adding {image}");
     let (before, start) = (server_cpu(fleet)?, Instant::now());

@@ -1,4 +1,5 @@
-//! What TLS costs: the same fleet without it and with it, one after the other in the same run.
+//! Measures the cost of TLS: the same fleet without it and with it, one after the other in the same
+//! run.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -11,46 +12,47 @@ use super::{Bench, upload_filtered};
 use crate::simulated_fleet::SimulatedFleet;
 use crate::simulator::allow_connections;
 
-/// How many files the machines have: their trees are of no matter here.
+/// The number of files of the machines. Their trees do not matter here.
 const FILES: usize = 100;
 
-/// The mean length of a file of these, in bytes.
+/// The mean size of these files, in bytes.
 const FILE_BYTES: u64 = 1_000;
 
-/// How long anything may take.
+/// The most time for each step.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// How long a fleet is left alone before it counts as idle, and how long it is watched then.
+/// How long a fleet is left alone before it counts as idle, and how long it is measured then.
 const SETTLE: Duration = Duration::from_secs(10);
 const IDLE: Duration = Duration::from_secs(75);
 
-/// How often an image is fetched; the best counts, because the disk is noisy.
+/// How often an image is fetched. The best time counts, because the disk is noisy.
 const GETS: usize = 5;
 
-/// What a connection of HTTP/2 with certificates on both sides took of a client in Go, in bytes.
+/// The memory of a client in Go for one HTTP/2 connection with certificates on both sides, in
+/// bytes.
 const GO_CONNECTION: f64 = 44.0 * 1024.0;
 
-/// What one fleet took.
+/// The results of one fleet.
 struct Taken {
     /// Resident memory of the dominator and of the simulator, in bytes.
     memory: [u64; 2],
-    /// The same before there was a connection.
+    /// The same before the first connection.
     before: [u64; 2],
-    /// Processor time of both until all were taken in.
+    /// Processor time of both until all machines were synced.
     intake: [Duration; 2],
-    /// How long that took.
+    /// The time until all machines were synced.
     took: Duration,
-    /// Processor time of both while there was nothing to do.
+    /// Processor time of both while the fleet was idle.
     idle: [Duration; 2],
-    /// How long it took to get the tree of the machines' image, and the server's processor time.
+    /// The time to get the tree of the machines' image, and the server's processor time.
     get: (Duration, Duration),
 }
 
-/// Fleets of [`super::Arguments::subs`] machines, one with certificates and one without.
+/// Measures fleets of [`super::Arguments::subs`] machines, one with certificates and one without.
 ///
 /// # Errors
 ///
-/// If they do not come to be as they should.
+/// If a step takes too long or fails.
 pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
     allow_connections(bench.arguments.subs.into())?;
     let plain = fleet(bench, true)?;
@@ -114,7 +116,7 @@ fn fleet(bench: &Bench<'_>, insecure: bool) -> anyhow::Result<Taken> {
     let target = directory.join("got");
     let mut get = (Duration::MAX, Duration::MAX);
     for _ in 0..GETS {
-        // What was written before must not slow this one down.
+        // Earlier writes must not slow this run down.
         nix::unistd::sync();
         let (start, before) = (Instant::now(), cpu_of(server)?);
         let output = fleet.imagetool(&["get".as_ref(), "large/1".as_ref(), target.as_os_str()])?;

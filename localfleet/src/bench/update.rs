@@ -1,8 +1,7 @@
-//! Updates of whole trees, beside rsync, and the time in which others see a mixture.
+//! Measures updates of whole trees, beside rsync, and the time in which others see a mixture.
 //!
-//! A machine is updated to the changed tree and back, in turns; rsync does the same with a copy.
-//! rsync reads both trees to find what differs; subd knows its tree, because it scans all the
-//! time.
+//! A machine is updated to the changed tree and back, in turn; rsync does the same with a copy.
+//! rsync reads both trees to find what differs; subd knows its tree from its scans.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,9 +17,8 @@ use crate::bench::inconsistency_window::{RenameWatch, WindowSampler};
 use crate::compare::compare;
 use crate::fleet::Fleet;
 
-/// How long a machine was left alone before it is updated quickly: a machine that is asked for one
-/// thing after the other is polled no faster than the dominator polls for long, and it is that
-/// limit that would be measured.
+/// How long a machine is left alone before a quick update. Without a pause, the dominator's limit
+/// of polls would be measured.
 const QUIET: Duration = Duration::from_secs(4);
 
 fn rsync(flags: &[&str], source: &Path, target: &Path) -> anyhow::Result<Took> {
@@ -28,7 +26,7 @@ fn rsync(flags: &[&str], source: &Path, target: &Path) -> anyhow::Result<Took> {
     run(command.args(flags).arg(source.join("")).arg(target.join("")), &[0])
 }
 
-/// A fleet of one machine that has `first` and may be updated to the change and back.
+/// Starts a fleet of one machine that has `first` and may be updated to the change and back.
 fn prepared(
     bench: &Bench<'_>,
     name: &str,
@@ -43,8 +41,8 @@ fn prepared(
     Ok((fleet, changed, paths))
 }
 
-/// What the dominator knows of the last update of the machine: it must have changed `operations`
-/// paths. Gives the times of its fetch and its window.
+/// Returns the times of the fetch and the window of the machine's last update, which must have had
+/// `operations` operations.
 fn last_update(detail: &SubDetail, operations: usize) -> anyhow::Result<(Duration, Duration)> {
     let poll = detail.poll.as_ref().context("the machine was polled")?;
     let update = poll.last_update.as_ref().context("there was an update")?;
@@ -54,11 +52,11 @@ fn last_update(detail: &SubDetail, operations: usize) -> anyhow::Result<(Duratio
     Ok((Duration::from_millis(fetch), Duration::from_nanos(update.window_ns)))
 }
 
-/// An update there and back, each timed.
+/// Measures updates to the change and back.
 ///
 /// # Errors
 ///
-/// If an update fails, or does not give the tree that it should.
+/// If an update fails, or results in another tree.
 pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
     let mut rows = Vec::new();
     for (change, _) in CHANGES {
@@ -121,11 +119,11 @@ fn beside_rsync(bench: &Bench<'_>, change: Change) -> anyhow::Result<Vec<Row>> {
     ])
 }
 
-/// The window, as the kernel tells it to an sampler, and as subd reports it.
+/// Measures the window, as a sampler sees it and as subd reports it.
 ///
 /// # Errors
 ///
-/// If an update fails, or the sampler has not seen it.
+/// If an update fails, or the sampler missed it.
 pub fn windows(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
     let mut rows = Vec::new();
     for (change, wanted) in CHANGES {
@@ -133,7 +131,7 @@ pub fn windows(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
         let root = fleet.subs[0].root.clone();
         let mut images = [change.name, "first"].into_iter().cycle();
         let mut next = || images.next().context("a cycle has no end");
-        // The order of one update there and one back.
+        // One update to the change and one back.
         let mut ends = Vec::new();
         for _ in 0..2 {
             let renames = RenameWatch::of(paths.iter().map(|path| root.join(path)))?;
@@ -165,7 +163,7 @@ pub fn windows(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// From the edit of the machine database to `synced`.
+/// Measures the time from the edit of the machine database to `synced`.
 ///
 /// # Errors
 ///
@@ -191,7 +189,7 @@ pub fn quick(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
     }])
 }
 
-/// A whole system onto an empty machine.
+/// Measures the installation of a whole system on an empty machine.
 ///
 /// # Errors
 ///

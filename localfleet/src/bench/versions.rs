@@ -1,8 +1,8 @@
-//! What an image server takes that holds many versions of a large image.
+//! Measures an image server with many versions of a large image.
 //!
-//! Each version differs from the one before it in as many files as a security update changes, and
-//! is sent as `imagetool` would send it; but it is made in memory, for to make each as a tree on
-//! the disk would take longer than all the rest.
+//! Each version differs from the one before in as many files as a security update changes, and is
+//! sent as `imagetool` would send it. It is made in memory, because making each as a tree on disk
+//! would take longer than all the rest.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,13 +14,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use api::image_server::{AddImage, AddImageRequest, GetImage, GetImageRequest};
 use api::object_server::AddObjects;
-use api::object_stream::Head;
+use api::object_stream::ObjectHead;
 use bytes::Bytes;
 use model::image::{Image, ImageName};
 use model::object::ObjectId;
 use model::tree::Tree;
 use rpc::client::Client;
-use rpc::trees::Reader;
+use rpc::trees::TreeReader;
 
 use super::fixture::{self, Shape};
 use super::measure::{Row, cpu_of, mebibytes, memory_of, seconds};
@@ -29,20 +29,20 @@ use crate::compare::list;
 use crate::fleet::client_of;
 use crate::simulator::patch::{own_directories, with_one_file};
 
-/// The length of a file, in bytes.
+/// The size of a file, in bytes.
 const FILE_BYTES: u64 = 1_000;
 
-/// How long the server is left alone before its memory counts as that of an idle one.
+/// How long the server is left alone before it counts as idle.
 const SETTLE: Duration = Duration::from_secs(20);
 
-/// How long the server may take to look through an image.
+/// The most time for the server to check an image.
 const ADD_MAX: Duration = Duration::from_secs(60);
 
-/// What is wanted of a server that holds all versions.
+/// The goals for a server with all versions.
 const START_WANTED: f64 = 1.0;
 const MEMORY_WANTED: u64 = 64 << 20;
 
-/// Adds the versions, starts the server again, and leaves it alone.
+/// Measures adding the versions, a restart of the server, and the idle server.
 ///
 /// # Errors
 ///
@@ -118,19 +118,19 @@ pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
     ])
 }
 
-/// What the files below `directory` take, in bytes.
+/// Returns the disk space of the files below `directory`, in bytes.
 fn disk_bytes(directory: &Path) -> anyhow::Result<u64> {
     Ok(list(directory, &|_| false)?.values().map(|metadata| metadata.blocks() * 512).sum())
 }
 
-/// Files of each version that the one before it had not.
+/// The number of files of each version that differ from the version before.
 const CHANGED: u64 = fixture::SMALL.files as u64;
 
 async fn add_versions(client: &Client, versions: u64) -> anyhow::Result<()> {
     let name = |number: u64| ImageName::new(&format!("version/{number}"));
     let request = GetImageRequest { name: name(0)?, wait_ms: 0 };
     let Image { mut content, notes } = client.call::<GetImage>(&request).await?;
-    let reader = Arc::new(Reader::new(1));
+    let reader = Arc::new(TreeReader::new(1));
     let mut tree = reader.from_image_server(client, content.root).await?;
     let mut known: BTreeSet<ObjectId> = own_directories(&tree, |_| false).into_keys().collect();
     for number in 1..versions {
@@ -143,7 +143,7 @@ async fn add_versions(client: &Client, versions: u64) -> anyhow::Result<()> {
             append(&mut body, id, &directory.encode());
             known.insert(id);
         }
-        Head::End.encode(&mut body);
+        ObjectHead::End.encode(&mut body);
         let body = futures_util::stream::iter([Ok(Bytes::from(body))]);
         client.upload::<AddObjects>(body).await.context("cannot upload")?;
         (content.root, content.name) = (tree.digest(), name(number)?);
@@ -153,7 +153,7 @@ async fn add_versions(client: &Client, versions: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The version after `tree`; the content of its own files is appended to `body`.
+/// Returns the version after `tree`, and appends the content of its changed files to `body`.
 fn next(tree: &Tree, number: u64, body: &mut Vec<u8>) -> anyhow::Result<Tree> {
     let mut tree = tree.clone();
     for file in 0..CHANGED {
@@ -171,6 +171,6 @@ fn next(tree: &Tree, number: u64, body: &mut Vec<u8>) -> anyhow::Result<Tree> {
 }
 
 fn append(body: &mut Vec<u8>, id: ObjectId, content: &[u8]) {
-    Head::Object { id, size_bytes: content.len() as u64 }.encode(body);
+    ObjectHead::Object { id, size_bytes: content.len() as u64 }.encode(body);
     body.extend_from_slice(content);
 }

@@ -6,33 +6,33 @@ use anyhow::Context as _;
 use certs::sets::Set;
 use certs::{
     authority::{Authority, AuthorityOptions, Request},
-    place::Replace,
+    files::Replace,
 };
 use rpc::tls::Security;
 
-/// The holder of all powers: the operator of the fleet.
+/// The operator of the fleet, who has all powers.
 pub const OPERATOR: &str = "operator";
 
 /// The certificates of one fleet, in a directory for each holder; or none, for a fleet that runs
 /// with `--insecure`.
 #[derive(Debug)]
 pub struct Certificates {
-    made: Option<Made>,
+    issued: Option<IssuedCertificates>,
 }
 
 #[derive(Debug)]
-struct Made {
+struct IssuedCertificates {
     directory: PathBuf,
     authority: Authority,
 }
 
 impl Certificates {
-    /// No certificates.
+    /// Returns no certificates.
     pub fn none() -> Self {
-        Self { made: None }
+        Self { issued: None }
     }
 
-    /// An authority, and a certificate of the operator, below `directory`.
+    /// Makes an authority, and a certificate of the operator, below `directory`.
     ///
     /// # Errors
     ///
@@ -41,7 +41,7 @@ impl Certificates {
         let options = AuthorityOptions { name: "local fleet".to_owned(), ..Default::default() };
         let authority = Authority::create(&options).context("cannot make an authority")?;
         let directory = directory.to_owned();
-        let all = Self { made: Some(Made { directory, authority }) };
+        let all = Self { issued: Some(IssuedCertificates { directory, authority }) };
         all.issue(OPERATOR, vec!["*.*".to_owned()], &[])?;
         Ok(all)
     }
@@ -52,22 +52,22 @@ impl Certificates {
     /// # Errors
     ///
     /// If files cannot be written.
-    pub fn of_daemon(&self, holder: &str, set: Set, hosts: &[&str]) -> anyhow::Result<()> {
+    pub fn for_daemon(&self, holder: &str, set: Set, hosts: &[&str]) -> anyhow::Result<()> {
         self.issue(holder, set.powers(), hosts)
     }
 
-    /// The authority; `None` for a fleet that runs with `--insecure`.
+    /// Returns the authority; `None` for a fleet that runs with `--insecure`.
     pub fn authority(&self) -> Option<&Authority> {
-        self.made.as_ref().map(|made| &made.authority)
+        self.issued.as_ref().map(|made| &made.authority)
     }
 
-    /// The certificate file of the authority; `None` without certificates.
+    /// Returns the certificate file of the authority; `None` without certificates.
     pub fn authority_file(&self) -> Option<PathBuf> {
-        self.made.as_ref().map(|made| made.directory.join(OPERATOR).join("ca.pem"))
+        self.issued.as_ref().map(|made| made.directory.join(OPERATOR).join("ca.pem"))
     }
 
     fn issue(&self, holder: &str, powers: Vec<String>, hosts: &[&str]) -> anyhow::Result<()> {
-        let Some(made) = &self.made else { return Ok(()) };
+        let Some(made) = &self.issued else { return Ok(()) };
         let request = Request {
             name: holder.to_owned(),
             hosts: hosts.iter().map(|host| (*host).to_owned()).collect(),
@@ -80,9 +80,9 @@ impl Certificates {
         Ok(())
     }
 
-    /// The flags with which `holder` is started.
+    /// Returns the flags with which `holder` is started.
     pub fn flags(&self, holder: &str) -> Vec<String> {
-        match &self.made {
+        match &self.issued {
             None => vec!["--insecure".to_owned()],
             Some(made) => {
                 vec!["--tls".to_owned(), made.directory.join(holder).display().to_string()]
@@ -90,13 +90,13 @@ impl Certificates {
         }
     }
 
-    /// The protection of the connections of `holder`, for code in this process.
+    /// Returns the protection of the connections of `holder`, for code in this process.
     ///
     /// # Errors
     ///
     /// If its files cannot be read.
     pub fn security(&self, holder: &str) -> anyhow::Result<Security> {
-        match &self.made {
+        match &self.issued {
             None => Ok(Security::Insecure),
             Some(made) => Ok(Security::open(&made.directory.join(holder))?),
         }

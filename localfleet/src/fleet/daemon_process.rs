@@ -10,7 +10,7 @@ use anyhow::{Context as _, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// How long a daemon may take to stop after SIGTERM.
+/// The most time that a daemon may take to stop after SIGTERM.
 const STOP_MAX: Duration = Duration::from_secs(15);
 
 /// A daemon. Stopped when dropped.
@@ -69,12 +69,12 @@ impl Daemon {
         &self.name
     }
 
-    /// The file that has its output.
+    /// Returns the file with its output.
     pub fn log(&self) -> &Path {
         &self.log
     }
 
-    /// Its process id, while it runs.
+    /// Returns its process id while it runs.
     pub fn id(&self) -> Option<u32> {
         self.child.as_ref().map(Child::id)
     }
@@ -109,7 +109,7 @@ impl Daemon {
     ///
     /// # Errors
     ///
-    /// Says how it ended, and shows the end of its log.
+    /// With its exit status and the end of its log.
     pub fn check(&mut self) -> anyhow::Result<()> {
         let Some(child) = &mut self.child else { return Ok(()) };
         if let Some(status) = child.try_wait().context("cannot wait")? {

@@ -1,4 +1,4 @@
-//! What the benchmark asks of a simulator, over the wire, at a port of its own.
+//! The methods with which the benchmark controls a simulator.
 // tidy: core
 
 use api::Done;
@@ -10,23 +10,23 @@ use serde::{Deserialize, Serialize};
 
 use super::sub::FirstTimes;
 
-/// Tells how the simulator is doing.
+/// Returns the counters of the simulator.
 pub enum GetSimulatorStatus {}
 
-/// See [`GetSimulatorStatus`].
+/// The reply of [`GetSimulatorStatus`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SimulatorStatus {
     /// The port that all subs listen on.
     pub port: u16,
-    /// How many subs there are.
+    /// The number of subs.
     pub subs: u32,
-    /// Connections that were taken in since the start.
+    /// Connections that were accepted since the start.
     pub connections: u64,
     /// Polls that were answered since the start.
     pub polls: u64,
-    /// Subs that were told to do something since the first_times were cleared.
+    /// Subs that were ordered to do something since the first times were cleared.
     pub ordered: u32,
-    /// Subs whose update was verified since the first_times were cleared.
+    /// Subs whose update was verified since the first times were cleared.
     pub verified: u32,
 }
 
@@ -38,8 +38,8 @@ impl Method for GetSimulatorStatus {
     type Reply = SimulatorStatus;
 }
 
-/// Forgets when which sub first saw what; answers with the time, in nanoseconds on the monotonic
-/// clock of the system.
+/// Clears the first times of all subs. Returns the time, in nanoseconds on the monotonic clock of
+/// the system.
 pub enum ClearFirstTimes {}
 
 impl Method for ClearFirstTimes {
@@ -50,7 +50,7 @@ impl Method for ClearFirstTimes {
     type Reply = u64;
 }
 
-/// Tells when each sub, in the order of their addresses, first saw what.
+/// Returns the first times of all subs, in the order of their addresses.
 pub enum GetFirstTimes {}
 
 impl Method for GetFirstTimes {
@@ -65,12 +65,12 @@ impl Method for GetFirstTimes {
 /// Changes one file of one sub.
 pub enum Drift {}
 
-/// See [`Drift`].
+/// The request of [`Drift`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DriftRequest {
     /// The number of the sub, from 0.
     pub sub: u32,
-    /// Which file, and how.
+    /// Chooses the file and the change.
     pub chance: u64,
 }
 
@@ -82,15 +82,15 @@ impl Method for Drift {
     type Reply = Done;
 }
 
-/// Lets shares of the fleet fail, until it is called again.
+/// Makes parts of the fleet fail, until it is called again.
 pub enum Disturb {}
 
-/// See [`Disturb`].
+/// The request of [`Disturb`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DisturbRequest {
-    /// Subs that are dead, per cent: half of them refuse connections, half say nothing.
+    /// The percentage of dead subs: half of them refuse connections, half send nothing.
     pub dead_percent: u8,
-    /// Subs that go down and come up again every few seconds, per cent.
+    /// The percentage of subs that go down and come up again every few seconds.
     pub flapping_percent: u8,
 }
 
@@ -105,28 +105,26 @@ impl Method for Disturb {
 /// How a sub is disturbed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Disturbance {
-    /// Not at all.
     #[default]
     Steady,
     /// It refuses connections.
     Refusing,
-    /// It takes connections, and says nothing.
+    /// It accepts connections, and sends nothing.
     Silent,
-    /// It goes down and comes up.
+    /// It goes down and comes up again and again.
     Flapping,
 }
 
 impl DisturbRequest {
-    /// What becomes of the sub with number `sub`: in each hundred of them every disturbance is as
-    /// frequent
-    /// as was asked for.
+    /// Returns the disturbance of the sub with number `sub`. Each hundred subs have the requested
+    /// percentages.
     pub fn disturbance(self, sub: usize) -> Disturbance {
-        // A number that has no factor in common with a hundred visits all of a hundred.
-        let place = sub * 37 % 100;
+        // 37 is coprime to 100, so a hundred subs in a row have all hundred remainders.
+        let remainder = sub * 37 % 100;
         let dead = usize::from(self.dead_percent);
-        if place < dead {
-            if place.is_multiple_of(2) { Disturbance::Refusing } else { Disturbance::Silent }
-        } else if place < dead + usize::from(self.flapping_percent) {
+        if remainder < dead {
+            if remainder.is_multiple_of(2) { Disturbance::Refusing } else { Disturbance::Silent }
+        } else if remainder < dead + usize::from(self.flapping_percent) {
             Disturbance::Flapping
         } else {
             Disturbance::Steady
@@ -139,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fates_are_as_frequent_as_asked_for() {
+    fn disturbances_have_the_requested_percentages() {
         let request = DisturbRequest { dead_percent: 10, flapping_percent: 5 };
         let count =
             |disturbance| (0..1_000).filter(|&sub| request.disturbance(sub) == disturbance).count();

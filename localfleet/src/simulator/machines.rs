@@ -1,5 +1,4 @@
-//! All simulated machines of a process: who is at which address, what they are told, and the work
-//! that takes them time.
+//! All simulated machines of a process: their addresses, their methods, and their tasks.
 
 use rpc::tls::Security;
 use std::collections::{BTreeMap, VecDeque};
@@ -13,18 +12,20 @@ use api::codec::{Encoding, encode};
 use api::fault::{Fault, FaultCode};
 use api::subd::{
     Cleanup, Commit, EncodedDirectory, Fetch, GetDirectories, GetDirectoriesReply,
-    GetDirectoriesRequest, Identity, Poll, PollReply, PollRequest, Prepare, SetConfiguration,
+    GetDirectoriesRequest, Poll, PollReply, PollRequest, Prepare, SetConfiguration, SubIdentity,
 };
+use model::display::error_chain;
 use model::escape::ByteText;
 use model::image::required::RequiredImage;
 use model::lock::locked;
 use model::object::{Algorithm, ObjectId};
 use model::plan::Plan;
-use model::report::report;
 use model::scope::Scope;
 use model::tree::{Time, Tree};
 use rpc::server::{Caller, Router};
-use rpc::trees::Reader;
+use rpc::trees::TreeReader;
+use testing::random::Random;
+use testing::sub_model::Task;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -33,81 +34,63 @@ use tokio_util::task::TaskTracker;
 
 use super::control::{DisturbRequest, Disturbance, SimulatorStatus};
 use super::patch::{drifted, own_directories, patched};
-use super::sub::{Patched, Sub, Task};
+use super::sub::{Patched, Sub};
 
-/// How many trees that plans gave are remembered: a fleet is updated from few trees to few others.
+/// The most results of plans that are cached. A fleet is updated from few trees to few others.
 const RESULTS: usize = 64;
 
-/// The most bytes of directories in one answer.
+/// The most bytes of directories in one reply.
 const ANSWER_BYTES: usize = 4 << 20;
 
-/// How often it is looked for who goes down and who comes up.
+/// How often flapping machines are checked.
 const FLAP_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How long a flapping machine is down, and how long it is up: the shortest, and how much more it
-/// may be, in milliseconds.
+/// The shortest time that a flapping machine is down or up, and the range that is added at random,
+/// in milliseconds.
 const FLAP_DOWN_MS: (u64, u64) = (1_000, 3_000);
 const FLAP_UP_MS: (u64, u64) = (4_000, 8_000);
 
-/// How long each kind of work takes.
+/// The duration of each kind of task.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkTimes {
-    /// A scan of what has changed.
     pub scan: Duration,
     pub fetch: Duration,
-    /// The staging of an update.
     pub prepare: Duration,
-    /// The carrying out of an update.
     pub update: Duration,
-}
-
-/// Numbers without order, the same in each run.
-#[derive(Clone, Copy, Debug)]
-struct Chance(u64);
-
-impl Chance {
-    fn next(&mut self) -> u64 {
-        // SplitMix64.
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
 }
 
 struct Machine {
     sub: Mutex<Sub>,
     news: Notify,
-    line: Mutex<Line>,
+    connections: Mutex<Connections>,
 }
 
 impl Machine {
-    /// Its sub, to be asked. What came before the machine went down must not be heard after it:
-    /// nobody would do the work.
+    /// Locks the sub if the machine is up. A request from before the machine went down must not
+    /// start a task afterwards.
     fn up(&self) -> Result<MutexGuard<'_, Sub>, Fault> {
         let sub = locked(&self.sub);
         if sub.is_up { Ok(sub) } else { Err(Fault::new(FaultCode::Unavailable, "it is down")) }
     }
 }
 
-/// What a machine does with its connections.
+/// The connections of a machine.
 #[derive(Default)]
-struct Line {
+struct Connections {
     disturbance: Disturbance,
     is_down: bool,
     open: Vec<CancellationToken>,
-    /// Connections that get no answer.
+    /// Connections that are accepted and get no answer.
     silent: Vec<TcpStream>,
 }
 
-/// What becomes of a new connection.
+/// What is done with a new connection.
 #[derive(Debug)]
-pub enum Taken {
-    /// It is served, until the token is cancelled.
+pub enum Accepted {
+    /// Serve it until the token is cancelled.
     Served(TcpStream),
     Refused(TcpStream),
-    /// The machine holds it, and says nothing.
+    /// The machine keeps it open and sends nothing.
     Held,
 }
 
@@ -122,12 +105,12 @@ pub struct Machines {
     first: Ipv4Addr,
     port: u16,
     work_times: WorkTimes,
-    reader: Arc<Reader>,
-    /// The trees of all images, by digest; while they are held the reader knows their directories.
+    reader: Arc<TreeReader>,
+    /// The trees of all images, by digest. They keep their directories in the store of the reader.
     trees: BTreeMap<ObjectId, Tree>,
     results: Mutex<VecDeque<((ObjectId, ObjectId), Tree)>>,
     counts: Counts,
-    chance: Mutex<Chance>,
+    chance: Mutex<Random>,
     tracker: TaskTracker,
     stop: CancellationToken,
 }
@@ -140,27 +123,26 @@ impl std::fmt::Debug for Machines {
     }
 }
 
-/// What machines are made of.
+/// The options of [`Machines::new`].
 #[derive(Debug)]
-pub struct Plenty {
+pub struct MachineOptions {
     pub count: usize,
-    /// The address of the first; the others follow.
+    /// The address of the first machine; the others follow.
     pub first: Ipv4Addr,
-    /// The port of all.
+    /// The port of all machines.
     pub port: u16,
-    /// How fast they are.
     pub work_times: WorkTimes,
-    /// How many of them differ from their image at first, in a file each, per cent.
+    /// The percentage of machines that differ from their image at the start, in one file each.
     pub drifted_percent: u8,
-    /// The images that they have in turns.
+    /// The images that machines have in turn.
     pub images: Vec<Arc<RequiredImage>>,
-    /// Images that they may get.
+    /// Images that machines may be updated to.
     pub updates: Vec<Arc<RequiredImage>>,
-    /// What has read all of them.
-    pub reader: Arc<Reader>,
+    /// The reader of all these images.
+    pub reader: Arc<TreeReader>,
 }
 
-/// Nanoseconds on the monotonic clock of the system, which all processes share.
+/// Returns nanoseconds on the monotonic clock of the system, which all processes share.
 pub fn monotonic() -> u64 {
     let now = nix::time::ClockId::CLOCK_MONOTONIC.now().map(Duration::from).unwrap_or_default();
     u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
@@ -172,25 +154,25 @@ fn wall() -> Time {
     Time { seconds, nanoseconds: since.subsec_nanos() }
 }
 
-/// The name of the sub with this number, from 0.
+/// Returns the name of the sub with this number, from 0.
 pub fn hostname(number: usize) -> String {
     format!("sub-{:05}.sim.example", number + 1)
 }
 
-/// The address of the sub with this number, from 0.
+/// Returns the address of the sub with this number, from 0.
 pub fn address(first: Ipv4Addr, number: usize) -> Option<Ipv4Addr> {
     let offset = u32::try_from(number).ok()?;
     let address = Ipv4Addr::from(u32::from(first).checked_add(offset)?);
     address.is_loopback().then_some(address)
 }
 
-fn identity(number: usize) -> Identity {
+fn identity(number: usize) -> SubIdentity {
     let digest = |what: &str| {
         let id = Algorithm::Blake3.digest(format!("{what} {number}").as_bytes()).to_string();
         id.trim_start_matches("blake3:")[..32].to_owned()
     };
     let boot = digest("boot");
-    Identity {
+    SubIdentity {
         hostname: hostname(number),
         machine_id: digest("machine"),
         boot_id: format!(
@@ -206,19 +188,31 @@ fn identity(number: usize) -> Identity {
 }
 
 impl Machines {
-    /// Makes the machines; their work is done in `tracker` until `stop` is cancelled.
-    pub fn new(plenty: Plenty, tracker: TaskTracker, stop: CancellationToken) -> Arc<Self> {
-        let Plenty { count, first, port, work_times, drifted_percent, images, updates, reader } =
-            plenty;
-        let mut chance = Chance(1);
+    /// Makes the machines. Their tasks run in `tracker` until `stop` is cancelled.
+    pub fn new(
+        options: MachineOptions,
+        tracker: TaskTracker,
+        stop: CancellationToken,
+    ) -> Arc<Self> {
+        let MachineOptions {
+            count,
+            first,
+            port,
+            work_times,
+            drifted_percent,
+            images,
+            updates,
+            reader,
+        } = options;
+        let mut chance = Random::new(1);
         let machines = (0..count)
             .zip(images.iter().cycle())
             .map(|(number, image)| {
                 let own = number * 61 % 100 < usize::from(drifted_percent);
-                let drifted = own.then(|| drifted(&image.tree, chance.next())).flatten();
+                let drifted = own.then(|| drifted(&image.tree, chance.number())).flatten();
                 let tree = drifted.unwrap_or_else(|| image.tree.clone());
-                let sub = Sub::new(identity(number), tree, image.name().clone(), chance.next());
-                Machine { sub: Mutex::new(sub), news: Notify::new(), line: Mutex::default() }
+                let sub = Sub::new(identity(number), tree, image.name().clone(), chance.number());
+                Machine { sub: Mutex::new(sub), news: Notify::new(), connections: Mutex::default() }
             })
             .collect();
         let all = images.iter().chain(&updates);
@@ -238,40 +232,39 @@ impl Machines {
         })
     }
 
-    /// How many there are.
     pub fn count(&self) -> usize {
         self.machines.len()
     }
 
-    /// The number of the machine that is at an address.
-    pub fn at(&self, address: IpAddr) -> Option<usize> {
+    /// Returns the number of the machine with an address.
+    pub fn number_at(&self, address: IpAddr) -> Option<usize> {
         let IpAddr::V4(address) = address.to_canonical() else { return None };
         let number = u32::from(address).checked_sub(u32::from(self.first))?;
         usize::try_from(number).ok().filter(|&number| number < self.machines.len())
     }
 
-    /// A connection to a machine has come; `cut` ends it when the machine goes down.
-    pub fn take(&self, number: usize, stream: TcpStream, cut: &CancellationToken) -> Taken {
+    /// Accepts a connection to a machine. `cut` ends it when the machine goes down.
+    pub fn accept(&self, number: usize, stream: TcpStream, cut: &CancellationToken) -> Accepted {
         self.counts.connections.fetch_add(1, Ordering::Relaxed);
-        let mut line = locked(&self.machines[number].line);
-        match line.disturbance {
+        let mut connections = locked(&self.machines[number].connections);
+        match connections.disturbance {
             Disturbance::Silent => {
-                // Whoever has given up an older one does not come back to it.
-                line.silent.truncate(1);
-                line.silent.push(stream);
-                Taken::Held
+                // The client has given up older connections.
+                connections.silent.truncate(1);
+                connections.silent.push(stream);
+                Accepted::Held
             }
-            Disturbance::Refusing => Taken::Refused(stream),
-            Disturbance::Flapping if line.is_down => Taken::Refused(stream),
+            Disturbance::Refusing => Accepted::Refused(stream),
+            Disturbance::Flapping if connections.is_down => Accepted::Refused(stream),
             Disturbance::Flapping | Disturbance::Steady => {
-                line.open.retain(|open| !open.is_cancelled());
-                line.open.push(cut.clone());
-                Taken::Served(stream)
+                connections.open.retain(|open| !open.is_cancelled());
+                connections.open.push(cut.clone());
+                Accepted::Served(stream)
             }
         }
     }
 
-    /// How they are doing.
+    /// Returns the counters.
     pub fn report(&self) -> SimulatorStatus {
         let count = |what: fn(&Sub) -> bool| {
             let found = self.machines.iter().filter(|machine| what(&locked(&machine.sub)));
@@ -287,9 +280,9 @@ impl Machines {
         }
     }
 
-    /// Does `look` with each machine, in the order of their addresses.
-    pub fn each<T>(&self, look: impl Fn(&mut Sub) -> T) -> Vec<T> {
-        self.machines.iter().map(|machine| look(&mut locked(&machine.sub))).collect()
+    /// Calls `action` with each machine, in the order of their addresses.
+    pub fn each<T>(&self, action: impl Fn(&mut Sub) -> T) -> Vec<T> {
+        self.machines.iter().map(|machine| action(&mut locked(&machine.sub))).collect()
     }
 
     /// Changes one file of one machine.
@@ -300,31 +293,35 @@ impl Machines {
     pub fn drift(self: &Arc<Self>, number: usize, chance: u64) -> Result<Done, Fault> {
         let none = |what: &str| Fault::new(FaultCode::NotFound, what);
         let machine = self.machines.get(number).ok_or_else(|| none("no such machine"))?;
-        let (work, instance) = {
+        let (task, instance) = {
             let mut sub = locked(&machine.sub);
-            let tree = drifted(sub.tree(), chance).ok_or_else(|| none("it has no file"))?;
-            (sub.drift(tree), sub.instance())
+            let tree = drifted(&sub.model.tree, chance).ok_or_else(|| none("it has no file"))?;
+            (sub.drift(tree), sub.model.version.instance)
         };
-        self.work(number, instance, work);
+        self.run_task(number, instance, task);
         Ok(Done {})
     }
 
-    /// Lets machines fail as asked for, and others come up.
+    /// Makes machines fail as requested, and others come up.
     pub fn disturb(self: &Arc<Self>, request: DisturbRequest) {
         for number in 0..self.machines.len() {
             let disturbance = request.disturbance(number);
-            let mut line = locked(&self.machines[number].line);
-            if std::mem::replace(&mut line.disturbance, disturbance) == disturbance {
+            let mut connections = locked(&self.machines[number].connections);
+            if std::mem::replace(&mut connections.disturbance, disturbance) == disturbance {
                 continue;
             }
             match disturbance {
-                Disturbance::Refusing | Disturbance::Silent => self.go_down(number, &mut line),
-                Disturbance::Steady | Disturbance::Flapping => self.come_up(number, &mut line),
+                Disturbance::Refusing | Disturbance::Silent => {
+                    self.go_down(number, &mut connections);
+                }
+                Disturbance::Steady | Disturbance::Flapping => {
+                    self.come_up(number, &mut connections);
+                }
             }
         }
     }
 
-    /// Lets those that flap go down and come up, for ever.
+    /// Makes flapping machines go down and come up, for ever.
     pub async fn flap(self: Arc<Self>) {
         let mut next: Vec<Option<Instant>> = vec![None; self.machines.len()];
         let mut interval = tokio::time::interval(FLAP_INTERVAL);
@@ -332,60 +329,61 @@ impl Machines {
             interval.tick().await;
             let now = Instant::now();
             for (number, next) in next.iter_mut().enumerate() {
-                // Held to the end: nobody else may decide meanwhile that it is to be up.
-                let mut line = locked(&self.machines[number].line);
-                if line.disturbance != Disturbance::Flapping {
+                // Locked to the end: nobody else may decide meanwhile that the machine is up.
+                let mut connections = locked(&self.machines[number].connections);
+                if connections.disturbance != Disturbance::Flapping {
                     *next = None;
                     continue;
                 }
                 if next.is_some_and(|next| now < next) {
                     continue;
                 }
-                // A change that is due is made; the first only gets its time.
-                let (least, more) = match (next.is_some(), line.is_down) {
+                // A change that is due is made. The first change is only scheduled.
+                let (least, more) = match (next.is_some(), connections.is_down) {
                     (true, false) => {
-                        self.go_down(number, &mut line);
+                        self.go_down(number, &mut connections);
                         FLAP_DOWN_MS
                     }
                     (true, true) => {
-                        self.come_up(number, &mut line);
+                        self.come_up(number, &mut connections);
                         FLAP_UP_MS
                     }
                     (false, _) => FLAP_UP_MS,
                 };
-                let pause = least + locked(&self.chance).next() % more;
+                let pause = least + locked(&self.chance).number() % more;
                 *next = Some(now + Duration::from_millis(pause));
             }
         }
     }
 
-    /// `line` is that of the machine, and held as long as the machine changes, so that they agree.
-    fn go_down(&self, number: usize, line: &mut Line) {
+    /// Takes a machine down. The caller has locked its connections, so that they agree with the
+    /// state.
+    fn go_down(&self, number: usize, connections: &mut Connections) {
         locked(&self.machines[number].sub).crash();
-        line.is_down = true;
-        line.open.drain(..).for_each(|open| open.cancel());
+        connections.is_down = true;
+        connections.open.drain(..).for_each(|open| open.cancel());
     }
 
-    /// As [`Machines::go_down`].
-    fn come_up(self: &Arc<Self>, number: usize, line: &mut Line) {
-        line.silent.clear();
-        if !std::mem::take(&mut line.is_down) {
+    /// Lets a machine come up. The caller has locked its connections.
+    fn come_up(self: &Arc<Self>, number: usize, connections: &mut Connections) {
+        connections.silent.clear();
+        if !std::mem::take(&mut connections.is_down) {
             return;
         }
-        let instance = locked(&self.chance).next();
+        let instance = locked(&self.chance).number();
         let sub = &self.machines[number].sub;
-        let work = locked(sub).start(instance, |have, plan| self.patch(have, plan));
-        self.work(number, instance, work);
+        let task = locked(sub).start(instance, |have, plan| self.patch(have, plan));
+        self.run_task(number, instance, task);
     }
 
-    /// Does some work of a machine after the time it takes, and what follows from it.
-    fn work(self: &Arc<Self>, number: usize, instance: u64, work: Task) {
+    /// Ends a task of a machine after its duration, and does the tasks that follow from it.
+    fn run_task(self: &Arc<Self>, number: usize, instance: u64, task: Task) {
         let (machines, stop) = (Arc::clone(self), self.stop.clone());
         let all = async move {
-            let mut next = Some(work);
-            while let Some(work) = next {
+            let mut next = Some(task);
+            while let Some(task) = next {
                 let work_times = machines.work_times;
-                let pause = match work {
+                let pause = match task {
                     Task::Scan => work_times.scan,
                     Task::Fetch(_) => work_times.fetch,
                     Task::Prepare(_) => work_times.prepare,
@@ -394,10 +392,10 @@ impl Machines {
                 tokio::time::sleep(pause).await;
                 let machine = &machines.machines[number];
                 let mut sub = locked(&machine.sub);
-                if !sub.is_up || sub.instance() != instance {
+                if !sub.is_up || sub.model.version.instance != instance {
                     return;
                 }
-                next = sub.over(work, monotonic(), |have, plan| machines.patch(have, plan));
+                next = sub.end(task, monotonic(), |have, plan| machines.patch(have, plan));
                 drop(sub);
                 machine.news.notify_waiters();
             }
@@ -405,9 +403,10 @@ impl Machines {
         self.tracker.spawn(stop.run_until_cancelled_owned(all));
     }
 
-    /// The tree after a plan. Most of a fleet has the same tree and gets the same plan.
+    /// Returns the tree after a plan, from the cache if possible: most of a fleet has the same tree
+    /// and gets the same plan.
     fn patch(&self, have: &Tree, plan: &Plan) -> Patched {
-        let bytes = encode(Encoding::Bincode, "plan", plan).map_err(|error| report(&error))?;
+        let bytes = encode(Encoding::Bincode, "plan", plan).map_err(|error| error_chain(&error))?;
         let key = (have.digest(), Algorithm::Blake3.digest(&bytes));
         let known = |results: &VecDeque<((ObjectId, ObjectId), Tree)>| {
             results.iter().find(|(other, _)| *other == key).map(|(_, tree)| tree.clone())
@@ -415,7 +414,7 @@ impl Machines {
         if let Some(tree) = known(&locked(&self.results)) {
             return Ok(tree);
         }
-        let tree = patched(have, plan).map_err(|error| report(&error))?;
+        let tree = patched(have, plan).map_err(|error| error_chain(&error))?;
         let tree = self.trees.get(&tree.digest()).cloned().unwrap_or(tree);
         let mut results = locked(&self.results);
         results.push_back((key, tree.clone()));
@@ -427,7 +426,7 @@ impl Machines {
 
     fn called(&self, caller: &Caller) -> Result<(usize, &Machine), Fault> {
         let nobody = || Fault::new(FaultCode::Unavailable, "no machine has this address");
-        let number = self.at(caller.local.ip()).ok_or_else(nobody)?;
+        let number = self.number_at(caller.local.ip()).ok_or_else(nobody)?;
         let machine = &self.machines[number];
         Ok((number, machine))
     }
@@ -436,12 +435,12 @@ impl Machines {
         let (_, machine) = self.called(&caller)?;
         let deadline = Instant::now() + Duration::from_millis(request.wait_ms.into());
         loop {
-            // Before looking, so that no news falls between.
+            // Before the check, so that no news is missed in between.
             let news = machine.news.notified();
             let is_late = Instant::now() >= deadline;
             {
                 let sub = machine.up()?;
-                if sub.has_news(request.have) || is_late {
+                if sub.model.has_news(request.have) || is_late {
                     self.counts.polls.fetch_add(1, Ordering::Relaxed);
                     return Ok(sub.report(request.have, wall()));
                 }
@@ -462,7 +461,7 @@ impl Machines {
         request: GetDirectoriesRequest,
     ) -> Result<GetDirectoriesReply, Fault> {
         let (_, machine) = self.called(caller)?;
-        let scanned = machine.up()?.scanned().cloned();
+        let scanned = machine.up()?.model.scanned().cloned();
         let own = scanned.map(|tree| {
             own_directories(&tree, |directory| self.reader.store.get(&directory.digest()).is_some())
         });
@@ -477,7 +476,7 @@ impl Machines {
                     bytes += encoded.len();
                     reply.directories.push(EncodedDirectory(ByteText(encoded)));
                 }
-                // The rest is asked for again.
+                // The caller asks again for the rest.
                 Some(_) => break,
                 None => reply.absent.push(digest),
             }
@@ -485,25 +484,25 @@ impl Machines {
         Ok(reply)
     }
 
-    /// Does what `order` has the machine do that was called.
-    fn tell(
+    /// Gives an order to the machine that was called, and starts the task that results.
+    fn order(
         self: &Arc<Self>,
         caller: &Caller,
         order: impl FnOnce(&mut Sub) -> Result<Option<Task>, Fault>,
     ) -> Result<Done, Fault> {
         let (number, machine) = self.called(caller)?;
-        let (work, instance) = {
+        let (task, instance) = {
             let mut sub = machine.up()?;
-            (order(&mut sub)?, sub.instance())
+            (order(&mut sub)?, sub.model.version.instance)
         };
         machine.news.notify_waiters();
-        if let Some(work) = work {
-            self.work(number, instance, work);
+        if let Some(task) = task {
+            self.run_task(number, instance, task);
         }
         Ok(Done {})
     }
 
-    /// All that the machines answer to.
+    /// Returns the methods of the machines.
     pub fn router(self: &Arc<Self>, security: &Security) -> Router<Arc<Self>> {
         Router::new("subd", security)
             .with_state(Arc::clone(self))
@@ -514,26 +513,28 @@ impl Machines {
                 machines.directories(&caller, request)
             })
             .method::<SetConfiguration, _>(async |machines, caller, request| {
-                // The patterns of the filter would be kept for each machine.
+                // The settings themselves would take memory for each machine.
                 let scope = request.scan.map(|settings| Scope::of(&settings, &[]));
-                machines.tell(&caller, |sub| {
+                machines.order(&caller, |sub| {
                     if let Some(limits) = request.limits {
-                        sub.limit(limits);
+                        sub.model.set_limits(limits);
                     }
-                    Ok(scope.and_then(|scope| sub.configure(scope)))
+                    let rescan = scope.is_some_and(|scope| sub.model.set_scope(scope));
+                    Ok(rescan.then_some(Task::Scan))
                 })
             })
             .method::<Fetch, _>(async |machines, caller, request| {
-                machines.tell(&caller, |sub| sub.fetch(request, monotonic()))
+                machines.order(&caller, |sub| sub.fetch(request, monotonic()))
             })
             .method::<Prepare, _>(async |machines, caller, request| {
-                machines.tell(&caller, |sub| sub.prepare(request, monotonic()))
+                machines.order(&caller, |sub| sub.prepare(request, monotonic()))
             })
             .method::<Commit, _>(async |machines, caller, request| {
-                machines.tell(&caller, |sub| sub.commit(request.update_id, monotonic()))
+                machines.order(&caller, |sub| sub.commit(request.update_id, monotonic()))
             })
             .method::<Cleanup, _>(async |machines, caller, request| {
-                machines.tell(&caller, |sub| sub.clean(&request.objects).map(|()| None))
+                machines
+                    .order(&caller, |sub| sub.model.remove_objects(&request.objects).map(|()| None))
             })
     }
 }
@@ -549,7 +550,7 @@ mod tests {
 
     const FIRST: Ipv4Addr = Ipv4Addr::new(127, 64, 0, 1);
 
-    /// One machine, whose work takes no time.
+    /// Returns one machine whose tasks take no time.
     fn one() -> Arc<Machines> {
         let object = Algorithm::Blake3.digest(b"one");
         let text = format!("f 644 0:0 1.000000000 3 {object} /one\n");
@@ -564,7 +565,7 @@ mod tests {
             health_check: None,
         };
         let no = Duration::ZERO;
-        let plenty = Plenty {
+        let options = MachineOptions {
             count: 1,
             first: FIRST,
             port: 6969,
@@ -572,13 +573,13 @@ mod tests {
             drifted_percent: 0,
             images: vec![Arc::new(RequiredImage::new(content, tree))],
             updates: Vec::new(),
-            reader: Arc::new(Reader::new(1)),
+            reader: Arc::new(TreeReader::new(1)),
         };
-        Machines::new(plenty, TaskTracker::new(), CancellationToken::new())
+        Machines::new(options, TaskTracker::new(), CancellationToken::new())
     }
 
     #[tokio::test]
-    async fn what_comes_after_a_machine_went_down_is_refused_and_forgotten() {
+    async fn requests_to_a_machine_that_is_down_are_refused_and_have_no_effect() {
         let machines = one();
         let local = SocketAddr::from((FIRST, 6969));
         let identity = Arc::new(api::access::Identity::insecure());
@@ -590,18 +591,18 @@ mod tests {
             objects: Vec::new(),
             ahead: false,
         };
-        let tell = |id| machines.tell(&caller(), |sub| sub.fetch(fetch(id), 1));
+        let order = |id| machines.order(&caller(), |sub| sub.fetch(fetch(id), 1));
         let poll = || machines.poll(caller(), PollRequest { have: None, wait_ms: 0 });
         machines.disturb(DisturbRequest { dead_percent: 100, flapping_percent: 0 });
-        let refused = tell(1).unwrap_err();
+        let refused = order(1).unwrap_err();
         assert_eq!(refused, Fault::new(FaultCode::Unavailable, "it is down"));
         assert_eq!(poll().await, Err(refused.clone()));
         let request = GetDirectoriesRequest { digests: Vec::new() };
         assert_eq!(machines.directories(&caller(), request), Err(refused));
-        // It is not left in the middle of what it was told.
+        // The refused order had no effect.
         machines.disturb(DisturbRequest::default());
         assert_eq!(poll().await.unwrap().activity, Activity::Idle);
-        assert_eq!(tell(2), Ok(Done {}));
+        assert_eq!(order(2), Ok(Done {}));
     }
 
     #[test]

@@ -1,9 +1,8 @@
-//! Carries plans out on trees in memory that are large, and makes drift in them, looking only at
-//! the directories that are concerned.
+//! Applies plans to large trees in memory, and makes drift in them. Reads only the directories that
+//! change.
 //!
-//! The plan is carried out by [`model::plan::apply()`], on a tree in which each directory that the
-//! plan does not touch is set aside and stands there empty: ten thousand machines of 40,000 files
-//! could not be updated otherwise.
+//! Uses [`model::plan::apply()`] on a tree in which each directory that the plan does not touch is
+//! replaced by an empty one. Otherwise ten thousand machines of 40,000 files would take too long.
 // tidy: core
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,13 +12,13 @@ use model::path::TreePath;
 use model::plan::{Action, ApplyError, Plan, apply};
 use model::tree::{Child, Directory, Entry, File, Leaf, Node, Tree, TreeError};
 
-/// Directories that were set aside, by their paths.
-type Aside = BTreeMap<TreePath, Arc<Directory>>;
+/// Directories that were replaced by empty ones, by path.
+type Replaced = BTreeMap<TreePath, Arc<Directory>>;
 
-/// Carries out `plan` on `have` and returns the tree that results, which shares with `have` what
-/// the plan does not touch.
+/// Applies `plan` to `have` and returns the resulting tree, which shares unchanged directories with
+/// `have`.
 ///
-/// A tree with hard links is looked at as a whole, because a link may lead anywhere.
+/// A tree with hard links is patched as a whole, because a link may lead anywhere.
 ///
 /// # Errors
 ///
@@ -42,48 +41,54 @@ pub fn patched(have: &Tree, plan: &Plan) -> Result<Tree, ApplyError> {
         }
     }
     let tree = |source| ApplyError::Tree { source };
-    let mut aside = Aside::new();
-    let small = cut_down(have.root(), &TreePath::root(), &touched, &mut aside).map_err(tree)?;
+    let mut replaced = Replaced::new();
+    let small =
+        without_untouched(have.root(), &TreePath::root(), &touched, &mut replaced).map_err(tree)?;
     let small = apply(&Tree::new(Arc::new(small)), plan)?;
-    let whole = put_back(small.root(), &TreePath::root(), &aside).map_err(tree)?;
+    let whole = with_untouched(small.root(), &TreePath::root(), &replaced).map_err(tree)?;
     Ok(Tree::new(Arc::new(whole)))
 }
 
-/// `directory`, which is at `path`, with empty directories for those that are not `touched`.
-fn cut_down(
+/// Returns `directory`, which is at `path`, with empty directories in place of those that are not
+/// `touched`.
+fn without_untouched(
     directory: &Directory,
     path: &TreePath,
     touched: &BTreeSet<TreePath>,
-    aside: &mut Aside,
+    replaced: &mut Replaced,
 ) -> Result<Directory, TreeError> {
     changed(directory, |entry, below| {
-        let at = inside(path, entry);
+        let at = path_of(path, entry);
         if touched.contains(&at) {
-            return cut_down(below, &at, touched, aside).map(Arc::new);
+            return without_untouched(below, &at, touched, replaced).map(Arc::new);
         }
-        aside.insert(at, Arc::clone(below));
+        replaced.insert(at, Arc::clone(below));
         let algorithm = below.digest().algorithm();
         Directory::new(algorithm, below.metadata().clone(), Vec::new()).map(Arc::new)
     })
 }
 
-/// Undoes [`cut_down`].
-fn put_back(directory: &Directory, path: &TreePath, aside: &Aside) -> Result<Directory, TreeError> {
+/// Undoes [`without_untouched`].
+fn with_untouched(
+    directory: &Directory,
+    path: &TreePath,
+    replaced: &Replaced,
+) -> Result<Directory, TreeError> {
     changed(directory, |entry, below| {
-        let at = inside(path, entry);
-        match aside.get(&at) {
+        let at = path_of(path, entry);
+        match replaced.get(&at) {
             Some(whole) => Ok(Arc::clone(whole)),
-            None => put_back(below, &at, aside).map(Arc::new),
+            None => with_untouched(below, &at, replaced).map(Arc::new),
         }
     })
 }
 
-/// The path of `entry` in the directory at `path`.
-fn inside(path: &TreePath, entry: &Entry) -> TreePath {
-    path.join(entry.name.as_bytes()).expect("the name of an entry is a name")
+/// Returns the path of `entry` in the directory at `path`.
+fn path_of(path: &TreePath, entry: &Entry) -> TreePath {
+    path.join(entry.name.as_bytes()).expect("the name of an entry is valid")
 }
 
-/// `directory` with what `change` makes of each directory that it holds.
+/// Returns `directory` after `change` to each of its sub-directories.
 fn changed(
     directory: &Directory,
     mut change: impl FnMut(&Entry, &Arc<Directory>) -> Result<Arc<Directory>, TreeError>,
@@ -99,7 +104,7 @@ fn changed(
     Directory::new(directory.digest().algorithm(), directory.metadata().clone(), entries)
 }
 
-/// `tree` with other content in one of its files, which `chance` chooses; `None` if it has none.
+/// Returns `tree` with other content in the file that `chance` chooses; `None` if it has no file.
 pub fn drifted(tree: &Tree, chance: u64) -> Option<Tree> {
     with_one_file(tree, chance, &mut |file| {
         file.object = file.object.algorithm().digest(&chance.to_le_bytes());
@@ -107,7 +112,7 @@ pub fn drifted(tree: &Tree, chance: u64) -> Option<Tree> {
     })
 }
 
-/// `tree` after `change` to one of its files, which `chance` chooses; `None` if it has none.
+/// Returns `tree` after `change` to the file that `chance` chooses; `None` if it has no file.
 pub fn with_one_file(tree: &Tree, chance: u64, change: &mut dyn FnMut(&mut File)) -> Option<Tree> {
     Some(Tree::new(Arc::new(with_one_file_below(tree.root(), chance, change)?)))
 }
@@ -119,7 +124,7 @@ fn with_one_file_below(
 ) -> Option<Directory> {
     let count = directory.entries().len();
     let algorithm = directory.digest().algorithm();
-    // The upper bits choose here, what is below gets others.
+    // The upper bits choose here; sub-directories get other bits.
     let start = usize::try_from(chance >> 33).ok()?.checked_rem(count)?;
     let below = chance.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ (chance >> 29);
     let (at, child) = (start..count).chain(0..start).find_map(|at| {
@@ -141,7 +146,7 @@ fn with_one_file_below(
     Directory::new(algorithm, directory.metadata().clone(), entries).ok()
 }
 
-/// Takes the directories of `tree` that are not `known`, nor below one that is, by digest.
+/// Returns the directories of `tree` that are neither `known` nor below a known one, by digest.
 pub fn own_directories(
     tree: &Tree,
     known: impl Fn(&Directory) -> bool,
@@ -164,7 +169,7 @@ pub fn own_directories(
 mod tests {
     use super::*;
     use model::object::Algorithm;
-    use model::plan::{Have, plan};
+    use model::plan::{ScannedTree, plan};
     use model::tree::text::from_text;
     use std::fmt::Write as _;
 
@@ -190,12 +195,12 @@ mod tests {
 
     fn plan_of(have: &Tree, want: &Tree) -> Plan {
         let (kept, linked, occupied) = (BTreeSet::new(), BTreeSet::new(), BTreeMap::new());
-        let have = Have {
+        let have = ScannedTree {
             tree: have,
             kept_directories: &kept,
             externally_linked: &linked,
             occupied: &occupied,
-            times: model::tree::Times::default(),
+            times: model::tree::TimePrecision::default(),
         };
         plan(&have, want)
     }

@@ -196,7 +196,7 @@ impl Lab {
         let host = fleet.addresses().imageserver.ip();
         let port = std::net::TcpListener::bind((host, 0)).unwrap().local_addr().unwrap().port();
         let mdbd = SocketAddr::new(host, port);
-        fleet.certificates().of_daemon("mdbd", Set::Mdbd, &[&host.to_string()]).unwrap();
+        fleet.certificates().for_daemon("mdbd", Set::Mdbd, &[&host.to_string()]).unwrap();
         let path = |name: &str| directory.path().join(name);
         let config =
             format!("[[source]]\nname = 'fleet'\nfile = '{}'\n", path("mdb.json").display());
@@ -307,11 +307,11 @@ fn each_method_is_for_those_who_may_call_it_and_for_nobody_else() {
         for method in daemons.values() {
             let (target, bodies) = (lab.target(method), &requests[method.name]);
             let (_, revoked) = &outside[REVOKED];
-            while target.outcome(revoked, (true, true), method.name, bodies).await
-                != Outcome::Unconnected
-            {
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
+            testing::eventually_async("the certificate is revoked", async || {
+                let outcome = target.outcome(revoked, (true, true), method.name, bodies).await;
+                outcome == Outcome::Unconnected
+            })
+            .await;
             for (form, (kind, by)) in
                 FORMS.iter().flat_map(|form| outside.each_ref().map(|by| (form, by)))
             {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use api::audit::record::{Event, Outcome, open};
+use api::audit::record::{AuditEvent, CallOutcome, check_line};
 use api::image_server::directories::{ListDirectories, ListDirectoriesRequest};
 use api::method::Effect;
 use localfleet::fleet::client_of;
@@ -61,11 +61,11 @@ fn ask(address: SocketAddr, verb: &str, path: &str, body: &str) -> String {
     String::from_utf8_lossy(&reply).into_owned()
 }
 
-fn events(log: &Path) -> Vec<(u64, Event)> {
+fn events(log: &Path) -> Vec<(u64, AuditEvent)> {
     let mut events = Vec::new();
     for file in files_of(log).unwrap() {
         for line in fs::read(file).unwrap().split(|byte| *byte == b'\n') {
-            let sealed = open(line).ok();
+            let sealed = check_line(line).ok();
             events
                 .extend(sealed.map(|sealed| (sealed.head.sequence, sealed.record.unwrap().event)));
         }
@@ -78,8 +78,8 @@ fn recorded(log: &Path) -> BTreeSet<String> {
     let (mut begun, mut ended) = (BTreeMap::new(), BTreeSet::new());
     for (sequence, event) in events(log) {
         match event {
-            Event::Begun(act) => drop(begun.insert(sequence, act.method)),
-            Event::Ended { of, .. } => ended.extend(begun.remove(&of)),
+            AuditEvent::Begun(act) => drop(begun.insert(sequence, act.method)),
+            AuditEvent::Ended { of, .. } => ended.extend(begun.remove(&of)),
             _ => {}
         }
     }
@@ -152,8 +152,8 @@ fn every_method_that_changes_something_is_recorded_by_its_daemon() {
     assert_eq!((&first["outcome"], &first["user"]), (&json!("done"), &json!("")), "{first}");
     assert!(first["arguments"].as_str().unwrap().contains("image=test/1"), "{first}");
     let of_dominator = events(&logs["Dominator"].0);
-    let is_mdb = |event: &Event| match event {
-        Event::Decided { decision, .. } => decision == "take-mdb",
+    let is_mdb = |event: &AuditEvent| match event {
+        AuditEvent::Decided { decision, .. } => decision == "take-mdb",
         _ => false,
     };
     assert!(of_dominator.iter().any(|(_, event)| is_mdb(event)), "{of_dominator:?}");
@@ -250,11 +250,11 @@ fn a_killed_daemon_has_everything_on_record_that_it_did() {
     let (mut begun, mut done) = (BTreeMap::new(), BTreeSet::new());
     for (sequence, event) in events(&log) {
         match event {
-            Event::Begun(act) => {
+            AuditEvent::Begun(act) => {
                 let name = act.arguments.strip_prefix("directory=").unwrap();
                 begun.insert(sequence, name.split(' ').next().unwrap().to_owned());
             }
-            Event::Ended { of, outcome: Outcome::Done, .. } => {
+            AuditEvent::Ended { of, outcome: CallOutcome::Done, .. } => {
                 done.insert(begun[&of].clone());
             }
             _ => {}

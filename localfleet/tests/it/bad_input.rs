@@ -4,9 +4,10 @@
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use api::dominator::Status;
+use testing::eventually;
 
 use crate::converges::{CONVERGE_MAX, Scenario};
 use crate::trees;
@@ -32,17 +33,12 @@ fn a_bad_machine_database_changes_nothing_and_is_shown() {
 
 /// What `domtool status` says in `field`, once it says something.
 fn wait_for_status(scenario: &Scenario, field: &str) -> String {
-    let start = Instant::now();
-    loop {
+    eventually(&format!("the status has {field}"), || {
         let output = scenario.fleet.domtool(&["--format", "json", "status"]).unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let status: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-        if let Some(text) = status[field].as_str() {
-            return text.to_owned();
-        }
-        assert!(start.elapsed() < CONVERGE_MAX, "{status}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
+        status[field].as_str().map(str::to_owned).ok_or(status)
+    })
 }
 
 #[test]

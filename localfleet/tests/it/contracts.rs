@@ -7,7 +7,6 @@
 
 mod exits;
 mod flags;
-mod metrics;
 mod shape;
 pub mod site;
 mod whole;

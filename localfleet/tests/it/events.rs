@@ -1,12 +1,12 @@
 //! What an intruder changed is on record when it has been put right.
 
 use std::fs;
-use std::time::{Duration, Instant};
 
-use api::dominator::events::{Event, Operation, Reason, What};
-use api::subd::Outcome;
+use api::dominator::events::{ChangeReason, EventDetails, HistoryEvent, PathOperation};
+use api::subd::UpdateOutcome;
 use model::object::Algorithm;
 use model::tree::{Leaf, Node};
+use testing::eventually;
 
 use crate::converges::{CONVERGE_MAX, Scenario};
 use crate::trees;
@@ -25,30 +25,27 @@ fn a_repaired_file_is_on_record_with_the_content_that_it_had() {
         (sub.root.join("etc/passwd"), sub.hostname.clone())
     };
     fs::write(&edited, "root::0:0\n").unwrap();
-    let start = Instant::now();
-    while fs::read_to_string(&edited).unwrap_or_default() != "root:x:0:0\n" {
-        assert!(start.elapsed() < CONVERGE_MAX, "it is not repaired");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    eventually("the file is repaired", || {
+        fs::read_to_string(&edited).unwrap_or_default() == "root:x:0:0\n"
+    });
     scenario.fleet.wait_synced("test/1", CONVERGE_MAX, |_| {}).unwrap();
 
     let words = ["--format", "json", "events", "--path", "/etc/passwd", "--reason", "drift"];
-    let event = loop {
+    let event = eventually("the end of the update is recorded", || {
         let shown = scenario.fleet.domtool(&words).unwrap();
         assert!(shown.status.success(), "{shown:?}");
-        let mut events: Vec<Event> = serde_json::from_slice(&shown.stdout).unwrap();
+        let mut events: Vec<HistoryEvent> = serde_json::from_slice(&shown.stdout).unwrap();
         assert_eq!(events.len(), 1, "{events:#?}");
         // How it ended is on record soon after.
         match &events[0].what {
-            What::Change { update, .. } if update.outcome.is_some() => break events.remove(0),
-            _ => assert!(start.elapsed() < CONVERGE_MAX, "{events:#?}"),
+            EventDetails::Change { update, .. } if update.outcome.is_some() => Ok(events.remove(0)),
+            _ => Err(events),
         }
-        std::thread::sleep(Duration::from_millis(20));
-    };
+    });
     assert_eq!(event.about, hostname);
-    let What::Change { update, change } = event.what else { panic!("{:?}", event.what) };
-    assert_eq!((update.image.as_str(), update.outcome), ("test/1", Some(Outcome::Done)));
-    assert_eq!((change.operation, change.reason), (Operation::Replace, Reason::Drift));
+    let EventDetails::Change { update, change } = event.what else { panic!("{:?}", event.what) };
+    assert_eq!((update.image.as_str(), update.outcome), ("test/1", Some(UpdateOutcome::Done)));
+    assert_eq!((change.operation, change.reason), (PathOperation::Replace, ChangeReason::Drift));
     let object = |node: Option<Node>| match node {
         Some(Node::Leaf(Leaf::File(file))) => file.object,
         other => panic!("{other:?}"),

@@ -168,6 +168,33 @@ fn a_subd_that_is_killed_between_the_fetch_and_the_update_starts_over() {
 }
 
 #[test]
+fn a_subd_that_is_killed_before_it_verified_an_update_verifies_it_after_its_start() {
+    let (mut scenario, first, second) = start(1);
+    let sub = &mut scenario.fleet.subs[0];
+    sub.daemon.kill().unwrap();
+    // What such a kill leaves: how the update ended is saved, and no scan after it.
+    let file = sub.root.join(".subd/state/state.json");
+    let mut state: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    let verified = &mut state["last_update"]["verified_generation"];
+    assert!(verified.is_number(), "{verified}");
+    *verified = serde_json::Value::Null;
+    fs::write(&file, state.to_string()).unwrap();
+    sub.daemon.start_again().unwrap();
+    scenario.converge("test/1");
+    scenario.verify(&first);
+    mend(&mut scenario, "test/2", &second);
+}
+
+#[test]
+fn a_hangup_ends_no_daemon() {
+    let (mut scenario, _first, second) = start(1);
+    for daemon in [&scenario.fleet.imageserver, &scenario.fleet.subs[0].daemon] {
+        signal(daemon, Signal::SIGHUP);
+    }
+    mend(&mut scenario, "test/2", &second);
+}
+
+#[test]
 fn a_subd_that_hangs_in_the_middle_of_a_poll_delays_nobody_and_goes_on() {
     let (mut scenario, first, second) = start(2);
     signal(&scenario.fleet.subs[0].daemon, Signal::SIGSTOP);

@@ -31,7 +31,7 @@ impl Place {
         let address = listener.local_addr().unwrap();
         drop(listener);
         let certificates = Certificates::make(&directory.path().join("tls")).unwrap();
-        certificates.of_daemon("imageserver", Set::Imageserver, &["127.19.0.1"]).unwrap();
+        certificates.for_daemon("imageserver", Set::Imageserver, &["127.19.0.1"]).unwrap();
         let mut words = certificates.flags("imageserver");
         words.extend(["--listen", &address.to_string(), "--data", &data].map(str::to_owned));
         let words = words.into_iter().map(Into::into).collect();
@@ -106,7 +106,7 @@ fn directories_are_made_shown_given_away_and_removed() {
     assert_eq!(
         place.run(&["mkdir", "web/prod"]),
         "error: ImageServer.MakeDirectory at ADDRESS: there is no directory web to make web/prod \
-         in: make that first, or ask for both\nhint: -p makes those above it too\nexit 1\n"
+         in: make that first, or ask for both\nhint: -p makes missing parents too\nexit 1\n"
     );
     assert_eq!(
         place.run(&["mkdir", "web", "--owner-group", "web-team"]),
@@ -119,7 +119,7 @@ fn directories_are_made_shown_given_away_and_removed() {
     assert_eq!(
         place.run(&["mkdir", "web"]),
         "error: ImageServer.MakeDirectory at ADDRESS: directory web exists already\nhint: \
-         `imagetool chown` gives it to others; -p is content with one that is there\nexit 1\n"
+         `imagetool chown` changes its owners; with -p an existing directory is no error\nexit 1\n"
     );
     assert_eq!(
         place.run(&["mkdir", "-p", "web", "--owner-user", "eve"]),

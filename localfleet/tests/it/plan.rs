@@ -6,8 +6,9 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use api::subd::{CacheReport, Poll, PollRequest, Version};
+use api::subd::{CacheReport, Poll, PollRequest, SubVersion};
 use serde_json::{Value, json};
+use testing::eventually;
 
 use crate::converges::{CONVERGE_MAX, Scenario};
 use crate::trees;
@@ -47,7 +48,7 @@ fn files(directory: &Path) -> BTreeMap<PathBuf, Stamp> {
 #[derive(Debug, PartialEq)]
 struct All {
     state: Vec<u8>,
-    machines: Vec<(BTreeMap<PathBuf, Stamp>, Version, Option<CacheReport>)>,
+    machines: Vec<(BTreeMap<PathBuf, Stamp>, SubVersion, Option<CacheReport>)>,
 }
 
 fn all(scenario: &Scenario) -> All {
@@ -55,7 +56,7 @@ fn all(scenario: &Scenario) -> All {
     let machine = |index: usize| {
         let reply = scenario.fleet.ask_sub::<Poll>(index, &PollRequest::default()).unwrap();
         // Alarms of a machine under load are news, and no change.
-        let version = Version { status: 0, ..reply.version };
+        let version = SubVersion { status: 0, ..reply.version };
         (files(&scenario.fleet.subs[index].root), version, reply.cache)
     };
     let machines = (0..scenario.fleet.subs.len()).map(machine).collect();
@@ -163,17 +164,13 @@ fn what_is_planned_is_not_done_and_the_edit_does_what_was_planned() {
 
 /// Waits until the machine reports that it was told these limits.
 fn wait_told(scenario: &Scenario, hostname: &str, expected: &Value) -> Value {
-    let start = Instant::now();
-    loop {
+    eventually("the machine reports its limits", || {
         let output = scenario.fleet.domtool(&["get-config", hostname, "--format", "json"]).unwrap();
         let reply: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
         let machine = &reply["machine"];
-        if machine["reported"]["told"] == *expected && machine["wanted"] == *expected {
-            return machine.clone();
-        }
-        assert!(start.elapsed() < CONVERGE_MAX, "{reply:#}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+        let is_told = machine["reported"]["told"] == *expected && machine["wanted"] == *expected;
+        is_told.then(|| machine.clone()).ok_or(reply)
+    })
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use api::image_server::signatures::{ChangeSignatures, ChangeSignaturesRequest};
+use api::image_server::notes::{ChangeSignatures, ChangeSignaturesRequest};
 use api::image_server::{GetImage, GetImageRequest};
 use certs::signing_key::SigningKey;
 use localfleet::fleet::{Addresses, Fleet, Options, client_of};
@@ -165,9 +165,7 @@ impl Site {
         // Of two that are signed in one second neither is newer.
         let second = || std::time::UNIX_EPOCH.elapsed().unwrap().as_secs();
         let signed = second();
-        while second() == signed {
-            std::thread::sleep(std::time::Duration::from_millis(20));
-        }
+        testing::eventually("the next second begins", || second() != signed);
     }
 
     fn image(&self, image: &str) -> Image {

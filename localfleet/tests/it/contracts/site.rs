@@ -6,15 +6,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use certs::sets::Set;
 use localfleet::fleet::certificates::OPERATOR;
 use localfleet::fleet::daemon_process::Daemon;
 use localfleet::fleet::{Addresses, Fleet, Options, client_of};
 use serde_json::{Value, json};
+use testing::eventually;
 
-use crate::converges::{CONVERGE_MAX, programs};
+use crate::converges::programs;
 use crate::trees;
 
 /// How long a daemon may take to start.
@@ -71,7 +72,7 @@ impl Site {
         let free = || std::net::TcpListener::bind((host, 0)).unwrap().local_addr().unwrap();
         let (mdbd, replica) = (free(), free());
         let start = |name: &str, program: &str, set: Set, flags: &[(&str, String)]| {
-            fleet.certificates().of_daemon(name, set, &[&host.to_string()]).unwrap();
+            fleet.certificates().for_daemon(name, set, &[&host.to_string()]).unwrap();
             let mut words = fleet.certificates().flags(name);
             words
                 .extend(flags.iter().flat_map(|(flag, value)| [(*flag).to_owned(), value.clone()]));
@@ -158,15 +159,10 @@ impl Site {
     /// Waits until what a tool prints is as `is_so` says.
     #[track_caller]
     pub fn wait(&self, line: &str, is_so: impl Fn(&Value) -> bool) -> Value {
-        let start = Instant::now();
-        loop {
+        eventually(line, || {
             let value = self.data(line);
-            if is_so(&value) {
-                return value;
-            }
-            assert!(start.elapsed() < CONVERGE_MAX, "{line}: {value:#}");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+            if is_so(&value) { Ok(value) } else { Err(value) }
+        })
     }
 
     /// Waits until a machine has this status.

@@ -8,8 +8,7 @@ use localfleet::source_trees::copy;
 use serde_json::{Value, json};
 
 use super::exits;
-use super::metrics::families;
-use super::shape::Shape;
+use super::shape::{Shape, metric_families};
 use super::site::Site;
 use crate::converges::CONVERGE_MAX;
 
@@ -197,8 +196,10 @@ fn orders(site: &mut Site, seen: &mut Seen) {
     site.require(&all("web/2"));
     for host in ["sub-1", "sub-2"] {
         site.wait_status(host, "updates-disabled");
+        site.wait_idle(host);
+        // What was fetched meanwhile asked for a new plan.
+        site.wait_status(host, "updates-disabled");
     }
-    site.wait_idle("sub-2");
     seen.run(site, 2, "domtool show-sub sub-2", 0);
     seen.run(site, 2, "domtool explain sub-2", 0);
     seen.run(site, 2, "domtool force-disruptive sub-1 --why meant", 0);
@@ -340,7 +341,7 @@ fn json_and_metrics_and_exit_codes_stay() {
     ];
     let mut metrics = String::new();
     for (name, address) in daemons {
-        metrics.push_str(&format!("{name}\n{}", families(&site.metrics(address))));
+        metrics.push_str(&format!("{name}\n{}", metric_families(&site.metrics(address))));
     }
     // All that differ are written at once with UPDATE_EXPECT=1.
     expect_file!["json.txt"].assert_eq(&seen.text());

@@ -4,6 +4,7 @@ use api::dominator::Status;
 use imageserver::store::layout::{IMAGES, OBJECTS, image_path, object_path};
 use imageserver::store::record::Record;
 use model::image::{Content, Notes};
+use testing::eventually;
 
 use super::*;
 
@@ -35,16 +36,12 @@ impl Site {
 
     /// Waits until the dominator says that the machine is so, and gives the detail.
     fn wait_for(&mut self, status: Status, detail: &str) {
-        let begun = std::time::Instant::now();
-        loop {
+        eventually(&format!("a machine is {status}: {detail}"), || {
             self.fleet.check().unwrap();
             let subs = self.fleet.statuses().unwrap_or_default();
-            if subs.iter().any(|sub| sub.status == status && sub.detail.contains(detail)) {
-                return;
-            }
-            assert!(begun.elapsed() < CONVERGE_MAX, "not {status} ({detail}): {subs:#?}");
-            std::thread::sleep(std::time::Duration::from_millis(20));
-        }
+            let found = subs.iter().any(|sub| sub.status == status && sub.detail.contains(detail));
+            found.then_some(()).ok_or(subs)
+        });
     }
 }
 

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use api::planning::{PlanJob, PlanKey};
 use api::subd::{
-    Activity, Commit, CommitRequest, Expects, Fetch, FetchObject, FetchRequest, OfferImage,
-    OfferImageRequest, Outcome, Poll, PollReply, PollRequest, Prepare, PrepareRequest,
-    SetConfiguration, SetConfigurationRequest,
+    Activity, Commit, CommitRequest, ExpectedState, Fetch, FetchObject, FetchRequest, OfferImage,
+    OfferImageRequest, Poll, PollReply, PollRequest, Prepare, PrepareRequest, SetConfiguration,
+    SetConfigurationRequest, UpdateOutcome,
 };
 use api::{fault::FaultCode, method::Method};
 use model::filter::{Filter, Patterns};
@@ -16,7 +16,8 @@ use model::plan::{Action, Difference, Operation, Plan};
 use model::scope::{Coverage, ScanSettings};
 use model::tree::{Computed, File, Leaf, Metadata, Node, Symlink, TreeBuilder};
 use rpc::client::{CallError, Client};
-use rpc::trees::Reader;
+use rpc::trees::TreeReader;
+use testing::eventually;
 
 use super::*;
 
@@ -26,7 +27,7 @@ struct Thief {
     server: Client,
     source: String,
     runtime: tokio::runtime::Runtime,
-    reader: Arc<Reader>,
+    reader: Arc<TreeReader>,
     last_id: u64,
 }
 
@@ -38,7 +39,7 @@ impl Thief {
             server: client_of(server, site.fleet.security()),
             source: server.to_string(),
             runtime: tokio::runtime::Runtime::new().unwrap(),
-            reader: Arc::new(Reader::new(1)),
+            reader: Arc::new(TreeReader::new(1)),
             last_id: 1 << 60,
         }
     }
@@ -111,7 +112,7 @@ impl Thief {
         self.poll_until(is_over);
         PrepareRequest {
             update_id: self.next(),
-            expects: Expects {
+            expects: ExpectedState {
                 instance: reply.version.instance,
                 root: scan.root,
                 scope: scan.scope,
@@ -152,7 +153,7 @@ impl Thief {
             reply.activity == Activity::Idle && last.is_some_and(|last| last.update_id == update_id)
         };
         let outcome = self.poll_until(ended).last_update.unwrap().outcome;
-        assert_eq!(outcome, Outcome::Done);
+        assert_eq!(outcome, UpdateOutcome::Done);
     }
 
     /// Sends a Prepare and a Commit; both must be refused.
@@ -170,7 +171,7 @@ impl Thief {
 fn refused(result: Result<(), CallError>) -> Result<(), String> {
     result.map_err(|error| {
         assert_eq!(error.code(), Some(FaultCode::Untrusted), "{error:?}");
-        model::report::report(&error)
+        model::display::error_chain(&error)
     })
 }
 
@@ -271,7 +272,7 @@ fn a_stolen_dominator_installs_nothing_that_is_not_signed() {
         let mut order = thief.order(&scanned);
         // What it keeps is refused before.
         order.plan.operations.retain(|operation| operation.path.to_string() == "/program");
-        thief.expect_refused(&order, "the machine does not scan as web/4 asks");
+        thief.expect_refused(&order, "the machine does not scan with the settings of web/4");
     }
 
     // What was signed before what the machine has; also if subd dies in between.
@@ -305,12 +306,7 @@ fn a_stolen_dominator_installs_nothing_that_is_not_signed() {
     site.expect("1");
     // What drifts is repaired, as ever.
     fs::write(site.root().join("program"), "evil").unwrap();
-    let is_mended = || site.file("program") == "program of 1";
-    let begun = std::time::Instant::now();
-    while !is_mended() {
-        assert!(begun.elapsed() < CONVERGE_MAX, "it is not repaired");
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
+    eventually("the program is repaired", || site.file("program") == "program of 1");
     site.fleet.stop().unwrap();
 }
 
@@ -342,9 +338,9 @@ fn a_computed_file_lends_its_content_to_nothing_that_is_signed() {
     order.plan.operations = vec![link(), content.clone()];
     let refused = thief.call::<Prepare>(&order).unwrap_err();
     assert_eq!(refused.code(), Some(FaultCode::BadRequest), "{refused:?}");
-    let refused = model::report::report(&refused);
+    let refused = model::display::error_chain(&refused);
     assert!(
-        refused.contains("bad operation on /program: it links to what is no file"),
+        refused.contains("invalid operation on /program: its target is not a file"),
         "{refused}"
     );
     order.plan.operations = vec![content, link()];

@@ -6,12 +6,13 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
 use std::os::unix::fs::MetadataExt as _;
 use std::process::Command;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use nix::fcntl::AT_FDCWD;
 use nix::sys::stat::{UtimensatFlags, utimensat};
 use nix::sys::time::TimeSpec;
 use serde_json::{Value, json};
+use testing::eventually;
 
 use super::place::{HOSTS, INVENTORY, Place, folder};
 
@@ -28,9 +29,7 @@ const MTIME: i64 = 1_600_000_000;
 fn next_second() {
     let second = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
     let now = second();
-    while second() == now {
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    eventually("the next second begins", || second() != now);
 }
 
 /// Each has a holder, and what is asked for it.
@@ -178,9 +177,7 @@ fn writes_the_state_of_this_release() {
         let flag = format!("kill-at-{verb}");
         place.write(&flag, "");
         require(&place, image);
-        while subd.check().is_ok() {
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        eventually("subd is killed", || subd.check().is_err());
         list_inodes(&place);
         place.pack(release, archive, &["root", "inodes", "trusted"]);
         fs::remove_file(place.at(&flag)).unwrap();
@@ -205,10 +202,10 @@ fn writes_the_state_of_this_release() {
     serve(inventory.to_string());
     place.write_inventory();
     let mut mdbd = place.start_mdbd();
-    while !place.at("made.json").exists() {
+    eventually("the MDB is written", || {
         mdbd.check().unwrap();
-        std::thread::sleep(Duration::from_millis(20));
-    }
+        place.at("made.json").exists()
+    });
 
     for daemon in [&mut dominator, &mut subd, &mut replica, &mut imageserver, &mut mdbd] {
         daemon.stop().unwrap();

@@ -4,16 +4,13 @@ use std::fs;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 use localfleet::fleet::daemon_process::Daemon;
 use serde_json::Value;
+use testing::eventually;
 
 use crate::contracts::site::Ended;
 use crate::converges::programs;
-
-/// How long anything may take; only what hangs takes so long.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The addresses that the certificates of the fixtures are for.
 pub const HOSTS: [&str; 6] =
@@ -219,29 +216,20 @@ impl Place {
     /// Waits until what a tool prints is as `is_so` says.
     #[track_caller]
     pub fn wait(&self, line: &str, is_so: impl Fn(&Value) -> bool) -> Value {
-        let start = Instant::now();
-        loop {
+        eventually(line, || {
             let ended = self.run(&format!("{line} --format json"));
-            if let Some(value) = ended.json().filter(|value| is_so(value)) {
-                return value;
-            }
-            assert!(start.elapsed() < PATIENCE, "{line}: {}{}", ended.out, ended.said);
-            std::thread::sleep(Duration::from_millis(20));
-        }
+            let value = ended.json().filter(|value| is_so(value));
+            value.ok_or((ended.out, ended.said))
+        })
     }
 
     /// Waits until a tool succeeds.
     #[track_caller]
     pub fn wait_done(&self, line: &str) {
-        let start = Instant::now();
-        loop {
+        eventually(line, || {
             let ended = self.run(line);
-            if ended.code == 0 {
-                return;
-            }
-            assert!(start.elapsed() < PATIENCE, "{line}: {}", ended.said);
-            std::thread::sleep(Duration::from_millis(20));
-        }
+            if ended.code == 0 { Ok(()) } else { Err(ended.said) }
+        });
     }
 
     /// Waits until the dominator says of the machine that it has this status.

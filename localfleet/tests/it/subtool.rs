@@ -1,4 +1,4 @@
-//! One machine is brought up to date by hand, with no dominator that knows of it.
+//! One machine is updated with subtool, without a dominator.
 
 use std::fs;
 use std::path::Path;
@@ -44,7 +44,7 @@ fn a_machine_is_updated_paused_and_installed_anew_by_hand() {
     // The machine scans as nobody has asked yet.
     let (code, _, said) = subtool(&scenario, &["show-update", "test/1"]);
     assert_eq!(code, 1, "{said}");
-    assert!(said.contains("does not scan as test/1 asks"), "{said}");
+    assert!(said.contains("does not scan with the settings of test/1"), "{said}");
     let (code, preview, said) = subtool(&scenario, &["show-update", "test/1", "--rescan"]);
     assert_eq!((code, &preview["same"]), (3, &false.into()), "{said}");
     let verbs = |when: &str| -> Vec<String> {
