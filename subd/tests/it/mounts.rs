@@ -16,6 +16,7 @@ use model::tree::Tree;
 use model::tree::text::to_text;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
+use testing::eventually;
 
 use crate::fixture::{Edit, Source, Sub, path, request};
 
@@ -36,8 +37,9 @@ fn run(command: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
+/// Unmounts `at` as soon as nobody uses it. A task of subd may look at it just now.
 fn unmount(at: &Path) {
-    umount2(at, MntFlags::empty()).unwrap();
+    eventually("it is unmounted", || umount2(at, MntFlags::empty()));
 }
 
 fn mount_tmpfs(at: &Path) {
