@@ -34,7 +34,7 @@ use crate::store::contract::Objects;
 use crate::store::damaged_objects::Damage;
 use crate::store::error::StoreError;
 use crate::store::medium_reader::{MediumReader, OnMedium};
-use crate::store::upload::store_objects;
+use crate::store::upload::{AbsentObjects, store_objects};
 use crate::store::{Counters, Store, layout};
 
 /// The unit of the rate limit, in bytes: no device reads less at once.
@@ -500,7 +500,8 @@ impl Repairer {
         let reader =
             self.client.get_objects(&request).await.map_err(|error| error_chain(&error))?;
         let (store, counters) = (Arc::clone(&self.store), Arc::clone(&self.counters));
-        let stored = store_objects(store, counters, &self.tasks, reader, ids).await;
+        let absent = AbsentObjects::Skipped;
+        let stored = store_objects(store, counters, &self.tasks, reader, absent).await;
         let came = ids
             .iter()
             .filter(|id| self.store.objects.damaged_objects().damage(id).is_none())

@@ -165,19 +165,20 @@ impl Client {
         }
     }
 
-    /// Requests objects. They arrive one after the other, with unverified hashes.
+    /// Requests objects. They arrive one after the other, with unverified hashes. The reader
+    /// refuses a frame for an object that was not requested.
     pub async fn get_objects(
         &self,
         request: &GetObjectsRequest,
     ) -> Result<ObjectReader, CallError> {
         let method = GetObjects::NAME;
-        let mut request = self.encoded::<GetObjects>(request)?;
+        let mut http_request = self.encoded::<GetObjects>(request)?;
         if self.inner.packs {
             let encoding = HeaderValue::from_static(packing::ENCODING);
-            request.headers_mut().insert(ACCEPT_ENCODING, encoding);
+            http_request.headers_mut().insert(ACCEPT_ENCODING, encoding);
         }
         let call = async {
-            let (response, connection) = self.send(method, request).await?;
+            let (response, connection) = self.send(method, http_request).await?;
             let response = self.accept(method, response).await?;
             let kind = response.headers().get(CONTENT_TYPE).cloned();
             if kind.as_ref().map(HeaderValue::as_bytes)
@@ -185,7 +186,8 @@ impl Client {
             {
                 return Err(self.odd(method, "the reply is not a stream of objects".to_owned()));
             }
-            Ok(ObjectReader::of_body(response.into_body()).keeping(connection))
+            let reader = ObjectReader::of_body(response.into_body());
+            Ok(reader.requesting(&request.ids).keeping(connection))
         };
         self.within(method, CALL_LIMIT, call).await
     }

@@ -5,6 +5,7 @@
 //! content is unpacked at most one chunk ahead. The reader does not hash: whoever stores the
 //! content does.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::time::Duration;
 
@@ -35,6 +36,9 @@ pub enum StreamError {
     /// Something follows the end mark.
     #[error("the object stream goes on after its end mark")]
     Trailing,
+    /// A frame is about an object that was not requested, or that had its frame already.
+    #[error("object {id} was not requested, or was sent before")]
+    Unrequested { id: ObjectId },
     /// A head is invalid.
     #[error("the object stream is garbled")]
     Head {
@@ -73,6 +77,8 @@ pub struct ObjectReader {
     wire_bytes: u64,
     pace: Pace,
     ended: bool,
+    /// How many frames may still come for each object; `None` if any object may come.
+    requested: Option<BTreeMap<ObjectId, usize>>,
     /// Keeps the connection alive while the stream is read.
     keep: Option<Box<dyn Send + Sync>>,
 }
@@ -98,6 +104,7 @@ impl ObjectReader {
             wire_bytes: 0,
             pace: Pace::new(STREAM_PACE_BYTES),
             ended: false,
+            requested: None,
             keep: None,
         }
     }
@@ -107,6 +114,16 @@ impl ObjectReader {
         B: hyper::body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
         Self::new(body.map_err(Into::into).boxed_unsync())
+    }
+
+    /// Accepts only frames for `ids`, and each only as often as it is in `ids`. So a sender cannot
+    /// send frames for ever.
+    pub(super) fn requesting(mut self, ids: &[ObjectId]) -> Self {
+        let requested = self.requested.insert(BTreeMap::new());
+        for id in ids {
+            *requested.entry(*id).or_default() += 1;
+        }
+        self
     }
 
     /// Holds `keep` until the reader is dropped.
@@ -128,7 +145,7 @@ impl ObjectReader {
     ///
     /// # Errors
     ///
-    /// [`StreamError`] if the stream is cut, garbled or stalls.
+    /// [`StreamError`] if the stream is cut, garbled or stalls, or is not what was requested.
     pub async fn head(&mut self) -> Result<ObjectHead, StreamError> {
         while self.chunk().await?.is_some() {}
         if self.ended {
@@ -153,14 +170,23 @@ impl ObjectReader {
             };
             self.chunk.advance(used - had);
             match head {
-                ObjectHead::Object { size_bytes, .. } => {
+                ObjectHead::Object { id, size_bytes } => {
+                    self.count(id)?;
                     (self.rest, self.form) = (size_bytes, form);
                 }
-                ObjectHead::Absent(_) => {}
+                ObjectHead::Absent(id) => self.count(id)?,
                 ObjectHead::End => self.end().await?,
             }
             return Ok(head);
         }
+    }
+
+    /// Makes sure that a frame for `id` was requested, and counts it.
+    fn count(&mut self, id: ObjectId) -> Result<(), StreamError> {
+        let Some(requested) = &mut self.requested else { return Ok(()) };
+        let left = requested.get_mut(&id).filter(|left| **left > 0);
+        *left.ok_or(StreamError::Unrequested { id })? -= 1;
+        Ok(())
     }
 
     /// Reads a part of the current object's content. Returns `None` at its end.

@@ -43,7 +43,8 @@ use crate::expiry::Expiry;
 use crate::interface::BackgroundTasks;
 use crate::replication::Replication;
 use crate::store::error::{CollectError, StoreError, fault_of_store, joined};
-use crate::store::{Counters, Store, upload};
+use crate::store::upload::{AbsentObjects, store_objects};
+use crate::store::{Counters, Store};
 
 /// The most uploads at one time: each has a thread.
 const UPLOADS_MAX: usize = 64;
@@ -169,7 +170,8 @@ impl Service {
         reader: ObjectReader,
     ) -> Result<api::object_server::AddObjectsReply, Fault> {
         let _permit = permit(&self.uploads, "uploads")?;
-        let done = upload::add_objects(self.store, self.counters, &self.tasks, reader).await;
+        let absent = AbsentObjects::Refused;
+        let done = store_objects(self.store, self.counters, &self.tasks, reader, absent).await;
         self.collector.note_upload();
         done
     }

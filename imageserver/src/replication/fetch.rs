@@ -17,7 +17,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::store::error::StoreError;
 use crate::store::image_trees::{TREE_BYTES_MAX, read_directory};
-use crate::store::upload::store_objects;
+use crate::store::upload::{AbsentObjects, store_objects};
 use crate::store::{Counters, Store};
 
 /// The length of leases for the objects of an image that is being fetched, in seconds. They are
@@ -190,7 +190,7 @@ impl Fetcher {
         let reader =
             self.client.get_objects(&request).await.map_err(|error| error_chain(&error))?;
         let (store, counters) = (Arc::clone(&self.store), Arc::clone(&self.counters));
-        let reply = store_objects(store, counters, &self.tasks, reader, ids)
+        let reply = store_objects(store, counters, &self.tasks, reader, AbsentObjects::Skipped)
             .await
             .map_err(|fault| fault.message)?;
         if reply.added + reply.known >= ids.len() as u64 {

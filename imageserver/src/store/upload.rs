@@ -7,7 +7,7 @@
 //! same digest are known for the algorithms in use. If there are two, or if the memory of a machine
 //! is faulty, no caller may get one for the other.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io::Read as _;
 use std::pin::pin;
@@ -56,7 +56,6 @@ enum ReadError {
     Writer,
     Stream(StreamError),
     Absent(ObjectId),
-    Unasked(ObjectId),
 }
 
 impl From<WriterGone> for ReadError {
@@ -65,58 +64,28 @@ impl From<WriterGone> for ReadError {
     }
 }
 
-/// Stores all objects of the stream, each as soon as it is complete.
-pub(crate) async fn add_objects(
-    store: Arc<Store>,
-    counters: Arc<Counters>,
-    tasks: &TaskTracker,
-    reader: ObjectReader,
-) -> Result<AddObjectsReply, Fault> {
-    store_stream(store, counters, tasks, reader, ExpectedObjects::Anything).await
+/// What a frame without content means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AbsentObjects {
+    /// The sender may lack objects that it was asked for.
+    Skipped,
+    /// An uploader must have what it sends.
+    Refused,
 }
 
-/// Stores the objects that another server returned for `ids`. It may return fewer, but no others.
+/// Stores all objects of the stream, each as soon as it is complete.
 pub(crate) async fn store_objects(
     store: Arc<Store>,
     counters: Arc<Counters>,
     tasks: &TaskTracker,
     reader: ObjectReader,
-    ids: &[ObjectId],
-) -> Result<AddObjectsReply, Fault> {
-    let ids = ids.iter().copied().collect();
-    store_stream(store, counters, tasks, reader, ExpectedObjects::SomeOf(&ids)).await
-}
-
-/// The objects that a stream may contain.
-#[derive(Clone, Copy, Debug)]
-enum ExpectedObjects<'ids> {
-    /// Any object.
-    Anything,
-    /// A subset of these.
-    SomeOf(&'ids BTreeSet<ObjectId>),
-}
-
-impl ExpectedObjects<'_> {
-    fn has(self, id: &ObjectId) -> bool {
-        match self {
-            Self::Anything => true,
-            Self::SomeOf(ids) => ids.contains(id),
-        }
-    }
-}
-
-async fn store_stream(
-    store: Arc<Store>,
-    counters: Arc<Counters>,
-    tasks: &TaskTracker,
-    reader: ObjectReader,
-    expected: ExpectedObjects<'_>,
+    absent: AbsentObjects,
 ) -> Result<AddObjectsReply, Fault> {
     let (sender, receiver) = mpsc::channel(BATCHES_MAX);
     let writer = tasks.spawn_blocking(move || Writer::new(&store, &counters).run(receiver));
     let read = {
         let mut feed = Feed { sender, batch: Vec::new(), batch_bytes: 0 };
-        let read = feed.read(reader, expected).await;
+        let read = feed.read(reader, absent).await;
         // Objects that were complete when the stream broke are stored.
         let flushed = feed.flush().await;
         read.and(flushed.map_err(ReadError::from))
@@ -133,9 +102,6 @@ async fn store_stream(
             FaultCode::BadRequest,
             format!("object {id} is said to be absent in a stream that should bring it"),
         )),
-        Err(ReadError::Unasked(id)) => {
-            Err(Fault::new(FaultCode::BadRequest, format!("object {id} was not asked for")))
-        }
         Err(ReadError::Writer) => {
             Err(Fault::new(FaultCode::Internal, "the writer of the upload went away"))
         }
@@ -154,16 +120,13 @@ impl Feed {
     async fn read(
         &mut self,
         mut reader: ObjectReader,
-        expected: ExpectedObjects<'_>,
+        absent: AbsentObjects,
     ) -> Result<(), ReadError> {
         loop {
             match self.flush_unless_ready(reader.head()).await?.map_err(ReadError::Stream)? {
                 ObjectHead::End => return Ok(()),
-                ObjectHead::Absent(_) if matches!(expected, ExpectedObjects::SomeOf(_)) => continue,
+                ObjectHead::Absent(_) if absent == AbsentObjects::Skipped => continue,
                 ObjectHead::Absent(id) => return Err(ReadError::Absent(id)),
-                ObjectHead::Object { id, .. } if !expected.has(&id) => {
-                    return Err(ReadError::Unasked(id));
-                }
                 ObjectHead::Object { id, size_bytes } => {
                     self.push(UploadStep::Begin { id, size_bytes }).await?;
                 }

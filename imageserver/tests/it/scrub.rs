@@ -149,7 +149,7 @@ async fn a_replica_that_lies_repairs_nothing_and_stores_nothing() {
         assert_eq!(server.fetch(&[*id]).await, [(*id, None)]);
         until(async || server.metric("dominator_objects_lost") == lost).await;
     }
-    until(async || server.logged("was not asked for")).await;
+    until(async || server.logged("was not requested")).await;
     let wrong = format!("the content sent as {} hashes to {}", ids[1], ids[2]);
     until(async || server.logged(&wrong)).await;
     assert_eq!(server.missing(&ids).await, ids);

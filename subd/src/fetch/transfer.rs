@@ -280,6 +280,7 @@ fn stream_error(error: &StreamError) -> SourceError {
         StreamError::Transport { .. } | StreamError::Cut { .. } | StreamError::Stalled { .. } => {
             SourceError::Cut(text)
         }
+        StreamError::Unrequested { .. } => SourceError::Lie(text),
         _ => SourceError::Refused(text),
     }
 }

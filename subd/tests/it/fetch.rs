@@ -56,6 +56,10 @@ fn partials(sub: &Sub) -> Vec<String> {
     names.filter(|name| !name.starts_with("blake3:")).collect()
 }
 
+fn unrequested(id: ObjectId) -> String {
+    format!("object {id} was not requested, or was sent before")
+}
+
 fn lie(source: &str, text: String) -> Complaint {
     Complaint { source: source.to_owned(), lies: true, text }
 }
@@ -238,8 +242,7 @@ async fn who_sends_more_than_was_asked_for_is_cut_short_and_named() {
     let last = fetch(&sub, 1, &[&unasked.address], &[small]).await;
     assert_eq!((last.error, last.objects), (None, 1));
     let id = Algorithm::Blake3.digest(b"unasked");
-    let text = format!("it sent {id}, which was not requested");
-    assert_eq!(last.complaints, [lie(&unasked.address, text)]);
+    assert_eq!(last.complaints, [lie(&unasked.address, unrequested(id))]);
     let second = object(b"2");
     good.add(b"2");
     let longer = Host::start(Vice::Longer(200 * MIB as u64)).await;
@@ -252,6 +255,21 @@ async fn who_sends_more_than_was_asked_for_is_cut_short_and_named() {
     assert!(line.passed_bytes() < 50 * MIB as u64, "{}", line.passed_bytes());
     line.stop().await;
     for host in [good, unasked, longer] {
+        host.stop().await;
+    }
+    sub.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_lacks_an_object_for_ever_is_named_and_left_for_the_next() {
+    let sub = Sub::start().await;
+    let (endless, good) = (Host::start(Vice::AbsentForever).await, Host::start(Vice::None).await);
+    let wanted = object(b"wanted");
+    good.add(b"wanted");
+    let last = fetch(&sub, 1, &[&endless.address, &good.address], &[wanted]).await;
+    assert_eq!((last.error, last.objects), (None, 1));
+    assert_eq!(last.complaints, [lie(&endless.address, unrequested(wanted.id))]);
+    for host in [endless, good] {
         host.stop().await;
     }
     sub.stop().await;

@@ -365,6 +365,51 @@ async fn objects_travel_both_ways() {
     server.stop().await;
 }
 
+/// A server that answers each request for objects with `heads`, and no content.
+async fn answering(heads: Vec<ObjectHead>) -> Server {
+    let chunks: Vec<Bytes> = heads.iter().map(head_bytes).collect();
+    let answer = move |(), _, _: GetObjectsRequest| {
+        let chunks = chunks.clone().into_iter().map(Ok::<_, io::Error>);
+        async move { Ok(stream::iter(chunks)) }
+    };
+    let router = Router::new("test", &Security::Insecure);
+    Server::start(router.download::<GetObjects, _, _>(answer)).await
+}
+
+#[tokio::test]
+async fn only_what_was_requested_is_read_and_only_as_often() {
+    let [one, two, other] = [b"1", b"2", b"3"].map(|content| Algorithm::Blake3.digest(content));
+    let absent = ObjectHead::Absent;
+    let empty = |id| ObjectHead::Object { id, size_bytes: 0 };
+    // What is requested, how it is answered, how many frames are read, and which one is refused.
+    let table = [
+        (vec![one, two], vec![absent(two), empty(one)], 2, None),
+        (vec![one, one], vec![empty(one), empty(one)], 2, None),
+        (vec![one, two], vec![absent(one), absent(one)], 1, Some(one)),
+        (vec![one, two], vec![empty(one), empty(one)], 1, Some(one)),
+        (vec![one, two], vec![empty(one), absent(one)], 1, Some(one)),
+        (vec![one, two], vec![absent(other)], 0, Some(other)),
+        (vec![one, two], vec![absent(one), empty(other)], 1, Some(other)),
+    ];
+    for (ids, mut heads, want_read, want_refused) in table {
+        heads.push(ObjectHead::End);
+        let server = answering(heads.clone()).await;
+        let request = GetObjectsRequest { ids };
+        let mut reader = server.client().get_objects(&request).await.unwrap();
+        let mut read = 0;
+        let refused = loop {
+            match reader.head().await {
+                Ok(ObjectHead::End) => break None,
+                Ok(_) => read += 1,
+                Err(StreamError::Unrequested { id }) => break Some(id),
+                Err(error) => panic!("{error}"),
+            }
+        };
+        assert_eq!((read, refused), (want_read, want_refused), "{heads:?}");
+        server.stop().await;
+    }
+}
+
 #[tokio::test]
 async fn the_rest_of_an_object_may_be_skipped() {
     let server = Server::start(router()).await;

@@ -35,6 +35,8 @@ pub enum Vice {
     OtherRange(u64),
     /// It sends an object that nobody asked for behind the first one.
     Unasked,
+    /// It says for ever that it does not have the first object.
+    AbsentForever,
     /// It says that objects are this much longer than they are, and sends that.
     Longer(u64),
 }
@@ -140,8 +142,11 @@ impl Host {
         let (batches, pages) = (shelf.clone(), shelf.clone());
         let router = Router::new("test", &Security::Insecure)
             .download::<GetObjects, _, _>(move |(), _, request| {
-                let chunks = batch(&batches, fault, request.ids);
-                let stream = futures_util::stream::iter(chunks.into_iter().map(Ok));
+                let absent = head_bytes(&ObjectHead::Absent(request.ids[0]));
+                let absent = (fault == Vice::AbsentForever).then_some(absent);
+                let forever = absent.into_iter().flat_map(std::iter::repeat);
+                let chunks = forever.chain(batch(&batches, fault, request.ids));
+                let stream = futures_util::stream::iter(chunks.map(Ok));
                 async move { Ok::<_, Fault>(stream) }
             })
             .pages_below("/objects/", move |(), request| {
