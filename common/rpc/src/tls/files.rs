@@ -147,6 +147,15 @@ pub(super) fn stamp(dir: &Path) -> Stamp {
     FILES.iter().map(|(name, _)| one(name)).collect()
 }
 
+/// Returns true if there was a list of revoked certificates at `before`, and there is none at
+/// `after`: certificates that were revoked are accepted again.
+pub(super) fn lifts_revocations(before: &Stamp, after: &Stamp) -> bool {
+    let has_lists = |stamp: &Stamp| {
+        FILES.iter().zip(stamp).any(|((name, _), mark)| *name == REVOKED && mark.is_some())
+    };
+    has_lists(before) && !has_lists(after)
+}
+
 pub(super) fn zones_of(dir: &Path) -> PathBuf {
     dir.join(ZONES)
 }

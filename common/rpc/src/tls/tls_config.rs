@@ -173,7 +173,14 @@ impl TlsConfig {
             Ok(credentials) => {
                 let ends = credentials.own.not_after;
                 tracing::info!(dir = %self.dir.display(), ends, "certificates taken");
-                self.credentials.send_replace(Arc::new(credentials));
+                let former = self.credentials.send_replace(Arc::new(credentials));
+                if files::lifts_revocations(&former.stamp, &stamp) {
+                    let path = files::revoked_of(&self.dir);
+                    let path = path.display();
+                    tracing::warn!(
+                        "{path} is gone: certificates that it revoked are accepted again"
+                    );
+                }
                 true
             }
             Err(error) => {
@@ -267,6 +274,7 @@ mod tests {
             assert!(!refresh());
         }
         assert!(refresh());
+        let with_lists = files::stamp(&config.dir);
         // A truncated list is never used.
         for cut in ["", &lists[..half - 20]] {
             fs::write(&path, cut).unwrap();
@@ -277,6 +285,11 @@ mod tests {
         assert_eq!([refresh(), refresh(), refresh()], [false; 3]);
         fs::remove_file(config.dir.join("zones.toml")).unwrap();
         assert_eq!([refresh(), refresh(), refresh()], [false, true, false]);
+        let without = files::stamp(&config.dir);
+        let stamps = [&with_lists, &without];
+        let lifts =
+            stamps.map(|before| stamps.map(|after| files::lifts_revocations(before, after)));
+        assert_eq!(lifts, [[false, true], [false, false]]);
     }
 
     #[test]
