@@ -49,6 +49,9 @@ pub use history_log::{HistoryLimits, HistoryRecord};
 /// How many rows may be removed with a record at least, so that a surplus does not stay for long.
 const EVICTED_MIN: usize = 1_000;
 
+/// The directory of the audit log in the state directory. Where it is, a dominator has run.
+const AUDIT: &str = "audit";
+
 /// Last known identities of machines, as JSON by host name.
 const IDENTITIES: TableDefinition<'static, &'static str, &'static [u8]> =
     TableDefinition::new("identities");
@@ -120,18 +123,23 @@ impl Storage {
         fs_err::create_dir_all(directory)
             .map_err(|source| StorageError::Directory { path: directory.to_owned(), source })?;
         backup::clean(directory);
+        // A restore to a full disk leaves a file of no bytes.
+        let was_used = [FILE, AUDIT].iter().any(|name| directory.join(name).exists());
         let database = Arc::new(OpenDatabase::open_compacted(&directory.join(FILE))?);
         // So that reading need not ask whether the table is there.
-        let has_all = database.with("read", |database| {
+        let (has_settings, has_all) = database.with("read", |database| {
             let read = database.begin_read()?;
             let has_settings = read.open_table(SETTINGS).is_ok();
             let has_identities = read.open_table(IDENTITIES).is_ok();
-            Ok(has_settings && has_identities && history_log::is_made(&read))
+            Ok((has_settings, has_settings && has_identities && history_log::is_made(&read)))
         })?;
         // If it has all of them it can be started upon although the disk is full.
         if !has_all {
             database.transact(None, |write| {
-                write.open_table(SETTINGS)?;
+                let mut settings = write.open_table(SETTINGS)?;
+                if was_used && !has_settings {
+                    settings.insert(backup::LOST, &b"true"[..])?;
+                }
                 write.open_table(IDENTITIES)?;
                 history_log::make(write)
             })?;
@@ -146,7 +154,7 @@ impl Storage {
             stopped_images: StoredValue::load_or_default_as(row("stopped-images"), RowJson)?,
             database,
         };
-        state.brake_copy()?;
+        state.brake_marked()?;
         Ok(state)
     }
 

@@ -1,7 +1,8 @@
-//! Backups: copies of the database, and the start on one.
+//! Backups: copies of the database, and the start on one, or without the former database.
 //!
-//! A copy has a mark. A dominator that finds it pulls the brake first: the fleet has changed since
-//! the copy was made, and may have images that the copy does not know.
+//! A copy has a mark, and so has a new database in place of a lost one. A dominator that finds a
+//! mark pulls the brake first: the fleet may have images that this database does not know, and an
+//! operator may have disabled updates since.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -13,6 +14,8 @@ use api::dominator::Brake;
 use model::display::utc;
 use model::object::{Algorithm, Hasher, ObjectId};
 use model::tree::Time;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use super::database::{OpenDatabase, RowJson, SETTINGS, SettingsRow, StoredValue};
 use super::{Storage, StorageError};
@@ -21,6 +24,9 @@ use system::clock::wall;
 
 /// The mark of a copy: when it was made.
 const COPIED: &str = "copied";
+
+/// The mark of a new database in a state directory that was used before.
+pub(super) const LOST: &str = "lost";
 
 /// The name of a copy while it is made.
 const COPY: &str = "backup.redb";
@@ -82,16 +88,38 @@ impl Storage {
         }
     }
 
-    /// Pulls the brake if this database is a copy that no dominator was started upon yet.
-    pub(super) fn brake_copy(&self) -> Result<(), StorageError> {
-        let row = SettingsRow::new(&self.database, COPIED);
-        let copied: StoredValue<Option<Time>> = StoredValue::load_or_default_as(row, RowJson)?;
-        let Some(copied) = *copied.get() else { return Ok(()) };
-        let mut reason = format!(
-            "the dominator was started on the backup of {}: compare the machine database, the \
-             orders and the fleet with what they should be, then enable updates",
-            utc(copied)
-        );
+    /// Pulls the brake if this database has a mark: no dominator was started upon it yet.
+    pub(super) fn brake_marked(&self) -> Result<(), StorageError> {
+        self.brake_if_marked(COPIED, |copied: Time| {
+            format!(
+                "the dominator was started on the backup of {}: compare the machine database, the \
+                 orders and the fleet with what they should be, then enable updates",
+                utc(copied)
+            )
+        })?;
+        self.brake_if_marked(LOST, |_: bool| {
+            format!(
+                "{} was missing or empty, and a dominator has run here before: its brake, pauses, \
+                 settings and machine database are lost; restore a backup, or compare the machine \
+                 database and the fleet with what they should be, then enable updates",
+                self.database.path.display()
+            )
+        })
+    }
+
+    /// Pulls the brake and removes the mark `key`, if it is there.
+    fn brake_if_marked<T>(
+        &self,
+        key: &'static str,
+        reason: impl FnOnce(T) -> String,
+    ) -> Result<(), StorageError>
+    where
+        T: Serialize + DeserializeOwned + PartialEq + Clone,
+    {
+        let row = SettingsRow::new(&self.database, key);
+        let mark: StoredValue<Option<T>> = StoredValue::load_or_default_as(row, RowJson)?;
+        let Some(mark) = Option::clone(&mark.get()) else { return Ok(()) };
+        let mut reason = reason(mark);
         if let Some(before) = &*self.brake.get() {
             reason = format!("{reason}; before that they were disabled because: {}", before.reason);
         }
@@ -101,7 +129,7 @@ impl Storage {
         self.brake.set_through(Some(Arc::new(brake)), |row, bytes| {
             self.database.transact(Some(&order), |write| {
                 row.insert(write, bytes)?;
-                write.open_table(SETTINGS)?.remove(COPIED)?;
+                write.open_table(SETTINGS)?.remove(key)?;
                 Ok(())
             })
         })

@@ -1,6 +1,8 @@
 //! The database file, and the values that it stores in single rows.
 
+use std::fs::{File, Permissions};
 use std::io;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -143,13 +145,26 @@ fn compact(database: &mut Database, path: &Path) -> Result<(), redb::Error> {
     Ok(())
 }
 
+/// Opens the database at `path`, or makes it. Only its owner may read it.
 fn open(path: &Path) -> Result<Database, StorageError> {
     let mut builder = Database::builder();
     builder.set_cache_size(CACHE_BYTES);
-    builder.create(path).map_err(|error| match error {
+    let file = private_file(path).map_err(redb::DatabaseError::from);
+    file.and_then(|file| builder.create_file(file)).map_err(|error| match error {
         redb::DatabaseError::DatabaseAlreadyOpen => StorageError::InUse { path: path.to_owned() },
         error => StorageError::Open { path: path.to_owned(), source: Box::new(error.into()) },
     })
+}
+
+/// Opens or makes a file that only its owner may read. Former releases made it readable for all.
+fn private_file(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    let file =
+        options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
+    if file.metadata()?.mode() & 0o077 != 0 {
+        file.set_permissions(Permissions::from_mode(0o600))?;
+    }
+    Ok(file)
 }
 
 /// A row of [`SETTINGS`]: the medium of one value. No bytes mean that there is no row.

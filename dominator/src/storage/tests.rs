@@ -1,5 +1,6 @@
 //! The database: what was kept is there, and what is kept is limited.
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
@@ -472,6 +473,48 @@ fn a_copy_is_complete_and_starts_with_the_brake_once() {
     set_brake(&state, None, &Order::new("enable-updates", "ann"));
     drop(state);
     assert_eq!(*Storage::open(restored.path()).unwrap().brake.get(), None);
+}
+
+#[test]
+fn a_database_that_is_lost_starts_with_the_brake_once() {
+    type Loss = fn(&std::path::Path);
+    let losses: [Loss; 3] = [
+        |file| std::fs::remove_file(file).unwrap(),
+        |file| std::fs::File::options().write(true).open(file).unwrap().set_len(0).unwrap(),
+        // The dominator was killed after it had made the file.
+        |file| drop(redb::Database::create(file).unwrap()),
+    ];
+    for lose in losses {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(FILE);
+        assert_eq!(*Storage::open(directory.path()).unwrap().brake.get(), None);
+        std::fs::create_dir(directory.path().join("audit")).unwrap();
+        assert_eq!(*Storage::open(directory.path()).unwrap().brake.get(), None);
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, "").unwrap();
+        lose(&path);
+        let state = Storage::open(directory.path()).unwrap();
+        let brake = Option::clone(&state.brake.get()).expect("updates are disabled");
+        let begin = format!("{} was missing or empty, and a dominator has run", path.display());
+        assert!(brake.reason.starts_with(&begin), "{brake:?}");
+        assert_eq!(brief(&ask(&state, &ListEventsRequest::default())), [":disable-updates"]);
+        set_brake(&state, None, &Order::new("enable-updates", "ann"));
+        drop(state);
+        assert_eq!(*Storage::open(directory.path()).unwrap().brake.get(), None);
+    }
+}
+
+#[test]
+fn only_the_owner_may_read_the_database() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join(FILE);
+    let mode = || std::fs::metadata(&path).unwrap().permissions().mode() & 0o777;
+    drop(Storage::open(directory.path()).unwrap());
+    assert_eq!(mode(), 0o600);
+    // As former releases made it.
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
+    drop(Storage::open(directory.path()).unwrap());
+    assert_eq!(mode(), 0o600);
 }
 
 /// Measures: `HISTORY_ROWS=1000000 cargo test --release -p dominator --lib rows -- --nocapture`.
