@@ -31,8 +31,9 @@ use model::backoff::{doubled, jittered};
 /// How long the image server waits for an image that it does not have.
 const WAIT: Duration = Duration::from_secs(55);
 
-/// How often the notes of an image are read, before jitter.
-const NOTES_INTERVAL: Duration = Duration::from_secs(60);
+/// How often the notes of an image are read, before jitter. So long after an image is deleted
+/// machines may still be updated to it.
+const NOTES_INTERVAL: Duration = Duration::from_secs(15);
 
 /// How long the image server may take to answer.
 const NOTES_LIMIT: Duration = Duration::from_secs(30);
@@ -46,8 +47,9 @@ const HOLD_SECONDS: u32 = 900;
 /// How long the image server may take to answer.
 const HOLD_LIMIT: Duration = Duration::from_secs(30);
 
-/// A remark on an image, and its digest with its signatures.
-type ImageNews = (Option<String>, Option<(ObjectId, Vec<Signature>)>);
+/// The remark on a loaded image that the image server does not know.
+const NOT_THERE: &str = "is not on the image server, which may be the wrong one or empty: machines \
+                         that lack files of the image cannot be updated to it";
 
 /// Replaces the signatures of a loaded image. Returns true if they differ.
 fn sign(state: &mut ImageState, digest: ObjectId, signatures: Vec<Signature>) -> bool {
@@ -210,37 +212,36 @@ impl Images {
     }
 
     async fn follow_image(&self, name: ImageName, wanted: &WantedImage) {
-        self.load(name.clone(), wanted).await;
         loop {
-            match self.read_notes(&name).await {
-                Ok((remark, signed)) => {
-                    self.set_error(&name, None);
-                    *locked(&wanted.remark) = remark;
-                    if let Some((digest, signatures)) = signed {
-                        wanted.state.send_if_modified(|state| sign(state, digest, signatures));
-                    }
-                }
-                // What is known of the image stays.
-                Err(error) => self.set_error(&name, Some(error_chain(&error))),
-            }
-            tokio::time::sleep(jittered(NOTES_INTERVAL, jitter())).await;
+            self.load(name.clone(), wanted).await;
+            self.follow_notes(&name, wanted).await;
         }
     }
 
-    /// Reads the notes of an image: whether machines should not depend on it any more, and its
-    /// signatures.
-    async fn read_notes(&self, name: &ImageName) -> Result<ImageNews, CallError> {
-        let request = GetImageRequest { name: name.clone(), wait_ms: 0 };
-        match self.client.call_within::<GetImage>(&request, NOTES_LIMIT).await {
-            Ok(image) => {
-                let remark = image_warning(&image.notes, self.clock.now().wall);
-                Ok((remark, Some((image.content.digest(), image.notes.signatures))))
-            }
-            Err(error) if matches!(error.code(), Some(FaultCode::NotFound | FaultCode::Gone)) => {
-                let text = "was deleted from the image server: machines cannot be updated to it";
-                Ok((Some(text.to_owned()), None))
-            }
-            Err(error) => Err(error),
+    /// Reads the notes of a loaded image again and again. Returns when the image was deleted: no
+    /// machine gets it any more.
+    async fn follow_notes(&self, name: &ImageName, wanted: &WantedImage) {
+        loop {
+            let request = GetImageRequest { name: name.clone(), wait_ms: 0 };
+            let image = self.client.call_within::<GetImage>(&request, NOTES_LIMIT).await;
+            let code = image.as_ref().err().and_then(CallError::code);
+            let trouble = match image {
+                Ok(image) => {
+                    *locked(&wanted.remark) = image_warning(&image.notes, self.clock.now().wall);
+                    let (digest, signatures) = (image.content.digest(), image.notes.signatures);
+                    wanted.state.send_if_modified(|state| sign(state, digest, signatures));
+                    None
+                }
+                Err(_) if code == Some(FaultCode::Gone) => return,
+                // What is known of the image stays: it may be the wrong server, or an empty one.
+                Err(_) if code == Some(FaultCode::NotFound) => {
+                    *locked(&wanted.remark) = Some(NOT_THERE.to_owned());
+                    None
+                }
+                Err(error) => Some(error_chain(&error)),
+            };
+            self.set_error(name, trouble);
+            tokio::time::sleep(jittered(NOTES_INTERVAL, jitter())).await;
         }
     }
 

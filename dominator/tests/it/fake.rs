@@ -1,7 +1,7 @@
 //! A fake image server and fake subs: the real protocol over real sockets, without disks.
 
 use rpc::tls::Security;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -74,6 +74,7 @@ pub async fn start(router: Router) -> (SocketAddr, DropGuard) {
 #[derive(Clone, Default)]
 pub struct ImageServer {
     images: Arc<Mutex<BTreeMap<ImageName, Image>>>,
+    deleted: Arc<Mutex<BTreeSet<ImageName>>>,
     objects: Arc<Mutex<BTreeMap<ObjectId, Vec<u8>>>>,
     added: Arc<Notify>,
 }
@@ -111,7 +112,13 @@ impl ImageServer {
         self.objects.lock().unwrap().get(id).cloned()
     }
 
-    /// Removes an image.
+    /// Deletes an image.
+    pub fn delete(&self, name: &str) {
+        self.lose(name);
+        self.deleted.lock().unwrap().insert(ImageName::new(name).unwrap());
+    }
+
+    /// Removes an image, as if it had never been.
     pub fn lose(&self, name: &str) {
         self.images.lock().unwrap().remove(&ImageName::new(name).unwrap()).unwrap();
     }
@@ -140,7 +147,11 @@ impl ImageServer {
                             added.await;
                         }
                     });
-                    found.await.map_err(|_| Fault::new(FaultCode::NotFound, "no such image"))
+                    found.await.map_err(|_| {
+                        let is_deleted = server.deleted.lock().unwrap().contains(&request.name);
+                        let code = if is_deleted { FaultCode::Gone } else { FaultCode::NotFound };
+                        Fault::new(code, "no such image")
+                    })
                 }
             })
             .download::<GetObjects, _, _>(move |(), _, request| {

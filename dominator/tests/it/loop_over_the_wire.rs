@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use api::dominator::Status;
+use testing::eventually_async;
 
 use crate::fake::{FakeSub, file, tree};
 use crate::stage::{Stage, wait_until};
@@ -77,6 +78,43 @@ async fn an_image_that_comes_later_is_waited_for() {
     wait_until("the image is missed", is_missed).await;
     stage.images.add("late", &numbered(1), Some(&[]));
     stage.wait("host", Status::Synced, "late").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_that_is_deleted_goes_to_no_other_machine() {
+    let mut stage = Stage::new("[]").await;
+    let subs: Vec<FakeSub> = (0..4).map(|_| FakeSub::new(tree(""))).collect();
+    let mut records = Vec::new();
+    for (number, sub) in subs.iter().enumerate() {
+        let image = ["bad", "lost"][number % 2];
+        let record = stage.sub(&format!("host{number}"), sub).await;
+        records.push(format!("{{{record}, \"RequiredImage\": \"{image}\"}}"));
+    }
+    for image in ["bad", "lost"] {
+        stage.images.add(image, &numbered(1), Some(&[]));
+    }
+    stage.write_mdb(&format!("[{}]", records[..2].join(",")));
+    stage.wait("host0", Status::Synced, "bad").await;
+    stage.wait("host1", Status::Synced, "lost").await;
+    stage.images.delete("bad");
+    // As if another server were in its place.
+    stage.images.lose("lost");
+    let deleted = "the image bad was deleted: its name is never used again";
+    let summary = stage.wait("host0", Status::ImageNotReady, "bad").await;
+    assert_eq!(summary.detail, deleted);
+    let remark = "lost, for 1 machine: is not on the image server, which may be the wrong one or \
+                  empty: machines that lack files of the image cannot be updated to it";
+    let remarks = [format!("bad, for 1 machine: {deleted}"), remark.to_owned()];
+    eventually_async("both are told", async || {
+        let told = stage.status().await.image_remarks;
+        if told == remarks { Ok(()) } else { Err(told) }
+    })
+    .await;
+    stage.write_mdb(&format!("[{}]", records.join(",")));
+    stage.wait("host2", Status::ImageNotReady, "bad").await;
+    stage.wait("host3", Status::Synced, "lost").await;
+    assert!(!subs[2].calls.lock().unwrap().contains(&"commit"));
+    stage.wait("host1", Status::Synced, "lost").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
