@@ -262,8 +262,8 @@ pub fn exit(code: u8, error: &str, hints: &[&str]) -> ExitCode {
     for hint in hints {
         text.push_str(&format!("hint: {hint}\n"));
     }
-    // Nobody can be told if stderr is closed.
-    let _closed = io::stderr().write_all(text.as_bytes());
+    // Parts of the text come from other machines. Nobody can be told if stderr is closed.
+    let _closed = io::stderr().write_all(model::display::safe_lines(&text).as_bytes());
     ExitCode::from(code)
 }
 

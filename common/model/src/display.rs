@@ -28,16 +28,29 @@ pub fn counted(count: u64, what: &str) -> String {
     format!("{count} {what}{plural}")
 }
 
-/// Replaces control characters in `text`, which could manipulate a terminal, and cuts it after
-/// `bytes_max` bytes, so that no machine makes a list of all machines too long.
+/// Returns a space for characters that could manipulate a terminal: control characters, and those
+/// that change the direction of a text, so that it reads as another one.
+fn safe_char(character: char) -> char {
+    let turns = matches!(character, '\u{61c}' | '\u{200e}' | '\u{200f}')
+        || matches!(character, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    if turns || character.is_control() { ' ' } else { character }
+}
+
+/// Replaces characters of `text` that could manipulate a terminal, except line feeds.
+#[must_use]
+pub fn safe_lines(text: &str) -> String {
+    text.chars().map(|one| if one == '\n' { one } else { safe_char(one) }).collect()
+}
+
+/// Replaces characters of `text` that could manipulate a terminal, line feeds too, and cuts it
+/// after `bytes_max` bytes, so that no machine makes a list of all machines too long.
 #[must_use]
 pub fn safe_text(text: &str, bytes_max: usize) -> String {
     let mut end = text.len().min(bytes_max);
     while !text.is_char_boundary(end) {
         end -= 1;
     }
-    let harmless = |character: char| if character.is_control() { ' ' } else { character };
-    let mut plain: String = text[..end].chars().map(harmless).collect();
+    let mut plain: String = text[..end].chars().map(safe_char).collect();
     if end < text.len() {
         plain.push_str(" ...");
     }
@@ -109,6 +122,8 @@ mod tests {
         assert_eq!(safe_text("good", 4), "good");
         assert_eq!(safe_text("\u{1b}[2J\nbad", 99), " [2J bad");
         assert_eq!(safe_text("Zürich", 2), "Z ...");
+        assert_eq!(safe_text("gnp.\u{202e}exe", 99), "gnp. exe");
+        assert_eq!(safe_lines("a\u{1b}[2J\nb\tc\u{2066}d\n"), "a [2J\nb c d\n");
     }
 
     #[test]

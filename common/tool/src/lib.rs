@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use serde::Serialize;
 
 use daemon::{EXIT_DONE, EXIT_FAILED, exit};
+use model::display::safe_lines;
 
 /// Output format of data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -20,10 +21,10 @@ pub enum Format {
 }
 
 impl Format {
-    /// Returns `value` as JSON, or the text that `table` makes of it.
+    /// Returns `value` as JSON, or the text that `table` makes of it, safe for a terminal.
     pub fn render<T: Serialize>(self, value: &T, table: impl FnOnce(&T) -> String) -> String {
         match self {
-            Self::Table => table(value),
+            Self::Table => safe_lines(&table(value)),
             Self::Json => json(value),
         }
     }

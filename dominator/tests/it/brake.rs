@@ -12,6 +12,20 @@ use crate::fake::{FakeSub, file, tree};
 use crate::stage::Stage;
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_reason_moves_nothing_on_a_terminal() {
+    let stage = Stage::new("[]").await;
+    let reason = "moving\u{1b}[2J \u{202e}esuoh";
+    let pulled = stage.domtool(&["disable-updates", reason]).await;
+    assert!(pulled.status.success(), "{pulled:?}");
+    let shown = exit_and_output(&stage.domtool(&["status"]).await).1;
+    assert!(shown.contains("moving [2J  esuoh"), "{shown}");
+    // Scripts get what was given.
+    let shown = exit_and_output(&stage.domtool(&["status", "--format", "json"]).await).1;
+    let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
+    assert_eq!(shown["brake"]["reason"], reason);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_brake_outlives_a_kill_and_holds_until_it_is_released() {
     let mut stage = Stage::new("[]").await;
     let want = tree(&file("/one", "1"));

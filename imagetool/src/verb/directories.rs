@@ -7,6 +7,7 @@ use api::image_server::directories::{
     MakeDirectory, MakeDirectoryRequest, RemoveDirectory, RemoveDirectoryRequest,
 };
 use comfy_table::{CellAlignment, Table, presets};
+use model::display::safe_lines;
 use model::image::{ImageName, ImageNameError};
 use tool::Format;
 
@@ -200,7 +201,7 @@ pub async fn tree(context: &Context, args: TreeArgs) -> VerbResult {
     match context.format {
         Format::Json => print_json(&all)?,
         Format::Table if all.is_empty() => eprintln!("There are no directories."),
-        Format::Table => print(&tree_table(&all))?,
+        Format::Table => print(&safe_lines(&tree_table(&all)))?,
     }
     Ok(Outcome::Done)
 }

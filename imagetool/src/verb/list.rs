@@ -7,6 +7,7 @@ use api::image_server::{ImageSummary, ListImages, ListImagesRequest};
 use comfy_table::{CellAlignment, Table, presets};
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use globset::{GlobBuilder, GlobMatcher};
+use model::display::safe_lines;
 use model::image::{ImageName, Package};
 use serde::Serialize;
 use tool::Format;
@@ -120,7 +121,7 @@ pub async fn run(context: &Context, args: ListArgs) -> VerbResult {
     match context.format {
         Format::Json => print_json(&images)?,
         Format::Table if images.is_empty() => eprintln!("There are no images."),
-        Format::Table => print(&table(&images))?,
+        Format::Table => print(&safe_lines(&table(&images)))?,
     }
     Ok(Outcome::Done)
 }

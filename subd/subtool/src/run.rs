@@ -97,10 +97,7 @@ pub(super) async fn run(arguments: &Arguments, security: &Security) -> Result<Ou
 impl Session<'_> {
     /// Returns `value` in the requested format.
     fn data(&self, value: &impl Serialize, text: impl FnOnce() -> String) -> String {
-        match self.arguments.format {
-            Format::Table => text(),
-            Format::Json => json(value),
-        }
+        self.arguments.format.render(value, |_| text())
     }
 
     async fn image(&self, name: &ImageName) -> Result<Arc<RequiredImage>, ToolError> {

@@ -9,7 +9,7 @@ use certs::pem::{certificates_of, is_signed_by, key_belongs, revocation_lists_of
 use certs::sets::{allowed, allowed_to_all};
 use clap::Args;
 use daemon::EXIT_DONE;
-use model::display::counted;
+use model::display::{counted, safe_lines};
 use serde::Serialize;
 use system::clock::wall;
 use tool::{EXIT_DIFFERENT, Format, Output};
@@ -55,7 +55,7 @@ pub(super) fn run(format: Format, arguments: &Arguments) -> Result<Output, CertE
     let faults = faults(&facts, now);
     let code = if faults.is_empty() { EXIT_DONE } else { EXIT_DIFFERENT };
     let text = match format {
-        Format::Table => table(&facts, &faults, now),
+        Format::Table => safe_lines(&table(&facts, &faults, now)),
         Format::Json => tool::json(&shown(facts, faults, now)),
     };
     Ok(Output { text, code })
