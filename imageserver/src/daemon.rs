@@ -199,11 +199,18 @@ impl ImageServer {
         serve(listener, service.routes(router), stop).await;
         tasks.close();
         tasks.wait().await;
-        // Otherwise the next start must verify every object.
-        let synced = tokio::task::spawn_blocking(move || store.objects.sync()).await;
-        if let Ok(Err(error)) = synced {
-            tracing::error!("objects may not be on the medium: {}", error_chain(&error));
-        }
+        let close = move || {
+            // Otherwise the next start must verify every object.
+            if let Err(error) = store.objects.sync() {
+                tracing::error!("objects may not be on the medium: {}", error_chain(&error));
+            }
+            // Otherwise the next start holds all objects as long as the longest lease.
+            if let Err(error) = store.leasing.close() {
+                tracing::error!("cannot save the leases: {}", error_chain(&error));
+            }
+        };
+        // This fails only if it panicked, which has been logged.
+        let _closed = tokio::task::spawn_blocking(close).await;
         self.audit.close().await;
     }
 }

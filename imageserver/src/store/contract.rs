@@ -255,6 +255,11 @@ pub trait Leasing: Send + Sync {
     /// Saves the remaining time of the leases, and forgets ended ones.
     fn note_time_passed(&self) -> Result<(), StoreError>;
 
+    /// Saves the leases when the server stops: none is given any more.
+    fn close(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
     /// Returns for how many seconds more nothing at all is removed.
     fn everything_held_for(&self) -> u64;
 

@@ -37,6 +37,8 @@ use model::object::{Algorithm, ObjectId};
 pub const LOCK: &str = "lock";
 /// The file with the longest time that leases may last.
 pub const LEASES: &str = "leases";
+/// The file with the leases of single objects, while no server runs that was stopped cleanly.
+pub const LEASED: &str = "leased";
 /// The file of the holds.
 pub const HOLDS: &str = "holds";
 /// The file with the last trusted readings of the clocks.
@@ -66,9 +68,10 @@ pub const ARCHIVE: &str = "archive";
 pub const AUDIT: &str = "audit";
 
 /// The names at the top of the data directory; the last one is made by mkfs.
-pub const TOP: [&str; 15] = [
+pub const TOP: [&str; 16] = [
     LOCK,
     LEASES,
+    LEASED,
     HOLDS,
     CLOCK,
     OBJECTS,

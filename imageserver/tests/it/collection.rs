@@ -115,6 +115,11 @@ async fn what_was_promised_stays_over_a_restart_too() {
     let reply = CollectReply { unneeded: leased, leased, ..CollectReply::default() };
     assert_eq!(collect(&server, false, 0).await, Ok(reply));
     assert_eq!(server.metric("dominator_leases"), "1");
+    server.stop().await;
+
+    let server = Server::start(data.path());
+    assert_eq!(server.metric("dominator_leases"), "1");
+    assert_eq!(collect(&server, false, 0).await, Ok(reply));
     server.kill();
 
     let server = Server::start_with(data.path(), &NO_LEASES);

@@ -9,12 +9,21 @@
 use std::collections::BTreeMap;
 
 use model::object::ObjectId;
+use serde::{Deserialize, Serialize};
 
 /// The most leases of single objects: about 30 MB.
 pub const LEASES_MAX: usize = 1 << 20;
 
 /// How often ended leases are pruned while the table is full, in seconds.
 const PRUNE_INTERVAL: u64 = 60;
+
+/// Leases with how many seconds more they last, whatever the clocks show meanwhile.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RemainingLeases {
+    /// By the first eight bytes of the digest.
+    objects: Vec<(u64, u64)>,
+    everything: u64,
+}
 
 /// The leases of a server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -33,6 +42,23 @@ impl Leases {
     #[must_use]
     pub fn new(seconds: u64) -> Self {
         Self { everything_until: seconds, longest_until: seconds, ..Self::default() }
+    }
+
+    /// Returns leases that begin with what remained of former ones.
+    #[must_use]
+    pub fn resume(former: RemainingLeases) -> Self {
+        let RemainingLeases { objects, everything } = former;
+        let ends: BTreeMap<u64, u64> = objects.into_iter().collect();
+        let longest_until = ends.values().copied().chain([everything]).max().unwrap_or_default();
+        Self { ends, everything_until: everything, longest_until, pruned_at: 0 }
+    }
+
+    /// Returns what remains of the leases at `now`.
+    #[must_use]
+    pub fn remaining(&self, now: u64) -> RemainingLeases {
+        let left = self.ends.iter().map(|(object, end)| (*object, end.saturating_sub(now)));
+        let objects = left.filter(|(_, seconds)| *seconds > 0).collect();
+        RemainingLeases { objects, everything: self.everything_held_for(now) }
     }
 
     /// Leases `id` for `seconds` from `now` on, unless it is leased for longer already.
@@ -128,6 +154,21 @@ mod tests {
         assert!(!leases.is_leased(60, &id(1)));
         assert_eq!((leases.everything_held_for(20), leases.everything_held_for(60)), (40, 0));
         assert_eq!(leases.longest_held_for(20), 40);
+    }
+
+    #[test]
+    fn what_remains_is_resumed() {
+        let mut leases = Leases::new(110);
+        leases.give(0, &id(1), 100);
+        leases.give(100, &id(2), 50);
+        let remaining = leases.remaining(105);
+        let resumed = Leases::resume(remaining.clone());
+        assert_eq!(resumed.remaining(0), remaining);
+        let held =
+            [4, 5, 44, 45].map(|now| [1, 2].map(|number| resumed.is_leased(now, &id(number))));
+        assert_eq!(held, [[true, true], [false, true], [false, true], [false, false]]);
+        assert_eq!((resumed.longest_held_for(0), resumed.everything_held_for(0)), (45, 5));
+        assert_eq!(leases.remaining(1_000), RemainingLeases::default());
     }
 
     #[test]

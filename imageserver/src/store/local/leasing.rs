@@ -1,15 +1,18 @@
 //! Gives leases and records holds, and saves what of them must outlast a restart.
 //!
-//! The leased objects are known in memory only. But the length of the longest lease is on the
-//! medium before the lease is given, and after a start all objects are held for so long. The file
-//! has a length, not a time of day: a lease lasts whatever the clock shows after a restart. The
-//! file has a fixed size and is changed in place, so a full disk does not prevent it. A file that
-//! cannot be read counts as the longest possible lease.
+//! While a server runs the leased objects are known in memory only. But the length of the longest
+//! lease is on the medium before the lease is given. A server that stops cleanly saves each lease
+//! with the time that remains; the next one removes that file before it gives a lease. After a
+//! crash, or if the file is not of the last server, all objects are held for the length of the
+//! longest lease. Both files have lengths, not times of day: a lease lasts whatever the clock shows
+//! after a restart. The file of the length has a fixed size and is changed in place, so a full disk
+//! does not prevent it. One that cannot be read counts as the longest possible lease.
 //!
 //! Holds are saved as a whole, without their times.
 
 use std::collections::BTreeSet;
-use std::os::unix::fs::FileExt as _;
+use std::io;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard};
@@ -21,8 +24,9 @@ use model::display::error_chain;
 use model::image::ImageName;
 use model::lock::locked;
 use model::object::ObjectId;
+use serde::{Deserialize, Serialize};
 
-use crate::core::collection::leases::Leases;
+use crate::core::collection::leases::{Leases, RemainingLeases};
 use crate::core::image_holds::{Holder, Holds, TooManyError};
 use crate::store::contract::{Holding, Leasing};
 use crate::store::error::{StoreError, failed};
@@ -41,6 +45,7 @@ const DIGITS: usize = 15;
 /// The leases of a store.
 pub struct LocalLeasing {
     started: Instant,
+    data: PathBuf,
     file: fs_err::File,
     /// The saved end of the longest lease. Locked before the table.
     saved_until: Mutex<u64>,
@@ -50,7 +55,8 @@ pub struct LocalLeasing {
 }
 
 impl LocalLeasing {
-    /// Holds all objects for as long as leases of a former server may last; none in a new store.
+    /// Resumes the leases of the former server. If it did not save them, holds all objects for as
+    /// long as they may last; none in a new store.
     pub(in crate::store) fn open(data: &Path, is_new: bool) -> Result<Self, StoreError> {
         let why = || failed("open the file of leases");
         let file = fs_err::OpenOptions::new()
@@ -62,16 +68,20 @@ impl LocalLeasing {
             .open(data.join(layout::LEASES))
             .map_err(why())?;
         let held = if is_new { 0 } else { read(&file).unwrap_or(SAVED_MAX).min(SAVED_MAX) };
+        let saved = read_leases(data, &file);
+        let removed = files::if_found(fs_err::remove_file(data.join(layout::LEASED)));
+        removed.map_err(failed("remove the saved leases"))?;
         let leasing = Self {
             started: Instant::now(),
+            data: data.to_owned(),
             file,
             saved_until: Mutex::new(held),
-            table: Mutex::new(Leases::new(held)),
+            table: Mutex::new(saved.map_or_else(|| Leases::new(held), Leases::resume)),
             longest: AtomicU32::new(LEASE_SECONDS_MAX),
         };
         leasing.write(held)?;
         leasing.file.sync_all().map_err(why())?;
-        crate::store::files::sync_directory(data)?;
+        files::sync_directory(data)?;
         Ok(leasing)
     }
 
@@ -127,6 +137,14 @@ impl Leasing for LocalLeasing {
         Ok(())
     }
 
+    fn close(&self) -> Result<(), StoreError> {
+        self.note_time_passed()?;
+        self.file.sync_all().map_err(failed("keep how long leases last"))?;
+        let version = version(&self.file).map_err(failed("keep how long leases last"))?;
+        let leases = self.table().remaining(self.now());
+        files::write(&self.data, layout::LEASED, &SavedLeases { version, leases })
+    }
+
     fn everything_held_for(&self) -> u64 {
         self.table().everything_held_for(self.now())
     }
@@ -134,6 +152,35 @@ impl Leasing for LocalLeasing {
     fn count(&self) -> usize {
         self.table().count()
     }
+}
+
+/// The leases when a server stopped.
+#[derive(Serialize, Deserialize)]
+struct SavedLeases {
+    /// Of the file with the longest lease: a server that does not know this file changes that one.
+    version: (u64, i64, i64),
+    leases: RemainingLeases,
+}
+
+/// Returns the inode of a file, and when it was changed last, in seconds and nanoseconds.
+fn version(file: &fs_err::File) -> io::Result<(u64, i64, i64)> {
+    let metadata = file.metadata()?;
+    Ok((metadata.ino(), metadata.ctime(), metadata.ctime_nsec()))
+}
+
+/// Returns the leases that the last server saved when it stopped, if it did. `file` is the one with
+/// the longest lease.
+fn read_leases(data: &Path, file: &fs_err::File) -> Option<RemainingLeases> {
+    let saved: SavedLeases = match files::read(data, layout::LEASED) {
+        Ok(saved) => saved?,
+        Err(error) => {
+            let why = error_chain(&error);
+            tracing::warn!("cannot read the leases, so all objects are held: {why}");
+            return None;
+        }
+    };
+    let is_of_last = version(file).is_ok_and(|version| version == saved.version);
+    is_of_last.then_some(saved.leases)
 }
 
 const fn with_slack(seconds: u64) -> u64 {
@@ -228,6 +275,36 @@ mod tests {
         leasing.note_time_passed().unwrap();
         let held = held_after_restart(data.path());
         assert!((SAVED_MAX - 100..=SAVED_MAX + 2).contains(&held), "{held}");
+    }
+
+    #[test]
+    fn a_server_that_stops_passes_its_leases_on_once() {
+        let data = tempfile::tempdir().unwrap();
+        std::fs::create_dir(data.path().join(layout::INCOMING)).unwrap();
+        let id = Algorithm::Blake3.digest(b"x");
+        let stop = || {
+            let leasing = LocalLeasing::open(data.path(), true).unwrap();
+            leasing.give(&[id], 2_400).unwrap();
+            leasing.close().unwrap();
+        };
+        let start = || {
+            let leasing = LocalLeasing::open(data.path(), false).unwrap();
+            let is_leased = leasing.table().is_leased(leasing.now(), &id);
+            (is_leased, leasing.count(), leasing.everything_held_for() > 0)
+        };
+        stop();
+        assert_eq!(start(), (true, 1, false));
+        // That one was killed.
+        assert_eq!(start(), (true, 0, true));
+        let saved = data.path().join(layout::LEASED);
+        stop();
+        std::fs::write(&saved, "garbage").unwrap();
+        assert_eq!(start(), (true, 0, true));
+        // A former release ran since.
+        stop();
+        let length = data.path().join(layout::LEASES);
+        std::fs::write(&length, std::fs::read(&length).unwrap()).unwrap();
+        assert_eq!(start(), (true, 0, true));
     }
 
     #[test]
