@@ -8,6 +8,7 @@
 //! | `CRASH_POINT` | the name of the one point that is tried, as a failure prints it |
 
 use std::fmt::Display;
+use std::mem::take;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -15,6 +16,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
+use model::lock::locked;
 use tempfile::TempDir;
 
 /// How many points of each family are tried by default.
@@ -44,7 +46,8 @@ impl Sample {
             Ok(text) => Some(text.parse().expect("CRASH_POINTS is a number, or all")),
             Err(_) => Some(POINTS),
         };
-        let seed = std::env::var("CRASH_SEED").map_or(1, |text| text.parse().unwrap());
+        let seed = std::env::var("CRASH_SEED")
+            .map_or(1, |text| text.parse().expect("CRASH_SEED is a number"));
         Self { points, seed, only: std::env::var("CRASH_POINT").ok() }
     }
 
@@ -75,7 +78,7 @@ impl Sample {
             state ^= state << 13;
             state ^= state >> 7;
             state ^= state << 17;
-            usize::try_from(state % below as u64).unwrap()
+            usize::try_from(state % below as u64).expect("it is below a usize")
         };
         let bound = |range: usize| range * total / count;
         let chosen: Vec<usize> = (0..count)
@@ -109,17 +112,17 @@ impl Sample {
                 let Some(point) = points.get(number) else { return };
                 let attempted = catch_unwind(AssertUnwindSafe(|| attempt(point, number)));
                 match attempted.unwrap_or_else(|_| Err("the test panicked".to_owned())) {
-                    Ok(result) => survived.lock().unwrap().push((result, point)),
+                    Ok(result) => locked(&survived).push((result, point)),
                     Err(error) => {
                         eprintln!("failed: {name}, {point}");
-                        failed.lock().unwrap().push(format!("{point}: {error}"));
+                        locked(&failed).push(format!("{point}: {error}"));
                     }
                 }
             }
         };
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
-        let (survived, failed) = (survived.into_inner().unwrap(), failed.into_inner().unwrap());
+        let (survived, failed) = (take(&mut *locked(&survived)), take(&mut *locked(&failed)));
         println!(
             "{name}: {} of {total} points; {}{} failed; {} s; CRASH_SEED={}",
             points.len(),
@@ -149,7 +152,10 @@ impl Scratch {
     pub fn new() -> Self {
         let mut builder = tempfile::Builder::new();
         let directory = builder.prefix("crash.").tempdir_in(MEMORY).or_else(|_| builder.tempdir());
-        Self { directory: directory.unwrap(), next: AtomicUsize::new(0) }
+        Self {
+            directory: directory.expect("a temporary directory is made"),
+            next: AtomicUsize::new(0),
+        }
     }
 
     /// Returns a path at which nothing exists.
@@ -172,15 +178,16 @@ impl Default for Scratch {
 
 /// Copies a file or directory with all its attributes.
 pub fn copy(from: &Path, to: &Path) {
-    let status = Command::new("cp").arg("-a").arg(from).arg(to).status().unwrap();
+    let status = Command::new("cp").arg("-a").arg(from).arg(to).status().expect("cp is installed");
     assert!(status.success(), "cp");
 }
 
 /// Returns the paths in `directory`, sorted.
 #[must_use]
 pub fn entries(directory: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(directory).unwrap();
-    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+    let entries = fs_err::read_dir(directory).expect("a directory is listed");
+    let mut paths: Vec<PathBuf> =
+        entries.map(|entry| entry.expect("its entries are listed").path()).collect();
     paths.sort_unstable();
     paths
 }

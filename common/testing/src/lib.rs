@@ -1,8 +1,6 @@
 //! Code that tests and benchmarks of several crates share. No program that is installed depends on
 //! it.
 
-#![allow(clippy::unwrap_used, reason = "what these functions unwrap fails the test")]
-
 pub mod crash_points;
 mod eventually;
 pub mod power_cut;

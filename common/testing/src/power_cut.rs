@@ -8,6 +8,8 @@ use std::process::{Command, Stdio};
 
 use crate::eventually;
 
+const MOUNT_POINT: &str = "the mount point is made and removed";
+
 /// `EXT4_IOC_SHUTDOWN`: `_IOR('X', 125, u32)`. In perl, because Rust needs unsafe code for it.
 const SHUTDOWN: &str = "
     use Fcntl;
@@ -55,15 +57,16 @@ pub struct Image {
 impl Image {
     /// Makes a file-system of `size_bytes` in `file`, and lets `fill` put files into it.
     pub fn make(file: PathBuf, size_bytes: u64, fill: impl FnOnce(&Path)) -> Self {
-        std::fs::File::create_new(&file).unwrap().set_len(size_bytes).unwrap();
+        let disk = fs_err::File::create_new(&file).expect("the file of a disk is made");
+        disk.set_len(size_bytes).expect("the file of a disk gets its length");
         run(Command::new("mkfs.ext4").args(["-q", "-I", "256", "-J", "size=4"]).arg(&file));
         let top = file.with_extension("top");
-        std::fs::create_dir(&top).unwrap();
+        fs_err::create_dir(&top).expect(MOUNT_POINT);
         let disk = Disk::mount(file.clone(), top.clone(), "defaults");
-        std::fs::remove_dir(top.join("lost+found")).unwrap();
+        fs_err::remove_dir(top.join("lost+found")).expect("mkfs.ext4 made lost+found");
         fill(&top);
         disk.unmount();
-        std::fs::remove_dir(top).unwrap();
+        fs_err::remove_dir(top).expect(MOUNT_POINT);
         Self { file }
     }
 
@@ -104,7 +107,9 @@ impl Disk {
         let mut command = Command::new("umount");
         command.arg(&self.top).stderr(Stdio::null());
         let what = format!("{} is unmounted", self.top.display());
-        eventually(&what, || command.status().unwrap().success().then_some(()));
+        eventually(&what, || {
+            command.status().expect("umount is installed").success().then_some(())
+        });
         self.is_mounted = false;
     }
 
@@ -124,8 +129,8 @@ impl Disk {
     pub fn remove(self) {
         let (file, top) = (self.file.clone(), self.top.clone());
         self.unmount();
-        std::fs::remove_dir(top).unwrap();
-        std::fs::remove_file(file).unwrap();
+        fs_err::remove_dir(top).expect(MOUNT_POINT);
+        fs_err::remove_file(file).expect("the file of a disk is removed");
     }
 }
 

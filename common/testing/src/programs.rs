@@ -11,9 +11,9 @@ use std::process::Output;
 /// If the program is missing or older than its sources, with the command that builds it.
 #[must_use]
 pub fn program(name: &str) -> String {
-    let test = std::env::current_exe().unwrap();
+    let test = std::env::current_exe().expect("a test knows its program");
     // target/PROFILE/deps/TEST
-    let directory = test.parent().unwrap().parent().unwrap();
+    let directory = test.ancestors().nth(2).expect("a test is below target/PROFILE");
     let program = directory.join(name);
     let profile = if directory.ends_with("release") { "--release " } else { "" };
     let hint = format!("run `cargo build {profile}-p {name}` first");
@@ -27,12 +27,12 @@ pub fn program(name: &str) -> String {
     if let Some(newer) = newer {
         panic!("{name} is older than {newer}: {hint}");
     }
-    program.into_os_string().into_string().unwrap()
+    program.into_os_string().into_string().expect("the path of the tree is UTF-8")
 }
 
 /// Returns the exit code, the stdout and the stderr of a program.
 #[must_use]
 pub fn exit_and_output(output: &Output) -> (Option<i32>, String, String) {
-    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("programs print UTF-8");
     (output.status.code(), text(&output.stdout), text(&output.stderr))
 }

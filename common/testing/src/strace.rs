@@ -238,7 +238,7 @@ fn run_by(mut strace: Command, command: &Command) -> Command {
 /// If a call is in none of the lists of this module: add it to one.
 #[must_use]
 pub fn calls(log: &Path, directory: &Path) -> Vec<Call> {
-    let text = std::fs::read(log).unwrap();
+    let text = fs_err::read(log).expect("strace wrote a log");
     let text = String::from_utf8_lossy(&text);
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     let mut calls = Vec::new();
