@@ -100,25 +100,11 @@ pub enum OpenError {
 impl ImageServer {
     /// Opens the data directory.
     pub async fn open(config: ServerConfig) -> Result<Self, OpenError> {
-        let ServerConfig {
-            data,
-            bucket,
-            collect,
-            lease_max,
-            clock_settle,
-            scrub,
-            replicate,
-            pack_level,
-            store_packed,
-            require_directories,
-            security,
-            audit,
-            private_pages,
-        } = config;
-        let packers = Packers::new(pack_level).map_err(failed("begin to pack objects"))?;
+        let packers = Packers::new(config.pack_level).map_err(failed("begin to pack objects"))?;
         let runtime = tokio::runtime::Handle::current();
+        let (data, bucket) = (config.data, config.bucket);
         let open = move || match bucket {
-            None => Store::open_packing(&data, store_packed),
+            None => Store::open_packing(&data, config.store_packed),
             Some(settings) => Store::open_bucket(&data, &settings, runtime),
         };
         let opened = tokio::task::spawn_blocking(open).await;
@@ -126,30 +112,31 @@ impl ImageServer {
             what: "open the data directory".to_owned(),
             source: std::io::Error::other(lost),
         })??;
-        store.leasing.set_longest(u32::try_from(lease_max.as_secs()).unwrap_or(u32::MAX));
-        if require_directories {
+        store.leasing.set_longest(u32::try_from(config.lease_max.as_secs()).unwrap_or(u32::MAX));
+        if config.require_directories {
             store.directories.require_made();
         }
         let id = server_id(store.data())?;
-        if let Some(settings) = &replicate {
+        if let Some(settings) = &config.replicate {
             check_archive(store.data(), settings.is_archive)??;
         }
         let store = Arc::new(store);
-        let audit = AuditLog::open(audit, DAEMON).await?;
-        let collector = Collector::new(Arc::clone(&store), collect).recording(audit.clone());
-        let expiry = Expiry::new(Arc::clone(&store), clock_settle, replicate.is_some());
+        let audit = AuditLog::open(config.audit, DAEMON).await?;
+        let collector = Collector::new(Arc::clone(&store), config.collect).recording(audit.clone());
+        let expiry =
+            Expiry::new(Arc::clone(&store), config.clock_settle, config.replicate.is_some());
         let (collector, expiry) = (Arc::new(collector), Arc::new(expiry.recording(audit.clone())));
         Ok(Self {
             store,
             collector,
             expiry,
-            scrub,
+            scrub: config.scrub,
             id,
-            replicate,
+            replicate: config.replicate,
             packers,
-            security,
+            security: config.security,
             audit,
-            private_pages,
+            private_pages: config.private_pages,
         })
     }
 

@@ -11,7 +11,7 @@ pub trait ObjectLookup {
     /// The error of a lookup.
     type Error;
 
-    /// Returns the encoding of a directory, which hashes to `id`; `None` if there is none.
+    /// Returns the encoding of a directory, which hashes to `id`; `None` if it is not stored.
     fn directory(&mut self, id: &ObjectId) -> Result<Option<Vec<u8>>, Self::Error>;
 
     /// Returns true if the content of a file of `size_bytes` is there.

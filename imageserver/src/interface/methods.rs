@@ -153,7 +153,7 @@ impl Service {
             .upload::<AddObjects, _>(|service, _, reader| service.add_objects(reader))
             .method::<CheckObjects, _>(Self::check_objects)
             .download::<GetObjects, _, _>(Self::get_objects)
-            .pages_below("/objects/", Self::object_page)
+            .page("/objects/", Self::object_page)
     }
 
     /// Continues even if the caller disconnects.

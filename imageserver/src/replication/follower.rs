@@ -1,23 +1,23 @@
-//! Follows a master: asks for its changes and makes them here.
-//!
-//! One task asks and fills the queue. Several tasks work on the queue, so that a large image does
-//! not delay others. [`crate::core::replication::decision`] decides what is done,
-//! [`super::image_steps`] does it.
+//! Follows a master: one task asks for its changes and fills the queue. The tasks of
+//! [`queued_changes`] work on the queue, several at a time, so that a large image does not delay
+//! others.
+
+mod queued_changes;
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use api::fault::FaultCode;
 use api::image_server::replication::directories::DirectoriesVersion;
 use api::image_server::replication::{
     ADDRESS_BYTES_MAX, Cursor, GetImageUpdates, GetImageUpdatesReply, GetImageUpdatesRequest,
     ImageChange, LinkState, MasterState, NAMED_MAX, ReplicaReport, ReplicationTrouble, ServerId,
     TroubledImage,
 };
-use api::image_server::{GetImage, GetImageRequest};
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
 use model::display::{error_chain, safe_text};
-use model::image::{Image, ImageName};
+use model::image::ImageName;
 use model::lock::locked;
 use model::tree::Time;
 use rpc::client::{Client, Peer};
@@ -30,12 +30,11 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::fetch::Fetcher;
-use crate::core::replication::decision::{ImageDecision, NamePatterns, ReplicationRules, explain};
+use crate::core::replication::decision::{ImageDecision, NamePatterns, ReplicationRules};
 use crate::core::replication::directories::{DirectoriesDecision, decide};
-use crate::core::replication::queue::{ERROR_BYTES_MAX, Outcome, Queue, WAIT_MIN, backoff};
+use crate::core::replication::queue::{ERROR_BYTES_MAX, Queue, WAIT_MIN, backoff};
 use crate::core::replication::sync_cursor::{SyncCursor, TakenReply, expect_no_loop};
 use crate::replication::directories::{DirectoriesSync, fetch_directories, local_state};
-use crate::replication::image_steps;
 use crate::store::{Counters, Store};
 
 /// How long the master may wait for a change before it replies.
@@ -154,28 +153,16 @@ impl Follower {
         tasks: &TaskTracker,
         stop: &CancellationToken,
     ) {
-        let (follower, stopped) = (Arc::clone(self), stop.clone());
-        tasks.spawn(async move {
-            tokio::select! {
-                () = follower.follow(port) => {}
-                () = stopped.cancelled() => {}
-            }
-        });
-        let (follower, stopped) = (Arc::clone(self), stop.clone());
-        tasks.spawn(async move {
-            tokio::select! {
-                () = follower.follow_directories() => {}
-                () = stopped.cancelled() => {}
-            }
-        });
+        let spawn = |work: BoxFuture<'static, ()>| {
+            tasks.spawn(stop.clone().run_until_cancelled_owned(work));
+        };
+        let follower = Arc::clone(self);
+        spawn(async move { follower.follow(port).await }.boxed());
+        let follower = Arc::clone(self);
+        spawn(async move { follower.follow_directories().await }.boxed());
         for _ in 0..WORKERS {
-            let (follower, stopped) = (Arc::clone(self), stop.clone());
-            tasks.spawn(async move {
-                tokio::select! {
-                    () = follower.work() => {}
-                    () = stopped.cancelled() => {}
-                }
-            });
+            let follower = Arc::clone(self);
+            spawn(async move { follower.work().await }.boxed());
         }
     }
 
@@ -232,12 +219,15 @@ impl Follower {
                 let directories = state.directories.master_version;
                 GetImageUpdatesRequest { position, wait_ms, replica, directories }
             };
+            let has_become_level = || !request.replica.is_level && self.state().is_level();
             let call = self.client.call_within::<GetImageUpdates>(&request, WAIT + SLACK);
             let reply = tokio::select! {
                 biased;
                 reply = call => reply,
-                // Reports to the master that this server is level.
-                () = self.wait_until_level(request.replica.is_level) => continue,
+                // Reports to the master that this server is level, unless the request does.
+                () = self.progress_until(has_become_level) => {
+                    continue;
+                }
             };
             let wait = match reply {
                 Ok(reply) => self.take(reply),
@@ -250,12 +240,13 @@ impl Follower {
         }
     }
 
-    /// Waits until this server is level, unless the last request has reported that.
-    async fn wait_until_level(&self, was: bool) {
+    /// Waits until `holds` after some progress.
+    async fn progress_until(&self, holds: impl Fn() -> bool) {
         loop {
             let mut progress = std::pin::pin!(self.progress.notified());
+            // From here on no progress is missed.
             progress.as_mut().enable();
-            if !was && self.state().is_level() {
+            if holds() {
                 return;
             }
             progress.await;
@@ -426,159 +417,6 @@ impl Follower {
         is_settled
     }
 
-    /// Makes the changes in the queue, one after the other.
-    async fn work(&self) {
-        loop {
-            let mut woken = std::pin::pin!(self.work.notified());
-            // From here on no queued change is missed.
-            woken.as_mut().enable();
-            let now = self.now();
-            let (next, due) = {
-                let mut state = self.state();
-                (state.queue.next(now), state.queue.due())
-            };
-            let Some(change) = next else {
-                match due {
-                    None => woken.await,
-                    Some(at) => tokio::select! {
-                        () = woken => {}
-                        () = tokio::time::sleep_until(self.started + at) => {}
-                    },
-                }
-                continue;
-            };
-            let outcome = self.carry_out(&change).await;
-            self.ended(change.name(), outcome);
-        }
-    }
-
-    fn ended(&self, name: &ImageName, outcome: Outcome) {
-        let now = self.now();
-        let mut state = self.state();
-        let former = state.queue.trouble(name);
-        match &outcome {
-            Outcome::Done => {}
-            Outcome::Blocked(trouble, text) if former != Some(*trouble) => {
-                tracing::error!(image = %name, trouble = trouble.name(), "{text}");
-            }
-            Outcome::Failed(why) => {
-                if former != Some(ReplicationTrouble::Failing) {
-                    tracing::error!(image = %name, "an image failed, trying again: {why}");
-                }
-                let text = safe_text(&format!("{name}: {why}"), ERROR_BYTES_MAX);
-                state.last_error = Some((wall(), text));
-            }
-            Outcome::Blocked(..) => {}
-        }
-        if !matches!(outcome, Outcome::Failed(_)) {
-            state.forced.remove(name);
-        }
-        state.queue.end(now, name, outcome, random());
-        state.note_level();
-        drop(state);
-        // The name may be due at once, because it changed meanwhile.
-        self.work.notify_waiters();
-        self.progress.notify_waiters();
-    }
-
-    async fn carry_out(&self, change: &ImageChange) -> Outcome {
-        let name = change.name();
-        let master = self.master().to_string();
-        let is_forced = self.state().forced.contains(name);
-        let here = self.store.images.local_image(name, || !is_forced && self.is_held(name));
-        let done = match (self.rules.decide(change, &here), change) {
-            (ImageDecision::Nothing, _) => Ok(()),
-            (ImageDecision::Blocked(trouble), _) => {
-                let holders = self.store.holding.holders(name).unwrap_or_default();
-                let holders: Vec<String> = holders.into_iter().map(|holder| holder.name).collect();
-                let text = explain(trouble, name, &master, &holders);
-                return Outcome::Blocked(trouble, text);
-            }
-            (ImageDecision::Fetch, _) => self.fetch(change).await,
-            (ImageDecision::UpdateNotes, _) => self.update_notes(change).await,
-            (ImageDecision::End, ImageChange::Ended { how, digest: Some(digest), .. }) => {
-                let (ending, how, digest) = (name.clone(), *how, *digest);
-                let ended = self
-                    .fetcher
-                    .blocking(move |store| image_steps::end(store, &ending, digest, how, &master));
-                // If it did not end there is another image by now, which is decided on again.
-                ended.await.map(|ended| {
-                    if ended {
-                        tracing::info!(image = %name, "{} on the master, and here", how.word());
-                        self.fetcher.counters.images_replicated_ends.inc();
-                    }
-                })
-            }
-            (ImageDecision::AddTombstone, ImageChange::Ended { how, digest, .. }) => {
-                let (ended, how, digest) = (name.clone(), *how, *digest);
-                let added = self.fetcher.blocking(move |store| {
-                    image_steps::add_tombstone(store, &ended, digest, how, &master)
-                });
-                added.await
-            }
-            (ImageDecision::End | ImageDecision::AddTombstone, _) => Ok(()),
-        };
-        match done {
-            Ok(()) => Outcome::Done,
-            Err(why) => Outcome::Failed(why),
-        }
-    }
-
-    /// Fetches the record of the image of `change`; `None` if the master has no such image any
-    /// more.
-    async fn ask(&self, change: &ImageChange) -> Result<Option<Image>, String> {
-        let ImageChange::Image { name, digest, .. } = change else { return Ok(None) };
-        let request = GetImageRequest { name: name.clone(), wait_ms: 0 };
-        let image = match self.fetcher.client.call::<GetImage>(&request).await {
-            Ok(image) => image,
-            Err(error) => {
-                return match error.code() {
-                    Some(FaultCode::NotFound | FaultCode::Gone) => Ok(None),
-                    _ => Err(error_chain(&error)),
-                };
-            }
-        };
-        if image.content.name != *name || image.content.digest() != *digest {
-            return Err(format!("the master gave another image than {name} with {digest}"));
-        }
-        Ok(Some(image))
-    }
-
-    async fn fetch(&self, change: &ImageChange) -> Result<(), String> {
-        match self.ask(change).await? {
-            None => Ok(()),
-            Some(image) => self.receive(image).await,
-        }
-    }
-
-    /// Fetches all objects of an image of the master, then makes it visible here.
-    pub(crate) async fn receive(&self, image: Image) -> Result<(), String> {
-        let name = image.content.name.clone();
-        self.fetcher.bring(&image, |bytes| self.state().queue.left(&name, bytes)).await?;
-        let image = self.as_here(image);
-        if self.fetcher.blocking(move |store| image_steps::receive(store, image)).await? {
-            let master = self.master();
-            tracing::info!(image = %name, %master, "took an image from the master");
-            self.fetcher.counters.images_replicated.inc();
-        }
-        self.progress.notify_waiters();
-        Ok(())
-    }
-
-    async fn update_notes(&self, change: &ImageChange) -> Result<(), String> {
-        let Some(image) = self.ask(change).await? else { return Ok(()) };
-        self.fetcher.bring(&image, |_| ()).await?;
-        let image = self.as_here(image);
-        let updated = self.fetcher.blocking(move |store| image_steps::update_notes(store, &image));
-        updated.await.map(drop)
-    }
-
-    /// Returns the image as it is stored here.
-    fn as_here(&self, mut image: Image) -> Image {
-        image.notes.expires_at = self.rules.expiry(image.notes.expires_at);
-        image
-    }
-
     /// Returns true if this server may drop its copy of an image: the master would not send the
     /// same image again.
     #[must_use]
@@ -618,38 +456,18 @@ impl Follower {
         if !self.rules.follow(name) {
             return;
         }
-        let deadline = Instant::now() + limit;
-        loop {
-            let mut progress = std::pin::pin!(self.progress.notified());
-            progress.as_mut().enable();
-            {
-                let state = self.state();
-                if state.sync_cursor.has_passed(cursor) && state.queue.is_settled(name) {
-                    return;
-                }
-            }
-            tokio::select! {
-                () = progress => {}
-                () = tokio::time::sleep_until(deadline) => return,
-            }
-        }
+        let is_settled = || {
+            let state = self.state();
+            state.sync_cursor.has_passed(cursor) && state.queue.is_settled(name)
+        };
+        let _late = tokio::time::timeout(limit, self.progress_until(is_settled)).await;
     }
 
     /// Waits until that version of the master's directories is here, or is blocked, but not for
     /// longer than `limit`.
     pub async fn directories_settled(&self, version: Option<DirectoriesVersion>, limit: Duration) {
-        let deadline = Instant::now() + limit;
-        loop {
-            let mut progress = std::pin::pin!(self.progress.notified());
-            progress.as_mut().enable();
-            if decide(version, local_state(&self.store)) != DirectoriesDecision::Fetch {
-                return;
-            }
-            tokio::select! {
-                () = progress => {}
-                () = tokio::time::sleep_until(deadline) => return,
-            }
-        }
+        let is_settled = || decide(version, local_state(&self.store)) != DirectoriesDecision::Fetch;
+        let _late = tokio::time::timeout(limit, self.progress_until(is_settled)).await;
     }
 
     /// Returns the state of replication from the master.

@@ -207,7 +207,7 @@ pub trait Records: Send + Sync {
         gone: &mut dyn FnMut(),
     ) -> Result<(), StoreError>;
 
-    /// Returns the tombstone of `name`; `None` if there is none, or it is not known.
+    /// Returns the tombstone of `name`; `None` if no tombstone is known.
     fn tombstone(&self, _name: &ImageName) -> Result<Option<Vec<u8>>, StoreError> {
         Ok(None)
     }

@@ -27,7 +27,7 @@ impl Peer {
     ///
     /// # Errors
     ///
-    /// [`PeerError`] if it is none of these.
+    /// [`PeerError`] if `text` has another form, with what is wrong.
     pub fn parse(text: &str, default_port: u16) -> Result<Self, PeerError> {
         let bad = |why| PeerError { text: text.to_owned(), why };
         let (host, port) = if let Some(rest) = text.strip_prefix('[') {

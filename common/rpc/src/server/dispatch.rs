@@ -232,8 +232,9 @@ impl Service {
         if let Some(handler) = self.routes.pages.get(path) {
             return Some((Arc::clone(handler), String::new()));
         }
-        self.routes.below.iter().rev().find_map(|(prefix, handler)| {
-            let below = path.strip_prefix(prefix)?;
+        self.routes.pages.iter().rev().find_map(|(prefix, handler)| {
+            let is_prefix = prefix.len() > 1 && prefix.ends_with('/');
+            let below = path.strip_prefix(prefix).filter(|_| is_prefix)?;
             Some((Arc::clone(handler), below.to_owned()))
         })
     }

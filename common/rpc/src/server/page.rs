@@ -67,7 +67,7 @@ pub struct PageRequest {
     pub caller: Caller,
     /// The path, with its `%` escapes decoded.
     pub path: String,
-    /// The path after the prefix of `pages_below`; empty for a page with an exact path.
+    /// What follows the path of the page, if that stands for all paths below it; otherwise empty.
     pub below: String,
     /// The parameters of the query.
     pub query: Query,

@@ -57,7 +57,6 @@ pub(super) struct Routes {
     pub(super) frame: Frame,
     pub(super) methods: BTreeMap<&'static str, Entry>,
     pub(super) pages: BTreeMap<&'static str, PageHandler>,
-    pub(super) below: BTreeMap<&'static str, PageHandler>,
     pub(super) metrics: Metrics,
     pub(super) recorder: Recorder,
     pub(super) private_pages: bool,
@@ -85,7 +84,6 @@ impl<S> std::fmt::Debug for Router<S> {
             .debug_struct("Router")
             .field("methods", &self.routes.methods.keys())
             .field("pages", &self.routes.pages.keys())
-            .field("below", &self.routes.below.keys())
             .finish_non_exhaustive()
     }
 }
@@ -99,7 +97,6 @@ impl Router {
             frame: Frame::new(daemon, security),
             methods: BTreeMap::new(),
             pages: BTreeMap::new(),
-            below: BTreeMap::new(),
             metrics: Metrics::new(daemon, security),
             recorder: Recorder::default(),
             private_pages: false,
@@ -247,7 +244,8 @@ impl<S: Clone + Send + Sync + 'static> Router<S> {
         self.add::<M>(M::ACCESS, kind)
     }
 
-    /// Answers GET of exactly `path`.
+    /// Answers GET of exactly `path`. A path that ends with `/`, other than `/` itself, stands for
+    /// every path below it; [`PageRequest::below`] is what follows.
     pub fn page<Fut>(
         mut self,
         path: &'static str,
@@ -259,22 +257,6 @@ impl<S: Clone + Send + Sync + 'static> Router<S> {
         let state = self.state.clone();
         let handler = move |request| -> Answer<Page> { Box::pin(handler(state.clone(), request)) };
         self.routes.pages.insert(path, Arc::new(handler));
-        self
-    }
-
-    /// Answers GET of every path that begins with `prefix`, which ends with `/`; what follows it
-    /// is [`PageRequest::below`].
-    pub fn pages_below<Fut>(
-        mut self,
-        prefix: &'static str,
-        handler: impl Fn(S, PageRequest) -> Fut + Send + Sync + 'static,
-    ) -> Self
-    where
-        Fut: Future<Output = Result<Page, Fault>> + Send + 'static,
-    {
-        let state = self.state.clone();
-        let handler = move |request| -> Answer<Page> { Box::pin(handler(state.clone(), request)) };
-        self.routes.below.insert(prefix, Arc::new(handler));
         self
     }
 

@@ -109,7 +109,7 @@ pub fn router() -> Router {
             let asked = request.query.get("a");
             Ok(Page::Html(format!("{asked:?} from {}", request.caller.address.ip())))
         })
-        .pages_below("/objects/", |(), request| async move {
+        .page("/objects/", |(), request| async move {
             if request.below != "digits" {
                 return Err(Fault::new(FaultCode::NotFound, "no <object>"));
             }

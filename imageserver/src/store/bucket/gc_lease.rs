@@ -161,7 +161,7 @@ fn decode(remote: &Remote, bytes: &[u8]) -> Result<PendingDeletes, StoreError> {
         .map_err(|_| remote.unfit("the list of pending deletes is damaged"))
 }
 
-/// Returns the pending deletes, if there are any.
+/// Returns the pending deletes; `None` if nothing waits to be deleted.
 pub fn pending_deletes(remote: &Remote) -> Result<Option<PendingDeletes>, StoreError> {
     let Some(entry) = remote.get(&remote.key(keys::PENDING_DELETES), BYTES_MAX)? else {
         return Ok(None);

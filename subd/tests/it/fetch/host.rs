@@ -149,7 +149,7 @@ impl Host {
                 let stream = futures_util::stream::iter(chunks.map(Ok));
                 async move { Ok::<_, Fault>(stream) }
             })
-            .pages_below("/objects/", move |(), request| {
+            .page("/objects/", move |(), request| {
                 let first = match request.range {
                     Some(rpc::server::ByteRange::From { first, last: None }) => first,
                     other => panic!("{other:?}"),
