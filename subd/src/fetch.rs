@@ -85,7 +85,7 @@ pub struct Fetcher {
     /// Cancelled when this fetch must stop; differs from `subd_stop` in the copy that runs a
     /// prefetch.
     pub stop: CancellationToken,
-    /// Stops the prefetch, if there is one.
+    /// Stops a prefetch that is running.
     pub prefetch_stop: Arc<Mutex<CancellationToken>>,
     /// Bytes that arrived since subd started.
     pub fetched_bytes: Arc<AtomicU64>,

@@ -36,9 +36,9 @@ pub const NAMES_MAX: usize = 1_024;
 /// The content of one certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Certificate {
-    /// The common name of the holder; empty if there is none.
+    /// The common name of the holder, or an empty text.
     pub common_name: String,
-    /// The common name of the authority that issued it, escaped; empty if there is none.
+    /// The common name of the authority that issued it, escaped, or an empty text.
     pub issuer: String,
     /// The host names and addresses that it is valid for, as text, in its order.
     pub hosts: Vec<String>,

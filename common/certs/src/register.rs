@@ -109,7 +109,7 @@ impl Register {
     ///
     /// # Errors
     ///
-    /// [`RegisterError::None`] if there is none.
+    /// [`RegisterError::None`] if `directory` has no `ca.key`.
     pub fn open(directory: &Path) -> Result<Self, RegisterError> {
         if !fs::exists(directory.join("ca.key"))? {
             return Err(RegisterError::None { path: directory.to_owned() });

@@ -113,7 +113,7 @@ pub fn parse_with_tables<T: CommandFactory + FromArgMatches>(
 /// The tables of a configuration file that are not flags.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ExtraTables {
-    /// The file, if there is one.
+    /// The configuration file; `None` without one.
     pub path: Option<PathBuf>,
     /// The keys that are no flags, with their values.
     pub table: toml::Table,

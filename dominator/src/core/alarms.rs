@@ -108,7 +108,7 @@ pub struct AlarmChanges {
     pub more_ended: usize,
 }
 
-/// Returns the differences to the alarms that were reported last, if there are any.
+/// Returns the differences to the alarms that were reported last; `None` if nothing differs.
 #[must_use]
 pub fn changes(reported: &AlarmSet, now: &AlarmSet) -> Option<AlarmChanges> {
     let (begun, more_begun) = now.without(reported);

@@ -13,7 +13,7 @@ use model::mdb::Machine;
 pub struct HostPatterns(GlobSet);
 
 impl HostPatterns {
-    /// Parses the patterns. Returns `None` if there are none.
+    /// Parses the patterns. Returns `None` for an empty list.
     pub fn new(patterns: &[String]) -> Result<Option<Self>, globset::Error> {
         if patterns.is_empty() {
             return Ok(None);

@@ -194,7 +194,8 @@ impl Images {
         Some(wanted.get(name)?.state.subscribe())
     }
 
-    /// Returns an error of the image server, if there is one.
+    /// Returns why the image server did not answer for a wanted image; `None` if it answered for
+    /// each.
     pub fn trouble(&self) -> Option<String> {
         locked(&self.troubles).values().next().cloned()
     }

@@ -151,11 +151,11 @@ pub struct Row {
     pub what: String,
     /// The result of this project.
     pub ours: String,
-    /// The name and the result of the peer; empty if there is none.
+    /// The name and the result of the peer; empty if nothing comparable was measured.
     pub peer: String,
     /// Our result divided by the peer's, or by the goal.
     pub ratio: Option<f64>,
-    /// The goal; empty if there is none.
+    /// The goal, or an empty text.
     pub wanted: String,
 }
 

@@ -26,7 +26,7 @@ pub(super) struct MountClone {
     pub(super) directory: OwnedFd,
     /// The directory as all processes see it. It also keeps the file-system from being unmounted.
     pub(super) seen: OwnedFd,
-    /// Keeps the clone alive; `None` if there is none.
+    /// Keeps the clone alive; `None` if the root is used as it is mounted.
     _clone: Option<OwnedFd>,
 }
 

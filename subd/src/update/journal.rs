@@ -229,7 +229,7 @@ pub fn write(directory: &Directory, journal: &Journal) -> Result<(), JournalErro
     Ok(directory.sync()?)
 }
 
-/// Reads the journal in `directory`, if there is one.
+/// Reads the journal in `directory`; `None` if the file is missing.
 ///
 /// # Errors
 ///

@@ -166,7 +166,7 @@ impl Owners {
         if bytes > OWNERS_BYTES_MAX { Err(OwnersError::TooLong { bytes }) } else { Ok(()) }
     }
 
-    /// Describes the owners: `groups web, dba; user alice`; `nobody` if there are none.
+    /// Describes the owners, such as `groups web, dba; user alice`, or `nobody`.
     #[must_use]
     pub fn in_words(&self) -> String {
         let list = |what: &str, names: &BTreeSet<String>| {

@@ -63,8 +63,8 @@ impl Certificate {
 /// letters, digits and `*`, each beginning with a capital letter or `*`.
 ///
 /// The name of a host in the common name must not become a power. A host name has a `*` only at its
-/// beginning and is rarely written with capitals; as a pattern it would match only a service with
-/// the name of the host, and there is none.
+/// beginning and is rarely written with capitals. As a pattern it would match only a service that
+/// is called as the host, and no service is.
 #[must_use]
 pub fn is_pattern(text: &str) -> bool {
     let is_word = |word: &str| {
@@ -161,7 +161,7 @@ fn list(
     Ok(Some(strings))
 }
 
-/// The common name of the holder; empty if there is none.
+/// Returns the common name of the holder, or an empty text.
 fn common_name(subject: &X509Name<'_>) -> Result<String, CertificateError> {
     let mut all = subject.iter_common_name();
     match (all.next(), all.next()) {

@@ -115,9 +115,9 @@ pub struct PathChange {
     pub reason: ChangeReason,
     /// How the path differed from what is required.
     pub differs: Vec<Difference>,
-    /// The entry before, according to the last scan; `None` if there was none.
+    /// The entry before, according to the last scan; `None` for a new entry.
     pub old: Option<Node>,
-    /// The entry afterwards; `None` if there is none.
+    /// The entry afterwards; `None` for a removed entry.
     pub new: Option<Node>,
 }
 

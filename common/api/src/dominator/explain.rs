@@ -118,7 +118,7 @@ pub struct DifferenceSummary {
 /// Something that an operator can do.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Suggestion {
-    /// The command; empty if there is none.
+    /// The command to run, such as `domtool retry web1`; empty if `what` is no command.
     pub command: String,
     /// What the command does, or what else to do.
     pub what: String,

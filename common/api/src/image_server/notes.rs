@@ -84,7 +84,7 @@ pub struct FindLatestImageRequest {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FindLatestImageReply {
-    /// The name of the image; `None` if there is none.
+    /// The name of the newest image in the directory; `None` if no image there has the tags.
     pub name: Option<ImageName>,
 }
 

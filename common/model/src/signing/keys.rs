@@ -114,7 +114,7 @@ impl TrustedKeys {
         self.0.len()
     }
 
-    /// True if there are none.
+    /// Returns true if no key is trusted.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

@@ -28,7 +28,7 @@ impl Xattrs {
         Self(None)
     }
 
-    /// True if there are none.
+    /// Returns true if the entry has no extended attributes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_none()

@@ -56,7 +56,7 @@ pub struct ReportedIdentity {
     /// Identifies the start of subd.
     pub instance: u64,
     pub hostname: String,
-    /// The machine id; empty if there is none.
+    /// The machine id; empty if the machine reports none.
     pub machine_id: String,
     /// The boot id of the kernel; empty if it is not known.
     pub boot_id: String,
@@ -123,7 +123,7 @@ pub struct KnownIdentity {
     pub machine_id: String,
     /// True if the id does not come from the image: a machine with another id is another machine.
     pub is_own: bool,
-    /// The confirmation of an operator, if there is one.
+    /// What an operator confirmed, if one did.
     pub trust: Option<TrustRecord>,
 }
 

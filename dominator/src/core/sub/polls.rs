@@ -26,7 +26,7 @@ const CACHE_OBJECTS_MAX: usize = 1 << 20;
 pub struct View {
     /// The last reply, without its scan, exclusions and cache, which are in the other fields.
     pub report: PollReply,
-    /// The last complete scan under the current settings, if there is one.
+    /// The last complete scan under the current settings; `None` before the first.
     pub scan: Option<Arc<ScanReport>>,
     /// Counts scans that differ, over all instances of the sub.
     pub scan_number: u64,
