@@ -18,7 +18,7 @@ const REMEMBERED_MAX: usize = 100_000;
 pub enum Damage {
     /// The content did not have the digest of the id, and was quarantined.
     Corrupt,
-    /// The disk does not give it back.
+    /// It is there and cannot be read: [`is_unreadable`].
     Unreadable,
     /// An image needs it, and it is not there.
     Missing,
@@ -104,9 +104,21 @@ impl DamagedObjects {
     }
 }
 
-/// Returns true if the kernel says that the medium does not give back what it was given.
+/// Returns true if an object cannot be read for as long as nobody repairs it: the medium does not
+/// give back what it was given, this process may not read the file, or it is no regular file.
 #[must_use]
 pub fn is_unreadable(error: &io::Error) -> bool {
     let Some(errno) = error.raw_os_error().map(Errno::from_raw) else { return false };
-    matches!(errno, Errno::EIO | Errno::ENODATA | Errno::EBADMSG | Errno::EUCLEAN | Errno::EILSEQ)
+    matches!(
+        errno,
+        Errno::EIO
+            | Errno::ENODATA
+            | Errno::EBADMSG
+            | Errno::EUCLEAN
+            | Errno::EILSEQ
+            | Errno::EACCES
+            | Errno::EPERM
+            | Errno::EISDIR
+            | Errno::ELOOP
+    )
 }

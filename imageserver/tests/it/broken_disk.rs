@@ -83,6 +83,54 @@ async fn what_the_disk_does_not_give_back_is_not_served_and_can_be_uploaded_agai
     server.stop().await;
 }
 
+/// The server on `data` as root without the right to read the files of others.
+fn without_rights(data: &Path) -> Server {
+    let server = command(data);
+    let mut setpriv = Command::new("setpriv");
+    let rights = "-dac_override,-dac_read_search";
+    setpriv.arg(format!("--bounding-set={rights}")).arg(format!("--inh-caps={rights}"));
+    setpriv.arg(server.get_program()).args(server.get_args()).args(["--scrub-every", "0s"]);
+    setpriv.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    Server::run(&mut setpriv)
+}
+
+#[tokio::test]
+async fn what_may_not_be_read_or_is_no_file_is_lost_and_can_be_uploaded_again() {
+    let data = tempfile::tempdir().unwrap();
+    let server = Server::start(data.path());
+    let contents = [&b"other's"[..], b"directory", b"link"];
+    let tree = tree_of(&[("/a", contents[0]), ("/b", contents[1]), ("/c", contents[2])]);
+    server.upload_tree(&tree, &contents).await;
+    server.add(image_of("web/1", &tree)).await.unwrap();
+    server.stop().await;
+    let ids = contents.map(|content| ALGORITHM.digest(content));
+    let [other, directory, link] = ids.map(|id| stored(data.path(), &id));
+    std::os::unix::fs::chown(other, Some(65_534), Some(65_534)).unwrap();
+    std::fs::remove_file(&directory).unwrap();
+    std::fs::create_dir_all(directory.join("below")).unwrap();
+    let elsewhere = data.path().join("incoming/elsewhere");
+    std::fs::rename(&link, &elsewhere).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, &link).unwrap();
+
+    let server = without_rights(data.path());
+    assert_eq!(server.missing(&ids).await, ids);
+    assert_eq!(server.fetch(&ids).await, ids.map(|id| (id, None)));
+    until(async || server.metric("dominator_objects_lost") == "3").await;
+    assert_eq!(server.metric("dominator_images_incomplete"), "1");
+    let refused = server.add(image_of("web/2", &tree)).await.unwrap_err();
+    assert_eq!(refused.code, FaultCode::NotFound, "{}", refused.message);
+    assert_eq!(server.upload(&contents).await.added, 3);
+    let whole = ids.into_iter().zip(contents.map(|content| Some(content.to_vec())));
+    assert_eq!(server.fetch(&ids).await, whole.collect::<Vec<_>>());
+    server.add(image_of("web/2", &tree)).await.unwrap();
+    until(async || server.metric("dominator_objects_lost") == "0").await;
+    // Nothing is deleted that somebody has put there.
+    let quarantine = std::fs::read_dir(data.path().join("quarantine")).unwrap();
+    let quarantined: Vec<PathBuf> = quarantine.map(|entry| entry.unwrap().path()).collect();
+    assert!(matches!(&quarantined[..], [one] if one.join("below").is_dir()), "{quarantined:?}");
+    server.stop().await;
+}
+
 #[tokio::test]
 async fn what_can_be_read_again_is_lost_no_more() {
     let data = tempfile::tempdir().unwrap();

@@ -13,7 +13,7 @@ use model::lock::locked;
 use model::object::{Algorithm, ObjectId};
 
 use crate::core::collection::disk_pressure::Space;
-use crate::store::damaged_objects::DamagedObjects;
+use crate::store::damaged_objects::{Damage, DamagedObjects};
 use crate::store::error::{StoreError, failed};
 use crate::store::files::{if_found, make_directory};
 use crate::store::layout;
@@ -25,11 +25,17 @@ pub(super) struct Located {
     pub path: PathBuf,
     pub form: ContentForm,
     pub metadata: std::fs::Metadata,
+    /// False if it is no regular file, or if this process may not read it.
+    is_readable: bool,
 }
 
 impl Located {
-    /// Returns the length of the file in bytes; `None` for the empty file that a crash leaves.
+    /// Returns the length of the file in bytes; `None` for the empty file that a crash leaves, and
+    /// for what cannot be read.
     pub fn length(&self, id: &ObjectId) -> Option<u64> {
+        if !self.is_readable {
+            return None;
+        }
         let length = self.metadata.len();
         let is_object = length > 0 || (self.form == ContentForm::Plain && is_empty_object(id));
         is_object.then_some(length)
@@ -40,6 +46,7 @@ impl Located {
 pub struct ObjectFiles {
     pub(super) root: PathBuf,
     incoming: PathBuf,
+    pub(super) quarantine: PathBuf,
     // Opened at start, so that failed write-backs of all later objects are reported to it.
     pub(super) handle: fs_err::File,
     next: AtomicU64,
@@ -63,6 +70,7 @@ impl ObjectFiles {
         let files = Self {
             root,
             incoming: data.join(layout::INCOMING),
+            quarantine: data.join(layout::QUARANTINE),
             handle,
             next: AtomicU64::new(0),
             unsynced: UnsyncedObjects::open(data)?,
@@ -70,7 +78,9 @@ impl ObjectFiles {
             damaged_objects: DamagedObjects::default(),
             on_medium: VerifiedFiles::default(),
         };
+        make_directory(&files.quarantine)?;
         files.expect_same_device(&files.incoming)?;
+        files.expect_same_device(&files.quarantine)?;
         Ok(files)
     }
 
@@ -96,10 +106,15 @@ impl ObjectFiles {
         let path = self.path(id, form);
         let found = if_found(fs_err::symlink_metadata(&path));
         let metadata = found.map_err(failed(format!("look for object {id}")))?;
-        Ok(metadata.map(|metadata| Located { path, form, metadata }))
+        let Some(metadata) = metadata else { return Ok(None) };
+        let is_readable = metadata.is_file() && may_read(&path, &metadata);
+        if !is_readable {
+            self.damaged_objects.add(*id, Damage::Unreadable);
+        }
+        Ok(Some(Located { path, form, metadata, is_readable }))
     }
 
-    /// Returns the file of the object; if there is none, an empty file in its place.
+    /// Returns the file of the object; otherwise what is in its place, which has no length.
     pub(super) fn locate(&self, id: &ObjectId) -> Result<Option<Located>, StoreError> {
         let mut empty = None;
         for form in layout::FORMS {
@@ -123,6 +138,24 @@ impl ObjectFiles {
                     tracing::warn!(object = %id, %error, "cannot remove the other file");
                 }
             }
+        }
+    }
+
+    /// Renames the complete file `temporary` to the object. A directory in its place is moved to the
+    /// quarantine.
+    pub(super) fn put(&self, temporary: &Path, id: &ObjectId, form: ContentForm) -> io::Result<()> {
+        let path = self.path(id, form);
+        let put = || std::fs::rename(temporary, &path);
+        match self.unsynced.place(put) {
+            Err(error) if error.kind() == io::ErrorKind::IsADirectory => {
+                let inode = fs_err::symlink_metadata(&path)?.ino();
+                let target = self.quarantine.join(layout::quarantine_name(id, form, inode));
+                fs_err::rename(&path, &target)?;
+                let quarantine = target.display();
+                tracing::error!(object = %id, %quarantine, "a directory was in place of an object");
+                self.unsynced.place(put)
+            }
+            result => result,
         }
     }
 
@@ -174,6 +207,13 @@ impl ObjectFiles {
             free: status.blocks_available().saturating_mul(unit),
         })
     }
+}
+
+/// Returns true if this process may read the file.
+fn may_read(path: &Path, metadata: &std::fs::Metadata) -> bool {
+    let is_own = metadata.uid() == nix::unistd::geteuid().as_raw();
+    is_own && metadata.mode() & 0o400 != 0
+        || nix::unistd::access(path, nix::unistd::AccessFlags::R_OK).is_ok()
 }
 
 /// Records, for the start after a crash, that objects may not be on the medium.

@@ -13,14 +13,16 @@
 
 use std::collections::BTreeSet;
 use std::io::{self, Read as _};
-use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use api::object_stream::ContentForm;
 use model::lock::locked;
 use model::object::{Hasher, ObjectId};
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
 use rpc::packing::CHUNK_HEAD_BYTES;
 use walkdir::{DirEntryExt as _, WalkDir};
 
@@ -29,7 +31,6 @@ use crate::store::content::{Content, PackedContent};
 use crate::store::contract::{Objects, Receiving};
 use crate::store::damaged_objects::{Damage, DamagedObjects, is_unreadable};
 use crate::store::error::{StoreError, failed};
-use crate::store::files::make_directory;
 use crate::store::layout;
 use crate::store::local::object_files::{ObjectFiles, VerifiedFiles, content_bytes};
 use crate::store::local::receiving::{IdlePackers, LocalReceiving};
@@ -50,7 +51,6 @@ const CHECKS_MAX: usize = 64;
 /// The objects of a data directory.
 pub struct LocalObjects {
     pub(super) files: ObjectFiles,
-    quarantine: PathBuf,
     sync_failed: AtomicBool,
     /// Large objects whose files were hashed since the start.
     pub(super) verified: VerifiedFiles,
@@ -65,12 +65,8 @@ impl LocalObjects {
     /// Packs received objects with zstd at `pack_level`; level 0 packs nothing.
     pub(in crate::store) fn open(data: &Path, pack_level: i32) -> Result<Self, StoreError> {
         let files = ObjectFiles::open(data)?;
-        let quarantine = data.join(layout::QUARANTINE);
-        make_directory(&quarantine)?;
-        files.expect_same_device(&quarantine)?;
         let objects = Self {
             files,
-            quarantine,
             sync_failed: AtomicBool::new(false),
             verified: VerifiedFiles::default(),
             checks: [const { Mutex::new(()) }; CHECKS_MAX],
@@ -85,7 +81,7 @@ impl LocalObjects {
     /// Records quarantined objects that were not stored again as damaged.
     fn note_quarantined(&self) -> Result<(), StoreError> {
         let why = || failed("read the quarantine");
-        for entry in fs_err::read_dir(&self.quarantine).map_err(why())? {
+        for entry in fs_err::read_dir(&self.files.quarantine).map_err(why())? {
             let entry = entry.map_err(why())?;
             let Some(id) = entry.file_name().to_str().and_then(layout::quarantined_object) else {
                 continue;
@@ -227,7 +223,7 @@ impl LocalObjects {
         bad: &std::fs::Metadata,
     ) -> Result<(), StoreError> {
         let path = self.files.path(id, form);
-        let target = self.quarantine.join(layout::quarantine_name(id, form, bad.ino()));
+        let target = self.files.quarantine.join(layout::quarantine_name(id, form, bad.ino()));
         let held = || Ok(self.files.locate(id)?.and_then(|located| located.length(id)));
         self.files.counter.note(id, || {
             let before = held()?;
@@ -254,6 +250,13 @@ impl LocalObjects {
             Ok(Change { before, after })
         })
     }
+}
+
+/// Opens the file of an object. Never follows a link, or waits for what is no regular file.
+fn open_object(path: &Path) -> io::Result<std::fs::File> {
+    let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
+    let file = std::fs::File::options().read(true).custom_flags(flags).open(path)?;
+    if file.metadata()?.is_file() { Ok(file) } else { Err(Errno::EISDIR.into()) }
 }
 
 impl Objects for LocalObjects {
@@ -293,7 +296,7 @@ impl Objects for LocalObjects {
     fn open_verified(&self, id: &ObjectId) -> Result<Option<Content>, StoreError> {
         for form in layout::FORMS {
             let path = self.files.path(id, form);
-            let file = match std::fs::File::open(&path) {
+            let file = match open_object(&path) {
                 Ok(file) => fs_err::File::from_parts(file, &path),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 Err(error) => return Err(self.unread(id, error)),

@@ -172,7 +172,6 @@ impl Receiving for LocalReceiving<'_> {
             let source = std::io::Error::other(text);
             return Err(StoreError::Io { what: format!("store object {id}"), source });
         }
-        let path = receiving.files.path(&id, form);
         // Two uploads of one object may end here, one after the other; it does not matter which
         // file stays.
         receiving.files.counter.note(&id, || {
@@ -187,8 +186,8 @@ impl Receiving for LocalReceiving<'_> {
                 return Ok(Change { before, after: before });
             }
             let temporary = receiving.temporary.as_ref().expect("it is taken only here");
-            let put = || fs_err::rename(temporary, path);
-            receiving.files.unsynced.place(put).map_err(failed(format!("store object {id}")))?;
+            let put = receiving.files.put(temporary, &id, form);
+            put.map_err(failed(format!("store object {id}")))?;
             receiving.temporary = None;
             if is_other {
                 receiving.files.remove_others(&id, form);
