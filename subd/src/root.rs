@@ -54,6 +54,8 @@ pub struct Root {
     handle: MountClone,
     path: PathBuf,
     times: OnceLock<TimePrecision>,
+    /// True if this process may use the blocks that file-systems reserve for root.
+    may_use_reserve: OnceLock<bool>,
 }
 
 impl Root {
@@ -83,7 +85,8 @@ impl Root {
         lstat("/proc/self/fd").map_err(|source| RootError::NoProc { source })?;
         let handle =
             open(path).map_err(|source| RootError::Open { path: path.to_owned(), source })?;
-        Ok(Self { handle, path: path.to_owned(), times: OnceLock::new() })
+        let (times, may_use_reserve) = (OnceLock::new(), OnceLock::new());
+        Ok(Self { handle, path: path.to_owned(), times, may_use_reserve })
     }
 
     /// True if nothing can be written: the file-system of the root or its mount is read-only.
@@ -202,12 +205,22 @@ impl Root {
         let status = fstatvfs(&self.handle.directory).map_err(|source| {
             RootError::call("ask for the free space of", TreePath::root(), source)
         })?;
-        // `f_bfree`, not `f_bavail`: subd runs as root, which may use the reserve.
-        let free_bytes = status.blocks_free().saturating_mul(status.fragment_size());
+        let may_use_reserve = *self
+            .may_use_reserve
+            .get_or_init(|| std::fs::read_to_string("/proc/self/uid_map").is_ok_and(is_real_root));
+        let blocks = if may_use_reserve { status.blocks_free() } else { status.blocks_available() };
+        let free_bytes = blocks.saturating_mul(status.fragment_size());
         // btrfs has no limit of inodes and reports 0.
         let free_inodes = if status.files() == 0 { u64::MAX } else { status.files_free() };
         Ok(FreeSpace { free_bytes, free_inodes })
     }
+}
+
+/// Returns true if the user map of a process says that its root is that of the machine. File-systems
+/// keep a reserve for that user, not for the root of a container.
+fn is_real_root(uid_map: String) -> bool {
+    let first = uid_map.lines().next().unwrap_or_default();
+    first.split_whitespace().take(2).eq(["0", "0"])
 }
 
 /// Returns the path of subd's own directory.
@@ -297,5 +310,24 @@ impl RootError {
     /// True if the entry does not exist.
     pub fn is_absent(&self) -> bool {
         self.errno() == Some(Errno::ENOENT)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reserve_is_for_the_root_of_the_machine() {
+        let table = [
+            ("         0          0 4294967295\n", true),
+            ("0 0 1\n1 100000 65535\n", true),
+            ("0 100000 65536\n", false),
+            ("1000 1000 1\n", false),
+            ("", false),
+        ];
+        for (uid_map, want) in table {
+            assert_eq!(is_real_root(uid_map.to_owned()), want, "{uid_map}");
+        }
     }
 }
