@@ -21,8 +21,7 @@ use crate::{
 };
 use model::image::{Content, HealthCheck, ImageName};
 use model::object::ObjectId;
-use model::path::TreePath;
-use model::plan::{Difference, Plan};
+use model::plan::Plan;
 use model::scope::{Coverage, ScanSettings, Scope};
 use model::signing::Signature;
 use model::trigger::Triggers;
@@ -308,6 +307,3 @@ impl Method for OfferImage {
             .with_list("sources", &request.sources)
     }
 }
-
-/// A path with its differences.
-pub type PathDifference = (TreePath, Vec<Difference>);

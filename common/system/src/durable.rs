@@ -118,14 +118,6 @@ where
     pub fn load(medium: M) -> Result<Option<Self>, DurableError> {
         Ok(read(&medium, &Json)?.map(|value| Self::new(medium, Json, value)))
     }
-
-    /// Reads the value, as JSON; the default one if it was never written. Writes nothing.
-    pub fn load_or_default(medium: M) -> Result<Self, DurableError>
-    where
-        T: Default,
-    {
-        Self::load_or_default_as(medium, Json)
-    }
 }
 
 impl<T: Clone + PartialEq, M: Medium, C: Codec<T>> Durable<T, M, C> {
@@ -371,7 +363,7 @@ mod tests {
         let file = FileMedium::new(&path, 100);
         let text = || std::fs::read_to_string(&path).unwrap();
         let medium = Failing { file, fails: Cell::new(None), writes: Cell::new(0) };
-        let value: Durable<Vec<u32>, _> = Durable::load_or_default(medium).unwrap();
+        let value: Durable<Vec<u32>, _> = Durable::load_or_default_as(medium, Json).unwrap();
         assert!(value.get().is_empty() && !path.exists());
         assert_eq!(
             value
@@ -409,7 +401,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("value");
         let text = || std::fs::read_to_string(&path).unwrap();
-        let value: Durable<u32, _> = Durable::load_or_default(FileMedium::new(&path, 100)).unwrap();
+        let value: Durable<u32, _> =
+            Durable::load_or_default_as(FileMedium::new(&path, 100), Json).unwrap();
         assert!(!value.set_behind(0) && value.is_saved(), "nothing changed");
         assert!(value.set_behind(1));
         assert_eq!((*value.get(), value.is_saved(), path.exists()), (1, false, false));
@@ -450,12 +443,12 @@ mod tests {
         let path = directory.path().join("value");
         let medium = || FileMedium::new(&path, 10);
         assert!(Durable::<u32, _>::load(medium()).unwrap().is_none());
-        assert_eq!(*Durable::<u32, _>::load_or_default(medium()).unwrap().get(), 0);
+        assert_eq!(*Durable::<u32, _>::load_or_default_as(medium(), Json).unwrap().get(), 0);
         std::fs::write(&path, "7\n").unwrap();
         assert_eq!(*Durable::<u32, _>::load(medium()).unwrap().unwrap().get(), 7);
         for damaged in ["", "x", "7 7", "[7]"] {
             std::fs::write(&path, damaged).unwrap();
-            let error = Durable::<u32, _>::load_or_default(medium()).unwrap_err();
+            let error = Durable::<u32, _>::load_or_default_as(medium(), Json).unwrap_err();
             assert!(matches!(&error, DurableError::Damaged { .. }), "{error}");
             assert_eq!(error.to_string(), format!("{} is damaged", path.display()));
         }
@@ -468,7 +461,8 @@ mod tests {
     fn what_cannot_be_written_is_as_it_was() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("value");
-        let value = Durable::<u32, _>::load_or_default(FileMedium::new(&path, 10)).unwrap();
+        let value =
+            Durable::<u32, _>::load_or_default_as(FileMedium::new(&path, 10), Json).unwrap();
         value.set(1).unwrap();
         // Tests run as root, so that permissions stop nothing.
         let temporary = directory.path().join("value.new");
