@@ -216,8 +216,8 @@ impl Root {
     }
 }
 
-/// Returns true if the user map of a process says that its root is that of the machine. File-systems
-/// keep a reserve for that user, not for the root of a container.
+/// Returns true if the user map of a process says that its root is that of the machine.
+/// File-systems keep a reserve for that user, not for the root of a container.
 fn is_real_root(uid_map: String) -> bool {
     let first = uid_map.lines().next().unwrap_or_default();
     first.split_whitespace().take(2).eq(["0", "0"])

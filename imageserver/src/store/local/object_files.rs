@@ -141,8 +141,8 @@ impl ObjectFiles {
         }
     }
 
-    /// Renames the complete file `temporary` to the object. A directory in its place is moved to the
-    /// quarantine.
+    /// Renames the complete file `temporary` to the object. A directory in its place is moved to
+    /// the quarantine.
     pub(super) fn put(&self, temporary: &Path, id: &ObjectId, form: ContentForm) -> io::Result<()> {
         let path = self.path(id, form);
         let put = || std::fs::rename(temporary, &path);
