@@ -27,29 +27,12 @@ const TOOLS_KEYS: [&str; 6] = ["dominator", "format", "imageserver", "insecure",
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// It cannot be read.
     #[error("cannot read configuration file `{}`", .path.display())]
-    Read {
-        path: PathBuf,
-        /// What the kernel said.
-        source: io::Error,
-    },
-    /// It is not TOML.
+    Read { path: PathBuf, source: io::Error },
     #[error("`{}` is not TOML", .path.display())]
-    Toml {
-        path: PathBuf,
-        /// What is wrong, and where.
-        source: Box<toml::de::Error>,
-    },
-    /// A key is not a flag.
+    Toml { path: PathBuf, source: Box<toml::de::Error> },
     #[error("`{}`: there is no flag --{key}; known: {known}", .path.display())]
-    UnknownKey {
-        path: PathBuf,
-        key: String,
-        /// The known flags.
-        known: String,
-    },
-    /// A value has the wrong kind.
+    UnknownKey { path: PathBuf, key: String, known: String },
     #[error("`{}`: {key} must be {expected}", .path.display())]
     WrongKind {
         path: PathBuf,
@@ -65,19 +48,27 @@ pub enum ConfigError {
 /// anything is wrong, as clap does.
 #[must_use]
 pub fn parse<T: CommandFactory + FromArgMatches>(program: &str) -> T {
-    let default = Path::new("/etc").join(program).join("config.toml");
-    or_exit(parse_from(std::env::args_os().collect(), Some(&default)))
+    parse_with_tables(program, &[]).0
 }
 
-/// Parses again, for a daemon whose configuration file was changed while it runs. On an error the
-/// former configuration should stay in force.
+/// As [`parse`], for a program whose file has tables that are not flags: their keys are `keys`, and
+/// their values are returned.
+#[must_use]
+pub fn parse_with_tables<T: CommandFactory + FromArgMatches>(
+    program: &str,
+    keys: &[&str],
+) -> (T, ExtraTables) {
+    or_exit(parse_from(std::env::args_os().collect(), Some(&file_of(program)), keys))
+}
+
+/// Parses again, for a daemon whose configuration file was changed while it runs.
 ///
 /// # Errors
 ///
-/// [`ParseError`]; what was in force should stay so.
+/// [`ParseError`]; the former configuration should stay in force.
 pub fn parse_again<T: CommandFactory + FromArgMatches>(program: &str) -> Result<T, ParseError> {
-    let default = Path::new("/etc").join(program).join("config.toml");
-    parse_from(std::env::args_os().collect(), Some(&default))
+    let parsed = parse_from(std::env::args_os().collect(), Some(&file_of(program)), &[]);
+    parsed.map(|(parsed, _)| parsed)
 }
 
 /// Parses the arguments of this process, a tool, with defaults from the file that all tools
@@ -85,7 +76,12 @@ pub fn parse_again<T: CommandFactory + FromArgMatches>(program: &str) -> Result<
 #[must_use]
 pub fn parse_tool<T: CommandFactory + FromArgMatches>() -> T {
     let file = std::env::home_dir().map(|home| home.join(TOOLS_FILE));
-    or_exit(parse_tool_from(std::env::args_os().collect(), file.as_deref()))
+    or_exit(parse_from(std::env::args_os().collect(), file.as_deref(), &TOOLS_KEYS)).0
+}
+
+/// Returns the default configuration file of a daemon.
+fn file_of(program: &str) -> PathBuf {
+    Path::new("/etc").join(program).join("config.toml")
 }
 
 fn or_exit<T>(parsed: Result<T, ParseError>) -> T {
@@ -97,17 +93,6 @@ fn or_exit<T>(parsed: Result<T, ParseError>) -> T {
             std::process::exit(i32::from(super::EXIT_MISUSE));
         }
     }
-}
-
-/// As [`parse`], for a program whose file has tables that are not flags: their keys are `keys`, and
-/// their values are returned.
-#[must_use]
-pub fn parse_with_tables<T: CommandFactory + FromArgMatches>(
-    program: &str,
-    keys: &[&str],
-) -> (T, ExtraTables) {
-    let default = Path::new("/etc").join(program).join("config.toml");
-    or_exit(parse_with_tables_from(std::env::args_os().collect(), Some(&default), keys))
 }
 
 /// The tables of a configuration file that are not flags.
@@ -131,41 +116,18 @@ pub struct ConfigArgs {
 /// Why the arguments of a program are not accepted.
 #[derive(Debug, thiserror::Error)]
 pub enum ParseError {
-    /// The flags, from the command line or the file, are wrong.
+    /// The flags, from the command line or the file, are invalid.
     #[error(transparent)]
     Clap(Box<clap::Error>),
-    /// The file is wrong.
+    /// The configuration file cannot be used.
     #[error(transparent)]
     Config(ConfigError),
 }
 
-/// As [`parse`], of `arguments` (the program first) and with another default file.
-pub fn parse_from<T: CommandFactory + FromArgMatches>(
-    arguments: Vec<OsString>,
-    default_file: Option<&Path>,
-) -> Result<T, ParseError> {
-    parse_with(arguments, default_file, &[]).map(|(parsed, _)| parsed)
-}
-
-/// As [`parse_with_tables`], of `arguments` (the program first) and with another default file.
-pub fn parse_with_tables_from<T: CommandFactory + FromArgMatches>(
-    arguments: Vec<OsString>,
-    default_file: Option<&Path>,
-    keys: &[&str],
-) -> Result<(T, ExtraTables), ParseError> {
-    parse_with(arguments, default_file, keys)
-}
-
-/// As [`parse_tool`], of `arguments` (the tool first) and with another file.
-pub fn parse_tool_from<T: CommandFactory + FromArgMatches>(
-    arguments: Vec<OsString>,
-    file: Option<&Path>,
-) -> Result<T, ParseError> {
-    parse_with(arguments, file, &TOOLS_KEYS).map(|(parsed, _)| parsed)
-}
-
-/// `others` are keys that are accepted and returned if no flag has their name.
-fn parse_with<T: CommandFactory + FromArgMatches>(
+/// Parses `arguments`, the program first, with defaults from the file that they name, or else from
+/// `default_file` if it exists. `others` are keys that are accepted and returned if no flag has
+/// their name.
+fn parse_from<T: CommandFactory + FromArgMatches>(
     arguments: Vec<OsString>,
     default_file: Option<&Path>,
     others: &[&str],
@@ -324,7 +286,7 @@ mod tests {
         let path = directory.path().join("config.toml");
         std::fs::write(&path, text).unwrap();
         let line = std::iter::once("testd").chain(line.iter().copied());
-        parse_from(line.map(OsString::from).collect(), Some(&path))
+        parse_from(line.map(OsString::from).collect(), Some(&path), &[]).map(|(flags, _)| flags)
     }
 
     #[track_caller]
@@ -377,7 +339,7 @@ mod tests {
         let path = directory.path().join("config.toml");
         let line = || ["testd", "--data=/d"].map(OsString::from).to_vec();
         std::fs::write(&path, "shelves = 3\n[[source]]\nname = 'a'\n[[source]]\n").unwrap();
-        let parsed = parse_with_tables_from::<Flags>(line(), Some(&path), &["source"]);
+        let parsed = parse_from::<Flags>(line(), Some(&path), &["source"]);
         let (flags, beside) = parsed.unwrap();
         assert_eq!(flags.shelves, 3);
         assert_eq!(beside.path, Some(path.clone()));
@@ -385,10 +347,10 @@ mod tests {
         assert_eq!((beside.table.len(), sources.len()), (1, 2));
         assert_eq!(sources[0]["name"].as_str(), Some("a"));
 
-        let (_, beside) = parse_with_tables_from::<Flags>(line(), None, &["source"]).unwrap();
+        let (_, beside) = parse_from::<Flags>(line(), None, &["source"]).unwrap();
         assert_eq!(beside, ExtraTables::default());
         std::fs::write(&path, "[[sources]]\n").unwrap();
-        let error = parse_with_tables_from::<Flags>(line(), Some(&path), &["source"]).unwrap_err();
+        let error = parse_from::<Flags>(line(), Some(&path), &["source"]).unwrap_err();
         assert!(error.to_string().contains("known: data, exclude, insecure, shelves, source"));
     }
 
@@ -416,8 +378,9 @@ mod tests {
         let parsed = |line: &[&str], text: &str| {
             std::fs::write(&path, text).unwrap();
             let line = std::iter::once("tool").chain(line.iter().copied());
-            match parse_tool_from::<Tool>(line.map(OsString::from).collect(), Some(&path)) {
-                Ok(Tool { dominator, security, verb: Verb::List }) => {
+            let arguments = line.map(OsString::from).collect();
+            match parse_from(arguments, Some(&path), &TOOLS_KEYS) {
+                Ok((Tool { dominator, security, verb: Verb::List }, _)) => {
                     format!("{dominator} {}", security.insecure)
                 }
                 Err(ParseError::Config(error)) => {
@@ -437,20 +400,22 @@ mod tests {
         assert_eq!(parsed(&["list"], "domimator = 'x'"), error);
         assert_eq!(parsed(&["list"], "verb = 'x'").get(..27), Some(": there is no flag --verb; "));
         let none = ["tool", "list"].map(OsString::from).to_vec();
-        let tool = parse_tool_from::<Tool>(none, Some(Path::new("/nowhere/config.toml"))).unwrap();
+        let absent = Path::new("/nowhere/config.toml");
+        let (tool, _) = parse_from::<Tool>(none, Some(absent), &TOOLS_KEYS).unwrap();
         assert_eq!(tool.dominator, "localhost");
     }
 
     #[test]
     fn a_file_that_is_named_must_exist() {
         let line = ["testd", "--config", "/nowhere/config.toml", "--data=/"];
-        let result = parse_from::<Flags>(line.map(OsString::from).to_vec(), None);
+        let result = parse_from::<Flags>(line.map(OsString::from).to_vec(), None, &[]);
         let Err(ParseError::Config(error)) = result else { panic!("{result:?}") };
         let text = "cannot read configuration file `/nowhere/config.toml`: \
                     No such file or directory (os error 2)";
         assert_eq!(model::display::error_chain(&error), text);
         let line = ["testd", "--data=/"].map(OsString::from).to_vec();
-        let none = parse_from::<Flags>(line, Some(Path::new("/nowhere/config.toml"))).unwrap();
+        let absent = Path::new("/nowhere/config.toml");
+        let (none, _) = parse_from::<Flags>(line, Some(absent), &[]).unwrap();
         assert_eq!(none.config.config, None);
     }
 
@@ -463,7 +428,7 @@ mod tests {
         std::fs::write(at("file"), "").unwrap();
         let parsed = |path: &Path| {
             let line = ["testd", "--data=/"].map(OsString::from).to_vec();
-            match parse_from::<Flags>(line, Some(path)) {
+            match parse_from::<Flags>(line, Some(path), &[]) {
                 Ok(_) => "parsed",
                 Err(ParseError::Config(ConfigError::Read { .. })) => "unreadable",
                 Err(_) => "wrong",

@@ -11,32 +11,26 @@ const FILE_BYTES_MAX: u64 = 256 << 20;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MdbFileError {
-    /// It cannot be read.
     #[error("cannot read {}", path.display())]
     Read {
         path: PathBuf,
-        /// What the kernel said.
         #[source]
         source: std::io::Error,
     },
-    /// It is too large.
     #[error("{} has more than {FILE_BYTES_MAX} bytes", path.display())]
     TooLarge { path: PathBuf },
-    /// It is not a regular file.
     #[error("{} is no regular file", path.display())]
     Kind { path: PathBuf },
-    /// It is not UTF-8.
     #[error("{}: line {line} is not UTF-8", path.display())]
     Text {
         path: PathBuf,
         /// The first line that is not UTF-8, from 1.
         line: usize,
     },
-    /// It is not a valid machine database.
+    /// The content is not a valid machine database.
     #[error("{}", path.display())]
     Parse {
         path: PathBuf,
-        /// What is wrong with it.
         #[source]
         source: MdbError,
     },

@@ -13,45 +13,33 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::{Child, Command};
 
 /// How many bytes of the end of its standard error are kept.
-const COMPLAINT_BYTES_MAX: usize = 2 << 10;
+const STDERR_BYTES_MAX: usize = 2 << 10;
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommandError {
-    /// It cannot be started.
     #[error("cannot run {program}")]
-    Start {
-        program: String,
-        /// What the kernel said.
-        source: io::Error,
-    },
-    /// Its input cannot be written, or its output cannot be read.
-    #[error("cannot talk with {program}")]
-    Read {
-        program: String,
-        /// What the kernel said.
-        source: io::Error,
-    },
-    /// Its output is too long.
+    Start { program: String, source: io::Error },
+    #[error("cannot write the input or read the output of {program}")]
+    Read { program: String, source: io::Error },
     #[error("{program} prints more than {limit} bytes")]
     TooLarge {
         program: String,
         /// The limit, in bytes.
         limit: usize,
     },
-    /// It failed.
-    #[error("{program}: {status}{}", last_words(complaint))]
+    #[error("{program}: {status}{}", after_colon(stderr_line))]
     Failed {
         program: String,
         status: ExitStatus,
         /// The last line of its standard error.
-        complaint: String,
+        stderr_line: String,
     },
 }
 
-fn last_words(complaint: &str) -> String {
-    if complaint.is_empty() { String::new() } else { format!(": {complaint}") }
+fn after_colon(stderr_line: &str) -> String {
+    if stderr_line.is_empty() { String::new() } else { format!(": {stderr_line}") }
 }
 
 /// Runs the program `line[0]` with the other words as arguments and `input` as standard input,
@@ -75,7 +63,7 @@ pub async fn output(line: &[String], input: &[u8], limit: usize) -> Result<Vec<u
     let start = |source| CommandError::Start { program: named(), source };
     let mut running = Running(command.spawn().map_err(start)?);
     let pipes = (running.0.stdin.take(), running.0.stdout.take(), running.0.stderr.take());
-    let (Some(mut stdin), Some(stdout), Some(stderr)) = pipes else {
+    let (Some(mut stdin), Some(stdout), Some(stderr_pipe)) = pipes else {
         return Err(start(io::Error::other("it has no output")));
     };
     let failed = |source| CommandError::Read { program: named(), source };
@@ -88,37 +76,37 @@ pub async fn output(line: &[String], input: &[u8], limit: usize) -> Result<Vec<u
             _ => Ok(()),
         }
     };
-    let complain = async { tail(stderr).await.map_err(failed) };
-    // Moved in, so that it is closed in the end.
+    let complain = async { tail(stderr_pipe).await.map_err(failed) };
+    // Moved, so that the pipe is closed after the last byte.
     let give = async move {
         match stdin.write_all(input).await {
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(failed(error)),
-            // It need not read all of it, or any.
+            // The program need not read its input.
             _ => Ok(()),
         }
     };
-    let ((), (), complaint) = tokio::try_join!(give, print, complain)?;
-    // Only now is it buried: until then its number is that of its group and of nothing else.
+    let ((), (), stderr) = tokio::try_join!(give, print, complain)?;
+    // The child is reaped only here. Until then the kernel gives the id of its group to no other.
     let status = running.0.wait().await.map_err(failed)?;
     if status.success() {
         return Ok(printed);
     }
-    let complaint = String::from_utf8_lossy(&complaint);
-    let last = complaint.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
-    let complaint = model::display::safe_text(last.trim(), COMPLAINT_BYTES_MAX);
-    Err(CommandError::Failed { program: named(), status, complaint })
+    let stderr = String::from_utf8_lossy(&stderr);
+    let last = stderr.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
+    let stderr_line = model::display::safe_text(last.trim(), STDERR_BYTES_MAX);
+    Err(CommandError::Failed { program: named(), status, stderr_line })
 }
 
-/// The last [`COMPLAINT_BYTES_MAX`] bytes of `stream`.
+/// Returns the last [`STDERR_BYTES_MAX`] bytes of `stream`.
 async fn tail(mut stream: impl AsyncRead + Unpin) -> io::Result<Vec<u8>> {
     let mut kept = Vec::new();
-    let mut buffer = [0; COMPLAINT_BYTES_MAX];
+    let mut buffer = [0; STDERR_BYTES_MAX];
     loop {
         match stream.read(&mut buffer).await? {
             0 => return Ok(kept),
             length => kept.extend_from_slice(&buffer[..length]),
         }
-        let surplus = kept.len().saturating_sub(COMPLAINT_BYTES_MAX);
+        let surplus = kept.len().saturating_sub(STDERR_BYTES_MAX);
         kept.drain(..surplus);
     }
 }

@@ -37,7 +37,7 @@ pub enum LogFormat {
     /// Lines of text, for people
     #[default]
     Text,
-    /// One JSON object per line: `timestamp`, `level`, `message` and what else there is to say
+    /// One JSON object per line: `timestamp`, `level`, `message` and further fields
     Json,
 }
 
@@ -57,7 +57,7 @@ pub fn start_logging(log: &LogArgs) -> Result<(), String> {
         .with_writer(io::stderr)
         .with_target(false)
         .with_ansi(colours)
-        // A log that cannot be written must not fail what is logged: complaining panics.
+        // tracing would report a failed write to stderr, and panic if that fails too.
         .log_internal_errors(false);
     let (result, set) = match log.format {
         LogFormat::Text => {
@@ -99,7 +99,7 @@ pub fn set_log_filter(filter: &str) -> Result<(), String> {
 
 fn filter_of(filter: &str) -> Result<EnvFilter, String> {
     EnvFilter::try_new(without_chatter(filter))
-        .map_err(|error| format!("`{filter}` is no log level: {error}"))
+        .map_err(|error| format!("invalid log level `{filter}`: {error}"))
 }
 
 /// Libraries that log every frame at `debug`.
@@ -173,27 +173,16 @@ pub fn raise_file_limit() -> io::Result<u64> {
     Ok(hard)
 }
 
-/// Why a daemon cannot listen.
+/// Why a daemon cannot listen on an address.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ListenError {
-    /// The address is invalid.
-    #[error("`{text}` is no address to listen on: expected ADDR, :PORT or ADDR:PORT")]
+    #[error("invalid address to listen on, `{text}`: expected ADDR, :PORT or ADDR:PORT")]
     Address { text: String },
-    /// The host name has no address.
     #[error("cannot resolve `{text}`")]
-    Resolve {
-        text: String,
-        /// What the resolver said.
-        source: io::Error,
-    },
-    /// The port is in use, or not permitted.
+    Resolve { text: String, source: io::Error },
     #[error("cannot listen on {address}")]
-    Listen {
-        address: SocketAddr,
-        /// What the kernel said.
-        source: io::Error,
-    },
+    Listen { address: SocketAddr, source: io::Error },
 }
 
 /// Listens on `address`. Port 0 selects a free port. If the kernel has no IPv6, the unspecified
@@ -262,7 +251,7 @@ pub fn exit(code: u8, error: &str, hints: &[&str]) -> ExitCode {
     for hint in hints {
         text.push_str(&format!("hint: {hint}\n"));
     }
-    // Parts of the text come from other machines. Nobody can be told if stderr is closed.
+    // Parts of the text come from other machines. If stderr is closed, it cannot be shown.
     let _closed = io::stderr().write_all(model::display::safe_lines(&text).as_bytes());
     ExitCode::from(code)
 }

@@ -33,22 +33,13 @@ pub struct SecurityArgs {
 /// Why a program does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum SecurityError {
-    /// `--tls` and `--insecure` were given.
     #[error("--insecure and --tls {} contradict each other", dir.display())]
-    Both {
-        /// The directory.
-        dir: PathBuf,
-    },
-    /// There are no certificates, and `--insecure` is missing.
+    Both { dir: PathBuf },
     #[error(
         "{program} does not run unprotected by itself, and there are no certificates in {}",
         dir.display()
     )]
-    Absent {
-        program: &'static str,
-        /// The expected directory.
-        dir: PathBuf,
-    },
+    Absent { program: &'static str, dir: PathBuf },
     /// The certificates cannot be used.
     #[error("{}", error_chain(.0))]
     Unusable(TlsError),
