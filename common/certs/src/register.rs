@@ -109,7 +109,8 @@ impl Register {
     ///
     /// # Errors
     ///
-    /// [`RegisterError::None`] if `directory` has no `ca.key`.
+    /// [`RegisterError::None`] if the directory has no `ca.key`; [`RegisterError::Authority`] if
+    /// one of its files cannot be used.
     pub fn open(directory: &Path) -> Result<Self, RegisterError> {
         if !fs::exists(directory.join("ca.key"))? {
             return Err(RegisterError::None { path: directory.to_owned() });

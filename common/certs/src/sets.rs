@@ -62,17 +62,6 @@ const FLEET: &[&str] = &[
 ];
 
 impl Set {
-    pub const ALL: [Self; 8] = [
-        Self::Dominator,
-        Self::Imageserver,
-        Self::Subd,
-        Self::Mdbd,
-        Self::Operator,
-        Self::Uploader,
-        Self::Contributor,
-        Self::Viewer,
-    ];
-
     /// Returns the name on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use expect_test::expect;
 
-use super::super::record::Revocation;
+use super::super::record::{Reason, Revocation};
 use super::*;
 
 /// Runs openssl in `directory`: what it prints, or what it complains of.
