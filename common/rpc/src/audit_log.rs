@@ -4,6 +4,7 @@
 //! one `fdatasync`, so that many concurrent callers cost little more than one.
 
 mod files;
+mod metrics;
 
 use std::fmt;
 use std::io;
@@ -11,13 +12,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
-use prometheus_client::metrics::counter::ConstCounter;
-use prometheus_client::metrics::gauge::ConstGauge;
 use tokio::sync::{mpsc, oneshot};
 
 pub use files::{AuditSettings, Retention, files_of, read_line};
+pub use metrics::AuditCollector;
 
 use api::audit::call_details::{ARGUMENTS_BYTES_MAX, WHY_BYTES_MAX, escape_and_cut};
 use api::audit::quota::Quota;
@@ -80,16 +78,13 @@ impl AuditArgs {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AuditError {
-    /// It cannot be opened.
     #[error("cannot use the audit log `{}`", path.display())]
     Open { path: PathBuf, source: io::Error },
-    /// Another process writes it.
     #[error(
         "another process writes the audit log `{}`: give each daemon its own with --audit-log",
         path.display()
     )]
     Locked { path: PathBuf },
-    /// It cannot be written.
     #[error("cannot write the audit log `{}`: {text}", path.display())]
     Write {
         path: PathBuf,
@@ -97,7 +92,6 @@ pub enum AuditError {
         /// True if there is no space.
         is_full: bool,
     },
-    /// The daemon stops.
     #[error("the audit log is closed: the daemon stops")]
     Closed,
 }
@@ -266,21 +260,23 @@ impl AuditLog {
     /// to be recorded.
     #[must_use]
     pub fn admits(&self, user: Option<&str>) -> bool {
-        let Some(inner) = &self.0 else { return false };
-        for event in inner.shared.refused() {
-            self.record_soon(event);
-        }
-        locked(&inner.shared.quota).admit(user)
+        self.with_quota(|quota| quota.admit(user))
     }
 
     /// Returns true if no more such calls of `user` are recorded for now.
     #[must_use]
     pub fn is_exhausted(&self, user: Option<&str>) -> bool {
+        self.with_quota(|quota| quota.is_exhausted(user))
+    }
+
+    /// Asks the quota of failed calls, after it was brought up to date. Returns false without a
+    /// log.
+    fn with_quota(&self, ask: impl FnOnce(&mut Quota) -> bool) -> bool {
         let Some(inner) = &self.0 else { return false };
         for event in inner.shared.refused() {
             self.record_soon(event);
         }
-        locked(&inner.shared.quota).is_exhausted(user)
+        ask(&mut locked(&inner.shared.quota))
     }
 
     /// Returns the state; `None` without a log.
@@ -488,36 +484,3 @@ impl Writer {
 
 /// A record, and the channel of its caller.
 type Waiting = (AuditEvent, Option<oneshot::Sender<Result<u64, Failure>>>);
-
-/// The metrics of a log.
-#[derive(Debug)]
-pub struct AuditCollector(pub AuditLog);
-
-impl Collector for AuditCollector {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let Some(status) = self.0.status() else { return Ok(()) };
-        let number = |value: u64| ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
-        let head = status.head;
-        let gauges = [
-            ("audit_sequence", "The number of the newest record", head.map(|head| head.sequence)),
-            (
-                "audit_head_prefix",
-                "The first 12 hex digits of its hash, as a number",
-                head.map(|head| head.hash.prefix()),
-            ),
-            ("audit_failing", "1 if the last record could not be written", {
-                Some(u64::from(status.error.is_some()))
-            }),
-        ];
-        for (name, help, value) in gauges {
-            let gauge = number(value.unwrap_or(0));
-            let encoder = encoder.encode_descriptor(name, help, None, gauge.metric_type())?;
-            gauge.encode(encoder)?;
-        }
-        let missed = ConstCounter::new(status.missed);
-        let help = "Records that could not be written since the start";
-        let encoder =
-            encoder.encode_descriptor("audit_missed", help, None, missed.metric_type())?;
-        missed.encode(encoder)
-    }
-}

@@ -149,7 +149,7 @@ impl Files {
         let bytes = junk.len() as u64;
         tracing::warn!(
             file = %path.display(), bytes,
-            "the end of the audit log is no record, as a crash leaves it; it is kept, and recorded"
+            "the audit log ends with an incomplete record, as after a crash: it is kept"
         );
         let start = &junk[..junk.len().min(TORN_TEXT_BYTES_MAX)];
         let text = escape_and_cut(&String::from_utf8_lossy(start), TORN_TEXT_BYTES_MAX);
@@ -219,7 +219,7 @@ impl Files {
         let (held, length) = begin(path, &mut chain, number)?;
         let aside = numbered(path, self.number);
         if aside.symlink_metadata().is_ok() {
-            let text = format!("`{}` is there already", aside.display());
+            let text = format!("`{}` already exists", aside.display());
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));
         }
         std::fs::rename(path, &aside)?;
