@@ -27,7 +27,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// the process shares (512 threads in tokio), for as long as a name server does not answer.
 const LOOKUPS: usize = 128;
 
-static LOOKUP_PLACES: Semaphore = Semaphore::const_new(LOOKUPS);
+static LOOKUP_PERMITS: Semaphore = Semaphore::const_new(LOOKUPS);
 
 /// The flow-control window of one stream, in bytes.
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
@@ -87,16 +87,12 @@ impl Connection {
         let pings = connection.ping_pong().ok_or_else(|| io::Error::other("no pings"))?;
         let heard = Arc::new(LastHeard::new());
         let listening = Arc::clone(&heard);
-        let lost = async {
-            match session {
-                Some(session) => session.lost().await,
-                None => std::future::pending().await,
-            }
-        };
         // Boxed, because each layer of a task would reserve its memory.
         let task = Box::pin(async move {
             tokio::select! {
-                why = lost => tracing::info!("connection to {name} cut: {why}"),
+                why = PeerSession::lost(session) => {
+                    tracing::info!("connection to {name} cut: {why}");
+                }
                 result = &mut connection => if let Err(error) = result {
                     tracing::debug!("connection to {name}: {}", error_chain(&error));
                 },
@@ -141,10 +137,10 @@ async fn connect(peer: &Peer) -> io::Result<TcpStream> {
 /// Asks the system's resolver. Its thread keeps the permit until it has answered, however long the
 /// caller waits.
 async fn resolve(peer: &Peer) -> io::Result<Vec<SocketAddr>> {
-    let place = LOOKUP_PLACES.acquire().await.map_err(io::Error::other)?;
+    let permit = LOOKUP_PERMITS.acquire().await.map_err(io::Error::other)?;
     let (host, port) = (peer.host.clone(), peer.port);
     let look_up = move || {
-        let _place = place;
+        let _permit = permit;
         (host.as_str(), port).to_socket_addrs().map(Iterator::collect)
     };
     tokio::task::spawn_blocking(look_up).await.map_err(io::Error::other)?

@@ -155,13 +155,7 @@ impl Connection {
                 }
             })
         };
-        let lost = async {
-            match session {
-                Some(session) => session.lost().await,
-                None => std::future::pending().await,
-            }
-        };
-        let mut lost = std::pin::pin!(lost);
+        let mut lost = std::pin::pin!(PeerSession::lost(session));
         let streams_max = if is_anonymous { ANONYMOUS_STREAMS_MAX } else { STREAMS_MAX };
         let builder = builder(self.tracked.clone(), streams_max);
         let connection = builder.serve_connection(TokioIo::new(stream), handler);

@@ -27,17 +27,19 @@ impl Credentials {
     pub(super) fn read(dir: &Path) -> Result<Self, TlsError> {
         let Files { chain, key, authorities, revoked, zones, stamp } = Files::read(dir)?;
         let content = |path: PathBuf, what: String| TlsError::Content { path, what };
-        let of_certificate = |what: String| content(files::certificate_of(dir), what);
+        let of_certificate = |what: String| content(dir.join(files::CERTIFICATE), what);
         let own =
             Certificate::read(&chain[0]).map_err(|error| of_certificate(error_chain(&error)))?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let trust = Trust::new(&authorities, &revoked, zones.as_deref(), Arc::clone(&provider));
         let trust = trust.map_err(|error| match error {
-            TrustError::Authority { .. } => content(files::authorities_of(dir), error.to_string()),
-            TrustError::List(_) | TrustError::Lists(_) => {
-                content(files::revoked_of(dir), error.to_string())
+            TrustError::Authority { .. } => {
+                content(dir.join(files::AUTHORITIES), error.to_string())
             }
-            TrustError::Zones(source) => TlsError::Zones { path: files::zones_of(dir), source },
+            TrustError::List(_) | TrustError::Lists(_) => {
+                content(dir.join(files::REVOKED), error.to_string())
+            }
+            TrustError::Zones(source) => TlsError::Zones { path: dir.join(files::ZONES), source },
         })?;
         let trust = Arc::new(trust);
         let unusable = |error: rustls::Error| of_certificate(explain(&error));

@@ -19,11 +19,11 @@ pub const FILES: [(&str, &str); 5] = [
     (ZONES, "what each authority may vouch for; may be absent"),
 ];
 
-const CERTIFICATE: &str = "cert.pem";
+pub(super) const CERTIFICATE: &str = "cert.pem";
 const KEY: &str = "key.pem";
-const AUTHORITIES: &str = "ca.pem";
-const REVOKED: &str = "crl.pem";
-const ZONES: &str = "zones.toml";
+pub(super) const AUTHORITIES: &str = "ca.pem";
+pub(super) const REVOKED: &str = "crl.pem";
+pub(super) const ZONES: &str = "zones.toml";
 
 /// The longest file that is read, in bytes.
 const FILE_BYTES_MAX: u64 = 16 << 20;
@@ -35,23 +35,16 @@ const AUTHORITIES_MAX: usize = 32;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TlsError {
-    /// There are none.
     #[error("there is no certificate in {}", dir.display())]
     Absent {
         /// Where they should be.
         dir: PathBuf,
     },
-    /// A file cannot be read.
     #[error("cannot read {}", path.display())]
     Read { path: PathBuf, source: io::Error },
-    /// A file does not hold what it should.
+    /// The content of a file is invalid; `what` says why.
     #[error("{}: {what}", path.display())]
-    Content {
-        path: PathBuf,
-        /// What is wrong.
-        what: String,
-    },
-    /// All users of the machine can read the key.
+    Content { path: PathBuf, what: String },
     #[error(
         "{} can be read by every user of this machine: chmod 600 it, and have its certificate \
          revoked if somebody may have read it", path.display()
@@ -60,13 +53,9 @@ pub enum TlsError {
         /// The key's file.
         path: PathBuf,
     },
-    /// The zones are wrong.
+    /// The content of `zones.toml` is invalid.
     #[error("{}", path.display())]
-    Zones {
-        path: PathBuf,
-        /// What is wrong.
-        source: ZonesError,
-    },
+    Zones { path: PathBuf, source: ZonesError },
 }
 
 /// Detects changes of the files: the mark of each file that exists.
@@ -154,22 +143,6 @@ pub(super) fn lifts_revocations(before: &Stamp, after: &Stamp) -> bool {
         FILES.iter().zip(stamp).any(|((name, _), mark)| *name == REVOKED && mark.is_some())
     };
     has_lists(before) && !has_lists(after)
-}
-
-pub(super) fn zones_of(dir: &Path) -> PathBuf {
-    dir.join(ZONES)
-}
-
-pub(super) fn revoked_of(dir: &Path) -> PathBuf {
-    dir.join(REVOKED)
-}
-
-pub(super) fn authorities_of(dir: &Path) -> PathBuf {
-    dir.join(AUTHORITIES)
-}
-
-pub(super) fn certificate_of(dir: &Path) -> PathBuf {
-    dir.join(CERTIFICATE)
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {

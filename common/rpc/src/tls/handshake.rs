@@ -65,8 +65,9 @@ impl TlsConfig {
         stream: TcpStream,
         host: &str,
     ) -> io::Result<(ExplainedStream<client::TlsStream<TcpStream>>, PeerSession)> {
-        let name = ServerName::try_from(host.to_owned())
-            .map_err(|_| io::Error::other(format!("`{host}` can be in no certificate")))?;
+        let name = ServerName::try_from(host.to_owned()).map_err(|_| {
+            io::Error::other(format!("`{host}` is not a name that a certificate can have"))
+        })?;
         let config = Arc::clone(&self.credentials.borrow().client);
         let stream =
             TlsConnector::from(config).connect(name.clone(), stream).await.map_err(explained)?;

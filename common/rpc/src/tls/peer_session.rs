@@ -8,7 +8,7 @@ use tokio::sync::watch;
 
 use super::credentials::Credentials;
 use super::explain::explain;
-use super::trust::{Trust, Vouched};
+use super::trust::{Trust, VerifiedPeer};
 use api::access::Identity;
 use system::clock::since_epoch;
 
@@ -49,7 +49,7 @@ impl PeerSession {
         role: Role,
     ) -> Result<Self, rustls::Error> {
         // The certificate may have been revoked since the handshake.
-        let Vouched { identity, until } =
+        let VerifiedPeer { identity, until } =
             judge(&credentials.borrow_and_update().trust, &chain, &role)?;
         Ok(Self { credentials, chain, role, identity: Arc::new(identity), until })
     }
@@ -64,26 +64,31 @@ impl PeerSession {
         Until(self.until)
     }
 
-    /// Waits until the peer is no longer trusted, or its identity changes. Returns the reason.
-    pub(crate) async fn lost(mut self) -> String {
+    /// Waits until the peer of `session` is no longer trusted, or its identity changes. Returns the
+    /// reason. Without a session, it waits forever.
+    pub(crate) async fn lost(session: Option<Self>) -> String {
+        let Some(mut session) = session else { return std::future::pending().await };
         loop {
             let left =
-                Duration::from_secs((self.until + 1).saturating_sub(since_epoch().as_secs()));
+                Duration::from_secs((session.until + 1).saturating_sub(since_epoch().as_secs()));
             tokio::select! {
-                changed = self.credentials.changed() => if changed.is_err() {
+                changed = session.credentials.changed() => if changed.is_err() {
                     // The credentials no longer change.
                     tokio::time::sleep(left.min(ASK_EVERY)).await;
                 },
                 () = tokio::time::sleep(left.min(ASK_EVERY)) => {}
             }
-            let judged =
-                judge(&self.credentials.borrow_and_update().trust, &self.chain, &self.role);
+            let judged = judge(
+                &session.credentials.borrow_and_update().trust,
+                &session.chain,
+                &session.role,
+            );
             match judged {
-                Ok(Vouched { identity, until }) => {
-                    if identity != *self.identity {
+                Ok(VerifiedPeer { identity, until }) => {
+                    if identity != *session.identity {
                         return "what it may do has changed".to_owned();
                     }
-                    self.until = until;
+                    session.until = until;
                 }
                 Err(error) => return explain(&error),
             }
@@ -95,7 +100,7 @@ fn judge(
     trust: &Trust,
     chain: &[CertificateDer<'_>],
     role: &Role,
-) -> Result<Vouched, rustls::Error> {
+) -> Result<VerifiedPeer, rustls::Error> {
     let now = UnixTime::since_unix_epoch(since_epoch());
     match role {
         Role::Caller => trust.caller(chain, now),

@@ -175,7 +175,7 @@ impl TlsConfig {
                 tracing::info!(dir = %self.dir.display(), ends, "certificates taken");
                 let former = self.credentials.send_replace(Arc::new(credentials));
                 if files::lifts_revocations(&former.stamp, &stamp) {
-                    let path = files::revoked_of(&self.dir);
+                    let path = self.dir.join(files::REVOKED);
                     let path = path.display();
                     tracing::warn!(
                         "{path} is gone: certificates that it revoked are accepted again"

@@ -9,7 +9,6 @@ use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, ServerName
 use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
 use rustls::{CertificateError, DistinguishedName, RootCertStore};
-
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use super::lists::{self, Chosen, ListError};
@@ -22,7 +21,7 @@ const CHAIN_MAX: usize = 8;
 
 /// The identity of a verified peer, and when it expires.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Vouched {
+pub(super) struct VerifiedPeer {
     pub(super) identity: Identity,
     /// When the first certificate of its chain expires, in Unix seconds.
     pub(super) until: u64,
@@ -111,16 +110,16 @@ impl Trust {
         &self,
         chain: &[CertificateDer<'_>],
         now: UnixTime,
-    ) -> Result<Vouched, rustls::Error> {
+    ) -> Result<VerifiedPeer, rustls::Error> {
         let (leaf, between) = split(chain)?;
         let authority = self.first(|authority| {
             authority.callers.verify_client_cert(leaf, between, now)?;
             authority.expect_no_namesake(between)?;
             Ok(authority)
         })?;
-        let mut vouched = vouched(chain)?;
-        vouched.identity.zone = authority.zone.as_ref().map(|zone| zone.methods.clone());
-        Ok(vouched)
+        let mut peer = verified_peer(chain)?;
+        peer.identity.zone = authority.zone.as_ref().map(|zone| zone.methods.clone());
+        Ok(peer)
     }
 
     /// Verifies the chain of the server `name`.
@@ -129,7 +128,7 @@ impl Trust {
         chain: &[CertificateDer<'_>],
         name: &ServerName<'_>,
         now: UnixTime,
-    ) -> Result<Vouched, rustls::Error> {
+    ) -> Result<VerifiedPeer, rustls::Error> {
         let (leaf, between) = split(chain)?;
         self.first(|authority| {
             authority.servers.verify_server_cert(leaf, between, name, &[], now)?;
@@ -141,7 +140,7 @@ impl Trust {
             let what = format!("its authority may not vouch for servers called {}", name.to_str());
             Err(rustls::Error::General(what))
         })?;
-        vouched(chain)
+        verified_peer(chain)
     }
 
     /// Returns the result of the first authority that accepts; otherwise the most specific error.
@@ -149,21 +148,21 @@ impl Trust {
         &'a self,
         ask: impl Fn(&'a Authority) -> Result<T, rustls::Error>,
     ) -> Result<T, rustls::Error> {
-        let mut telling = CertificateError::UnknownIssuer.into();
+        let mut best = CertificateError::UnknownIssuer.into();
         for authority in &self.authorities {
             match ask(authority) {
                 Ok(good) => return Ok(good),
-                Err(error) if tells(&error) >= tells(&telling) => telling = error,
+                Err(error) if specificity(&error) >= specificity(&best) => best = error,
                 Err(_) => {}
             }
         }
-        Err(telling)
+        Err(best)
     }
 }
 
 /// Ranks errors: an error of an authority that has not issued the certificate is less specific than
 /// one of the authority that has, even if both share a name.
-fn tells(error: &rustls::Error) -> u8 {
+fn specificity(error: &rustls::Error) -> u8 {
     match error {
         rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer) => 0,
         rustls::Error::InvalidCertificate(CertificateError::BadSignature) => 1,
@@ -213,7 +212,7 @@ fn split<'a, 'b>(
     chain.split_first().ok_or(rustls::Error::NoCertificatesPresented)
 }
 
-fn vouched(chain: &[CertificateDer<'_>]) -> Result<Vouched, rustls::Error> {
+fn verified_peer(chain: &[CertificateDer<'_>]) -> Result<VerifiedPeer, rustls::Error> {
     let read = |der: &CertificateDer<'_>| {
         Certificate::read(der).map_err(|error| rustls::Error::General(error.to_string()))
     };
@@ -222,7 +221,7 @@ fn vouched(chain: &[CertificateDer<'_>]) -> Result<Vouched, rustls::Error> {
     for between in &chain[1..] {
         until = until.min(read(between)?.not_after);
     }
-    Ok(Vouched { identity: leaf.identity, until: u64::try_from(until).unwrap_or_default() })
+    Ok(VerifiedPeer { identity: leaf.identity, until: u64::try_from(until).unwrap_or_default() })
 }
 
 #[cfg(test)]

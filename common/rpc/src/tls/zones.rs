@@ -24,10 +24,9 @@ pub struct Zone {
 /// Why zones are not accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ZonesError {
-    /// The text is invalid.
+    /// The text is not a list of zones in TOML.
     #[error("{0}")]
     Text(String),
-    /// A zone is for an unknown authority.
     #[error(
         "a zone is of the authority `{0}`, which is not in ca.pem: a zone that limits nothing is \
          a mistake"
@@ -36,7 +35,6 @@ pub enum ZonesError {
     /// There is no zone. A truncated file must not look as if nothing were limited.
     #[error("it names no zone: copy it again, or remove it if no authority is to be limited")]
     Nothing,
-    /// Two zones are for one authority.
     #[error("two zones are of the authority `{0}`: make them one")]
     Twice(String),
 }
@@ -65,7 +63,7 @@ pub fn parse(text: &str) -> Result<Vec<Zone>, ZonesError> {
     let zones = document.zone.into_iter().map(|written| {
         let bad = written.methods.iter().find(|pattern| pattern.split('.').count() != 2);
         if let Some(pattern) = bad {
-            let text = format!("`{pattern}` is no pattern of methods: write Service.Method");
+            let text = format!("invalid pattern of methods `{pattern}`: write Service.Method");
             return Err(ZonesError::Text(text));
         }
         let methods = Powers::new(written.methods);
@@ -162,7 +160,7 @@ mod tests {
             assert!(matches!(parse(text), Err(ZonesError::Text(_))), "{text}");
         }
         let error = parse("[[zone]]\nauthority = 'a'\nmethods = ['Subd']").unwrap_err();
-        let text = "`Subd` is no pattern of methods: write Service.Method";
+        let text = "invalid pattern of methods `Subd`: write Service.Method";
         assert_eq!(error.to_string(), text);
         assert_eq!(parse("# nothing\n"), Ok(Vec::new()));
     }
