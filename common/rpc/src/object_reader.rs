@@ -27,38 +27,29 @@ pub const CHUNK_WAIT_MAX: Duration = Duration::from_secs(60);
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StreamError {
-    /// The transport failed.
     #[error("the object stream broke")]
     Transport { source: BoxError },
-    /// The stream ended before its end mark.
     #[error("the object stream was cut: {expected}")]
     Cut { expected: &'static str },
-    /// Something follows the end mark.
     #[error("the object stream goes on after its end mark")]
     Trailing,
     /// A frame is about an object that was not requested, or that had its frame already.
     #[error("object {id} was not requested, or was sent before")]
     Unrequested { id: ObjectId },
-    /// A head is invalid.
+    /// The head of an object is invalid.
     #[error("the object stream is garbled")]
-    Head {
-        /// What is wrong with it.
-        source: HeadError,
-    },
+    Head { source: HeadError },
     /// Packed content cannot be unpacked.
     #[error("the object stream is garbled")]
     Unpack {
-        /// What is wrong with it.
         #[from]
         source: UnpackError,
     },
-    /// The stream is too slow.
     #[error(
         "the object stream is too slow: {STREAM_PACE_BYTES} bytes have to come within {} s",
         PACE_WINDOW.as_secs()
     )]
     Slow,
-    /// Nothing arrived for too long.
     #[error("the object stream stalled: nothing came for {} s", .limit.as_secs())]
     Stalled { limit: Duration },
 }
@@ -265,21 +256,40 @@ impl ObjectReader {
 
     /// Reads the next non-empty chunk. Returns `None` at the end of the body.
     async fn next(&mut self) -> Result<Option<Bytes>, StreamError> {
-        loop {
-            let begun = Instant::now();
-            let frame = match tokio::time::timeout(CHUNK_WAIT_MAX, self.body.frame()).await {
-                Err(_) => return Err(StreamError::Stalled { limit: CHUNK_WAIT_MAX }),
-                Ok(None) => return Ok(None),
-                Ok(Some(frame)) => frame.map_err(|source| StreamError::Transport { source })?,
-            };
-            let data = frame.into_data().unwrap_or_default();
-            if !self.pace.came(data.len(), begun.elapsed()) {
-                return Err(StreamError::Slow);
+        let next = next_chunk(&mut self.body, &mut self.pace).await?;
+        self.wire_bytes += next.as_ref().map_or(0, |chunk| chunk.len() as u64);
+        Ok(next)
+    }
+}
+
+/// Reads the next non-empty chunk of `body`. Returns `None` at its end.
+///
+/// # Errors
+///
+/// [`StreamError`] if the connection breaks, nothing arrives for [`CHUNK_WAIT_MAX`], or the sender
+/// is slower than `pace`.
+pub(super) async fn next_chunk<B>(
+    body: &mut B,
+    pace: &mut Pace,
+) -> Result<Option<Bytes>, StreamError>
+where
+    B: hyper::body::Body<Data = Bytes, Error: Into<BoxError>> + Unpin,
+{
+    loop {
+        let begun = Instant::now();
+        let frame = match tokio::time::timeout(CHUNK_WAIT_MAX, body.frame()).await {
+            Err(_) => return Err(StreamError::Stalled { limit: CHUNK_WAIT_MAX }),
+            Ok(None) => return Ok(None),
+            Ok(Some(frame)) => {
+                frame.map_err(|error| StreamError::Transport { source: error.into() })?
             }
-            if !data.is_empty() {
-                self.wire_bytes += data.len() as u64;
-                return Ok(Some(data));
-            }
+        };
+        let data = frame.into_data().unwrap_or_default();
+        if !pace.came(data.len(), begun.elapsed()) {
+            return Err(StreamError::Slow);
+        }
+        if !data.is_empty() {
+            return Ok(Some(data));
         }
     }
 }

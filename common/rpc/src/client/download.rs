@@ -6,16 +6,14 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http_body_util::BodyExt as _;
 use hyper::header::{CONTENT_LENGTH, CONTENT_RANGE, RANGE};
 use hyper::{HeaderMap, Request, StatusCode};
-use tokio::time::Instant;
 
 use super::connection::Connection;
 use super::exchange::Reply;
 use super::{CALL_LIMIT, CallError, Client};
 use crate::body;
-use crate::object_reader::{CHUNK_WAIT_MAX, StreamError};
+use crate::object_reader::{StreamError, next_chunk};
 use crate::pace::{Pace, STREAM_PACE_BYTES};
 use api::fault::{Fault, FaultCode};
 
@@ -62,26 +60,10 @@ impl Download {
     ///
     /// # Errors
     ///
-    /// Fails if the connection breaks, the body does not have the stated length, or nothing arrives
-    /// for [`CHUNK_WAIT_MAX`].
+    /// [`StreamError`] if the connection breaks, the body does not have the stated length, or the
+    /// server is too slow.
     pub async fn chunk(&mut self) -> Result<Option<Bytes>, StreamError> {
-        loop {
-            let begun = Instant::now();
-            let frame = match tokio::time::timeout(CHUNK_WAIT_MAX, self.body.frame()).await {
-                Err(_) => return Err(StreamError::Stalled { limit: CHUNK_WAIT_MAX }),
-                Ok(None) => return Ok(None),
-                Ok(Some(frame)) => {
-                    frame.map_err(|source| StreamError::Transport { source: source.into() })?
-                }
-            };
-            let data = frame.into_data().unwrap_or_default();
-            if !self.pace.came(data.len(), begun.elapsed()) {
-                return Err(StreamError::Slow);
-            }
-            if !data.is_empty() {
-                return Ok(Some(data));
-            }
-        }
+        next_chunk(&mut self.body, &mut self.pace).await
     }
 }
 
