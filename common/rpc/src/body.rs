@@ -112,19 +112,15 @@ where
 /// Why a body could not be read.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReadError {
-    /// It is too long.
     #[error("a body of more than {limit} bytes")]
     TooLarge { limit: usize },
-    /// The connection broke.
     #[error("the body was cut")]
     Cut(#[source] BoxError),
-    /// The sender stopped sending.
     #[error("nothing of the body came for {} s", .limit.as_secs())]
     Stalled {
         /// How long was waited.
         limit: Duration,
     },
-    /// The sender is too slow.
     #[error(
         "the body comes too slowly: it has to be whole, or {} more bytes of it have to come, \
          within {} s", MESSAGE_PACE_BYTES, PACE_WINDOW.as_secs()

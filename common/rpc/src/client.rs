@@ -37,6 +37,7 @@ use api::object_server::{GetObjects, GetObjectsRequest};
 use api::{PROTOCOL, PROTOCOL_HEADER, object_stream};
 use connection::Connection;
 use exchange::{Failure, Reply};
+use model::lock::locked;
 
 /// The default time limit of a call.
 pub const CALL_LIMIT: Duration = Duration::from_secs(30);
@@ -137,7 +138,7 @@ impl Client {
             count.fetch_add(1, Ordering::Relaxed);
             chunk.map_err(|error| {
                 let again = io::Error::new(error.kind(), error.to_string());
-                *failed.lock().expect("no holder panics") = Some(error);
+                *locked(&failed) = Some(error);
                 again
             })
         });
@@ -156,7 +157,7 @@ impl Client {
                 Err(_) => break Err(self.timed_out(M::NAME, UPLOAD_STALL_MAX)),
             }
         };
-        let failure = failure.lock().expect("no holder panics").take();
+        let failure = locked(&failure).take();
         match failure {
             Some(source) if result.is_err() => {
                 Err(CallError::Source { method: M::NAME, peer: self.name(), source })
@@ -294,7 +295,7 @@ impl Client {
     ) -> Result<Response<Reply>, CallError> {
         let status = response.status();
         if !response.headers().contains_key(PROTOCOL_HEADER) {
-            let what = format!("what answers is no daemon of this kind (status {status})");
+            let what = format!("the server is not a daemon of this product (status {status})");
             return Err(self.odd(method, what));
         }
         if body::takes_packed(response.headers()) {

@@ -34,10 +34,9 @@ const GAIN_PART: usize = 16;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum UnpackError {
-    /// The lengths of a chunk are invalid.
     #[error(
-        "a packed chunk is said to be {packed_bytes} bytes that stand for {content_bytes}, where \
-         {rest_bytes} are missing"
+        "a packed chunk has invalid lengths: {packed_bytes} bytes for {content_bytes} bytes of \
+         content, where {rest_bytes} are missing"
     )]
     Lengths {
         /// The stated length of the content.
@@ -47,12 +46,10 @@ pub enum UnpackError {
         /// The remaining length of the object.
         rest_bytes: u64,
     },
-    /// The packed content is not a zstd frame of this length.
     #[error("a packed chunk of {content_bytes} bytes cannot be unpacked: {why}")]
     Garbled {
         /// The stated length of the content.
         content_bytes: usize,
-        /// What is wrong with it.
         why: String,
     },
 }

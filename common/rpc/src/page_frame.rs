@@ -47,7 +47,6 @@ impl Frame {
         self
     }
 
-    /// The name of the daemon.
     #[must_use]
     pub fn daemon(&self) -> &'static str {
         self.daemon
@@ -143,14 +142,12 @@ pub enum Cell {
     Link {
         /// The target; escape names in it with [`path_escape`].
         path: String,
-        /// The text.
         text: String,
     },
     /// Text with a colour.
     Mark {
         /// The colour.
         mark: Mark,
-        /// The text.
         text: String,
     },
 }

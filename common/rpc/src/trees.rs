@@ -16,6 +16,7 @@ use api::subd::{DIRECTORIES_MAX, GetDirectories, GetDirectoriesRequest};
 use model::display::error_chain;
 use model::image::required::RequiredImage;
 use model::image::{ImageError, ImageName};
+use model::lock::locked;
 use model::object::ObjectId;
 use model::tree::assembly::Assembly;
 use model::tree::encode::DIRECTORY_BYTES_MAX;
@@ -32,43 +33,35 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 const READERS: usize = 64;
 
 /// How long a sub may hold one of the [`READERS`] permits; slow ones continue without.
-const PLACE_LIMIT: Duration = Duration::from_secs(5);
+const PERMIT_LIMIT: Duration = Duration::from_secs(5);
 
 /// Why a tree could not be read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TreeReadError {
-    /// A call failed.
     #[error("cannot get directories")]
     Call {
         #[source]
         source: CallError,
     },
-    /// The stream of objects broke.
     #[error("cannot get directories")]
     Stream {
         #[source]
         source: StreamError,
     },
-    /// The tree has changed meanwhile.
     #[error("the tree has changed while it was read")]
     Changed,
-    /// The reply contained no requested directory.
-    #[error("directories were asked for, and none came")]
+    #[error("the reply has none of the requested directories")]
     Nothing,
-    /// The image server does not have a directory.
     #[error("directory {digest} is not on the image server")]
     Absent { digest: ObjectId },
-    /// The tree is larger than is accepted.
     #[error("the directories of the tree take more than {TREE_BYTES_MAX} bytes")]
     TooLarge,
-    /// The directories are not a valid tree.
-    #[error("what came is no tree")]
+    #[error("the directories are not a valid tree")]
     Tree {
         #[source]
         source: TreeError,
     },
-    /// The program is stopping.
     #[error("the program is stopping")]
     Stopping,
 }
@@ -80,7 +73,7 @@ pub struct TreeReader {
     pub store: DirectoryStore,
     /// Permits for work that keeps a processor busy.
     pub processors: Arc<Semaphore>,
-    places: Semaphore,
+    read_permits: Semaphore,
 }
 
 impl TreeReader {
@@ -90,7 +83,7 @@ impl TreeReader {
         Self {
             store: DirectoryStore::default(),
             processors: Arc::new(Semaphore::new(processors)),
-            places: Semaphore::new(READERS),
+            read_permits: Semaphore::new(READERS),
         }
     }
 
@@ -103,11 +96,11 @@ impl TreeReader {
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, TreeReadError> {
-        let place = Arc::clone(&self.processors).acquire_owned().await;
-        let place = place.map_err(|_| TreeReadError::Stopping)?;
+        let permit = Arc::clone(&self.processors).acquire_owned().await;
+        let permit = permit.map_err(|_| TreeReadError::Stopping)?;
         let work = move || {
             let result = work();
-            drop(place);
+            drop(permit);
             result
         };
         tokio::task::spawn_blocking(work).await.map_err(|_| TreeReadError::Stopping)
@@ -120,7 +113,7 @@ impl TreeReader {
         root: ObjectId,
     ) -> Result<Tree, TreeReadError> {
         // Most machines have the tree of an image. Hard links lead anywhere in a tree, so one that
-        // has some, and was known as a part of another, is looked at.
+        // has some, and is known as a part of another, is checked.
         if let Some(known) = self.store.get(&root).filter(|known| known.totals().hard_links == 0) {
             return Ok(Tree::new(known));
         }
@@ -129,7 +122,7 @@ impl TreeReader {
             return self.finish(known).await;
         }
         let read = async {
-            // Others may have read the same while this one waited for its place.
+            // Others may have read the same while this one waited for its permit.
             let mut assembly = Assembly::new(root, |digest| self.store.get(digest));
             let mut bytes_read = 0;
             loop {
@@ -159,11 +152,11 @@ impl TreeReader {
             }
         };
         let mut read = Box::pin(read);
-        let place = self.places.acquire().await.map_err(|_| TreeReadError::Stopping)?;
-        if let Ok(result) = tokio::time::timeout(PLACE_LIMIT, &mut read).await {
+        let permit = self.read_permits.acquire().await.map_err(|_| TreeReadError::Stopping)?;
+        if let Ok(result) = tokio::time::timeout(PERMIT_LIMIT, &mut read).await {
             return result;
         }
-        drop(place);
+        drop(permit);
         read.await
     }
 
@@ -249,7 +242,7 @@ async fn objects(
 }
 
 impl TreeReadError {
-    /// The error with all its causes, on one line.
+    /// Returns the error with all its causes, on one line.
     #[must_use]
     pub fn text(&self) -> String {
         error_chain(self)
@@ -276,13 +269,13 @@ impl DirectoryStore {
     /// Returns the directory with that digest, if it is alive.
     #[must_use]
     pub fn get(&self, digest: &ObjectId) -> Option<Arc<Directory>> {
-        let inner = self.inner.lock().expect("no holder panics");
+        let inner = locked(&self.inner);
         inner.directories.get(digest)?.upgrade()
     }
 
     /// Adds all directories of `tree`. Does not descend into known ones.
     pub fn share(&self, tree: &Tree) {
-        let mut inner = self.inner.lock().expect("no holder panics");
+        let mut inner = locked(&self.inner);
         let mut stack = vec![tree.root()];
         while let Some(directory) = stack.pop() {
             let known = inner.directories.get(&directory.digest());
@@ -304,7 +297,7 @@ impl DirectoryStore {
     /// Returns how many directories are alive.
     #[must_use]
     pub fn alive(&self) -> u64 {
-        let inner = self.inner.lock().expect("no holder panics");
+        let inner = locked(&self.inner);
         let alive = inner.directories.values().filter(|known| known.strong_count() > 0);
         alive.count() as u64
     }
@@ -313,41 +306,29 @@ impl DirectoryStore {
 /// How much longer than it was asked to wait the image server may take to answer.
 const SLACK: Duration = Duration::from_secs(15);
 
-/// An image that is not at hand.
+/// Why an image could not be read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GetImageError {
-    /// It may come.
     #[error("the image server has no image {name} yet")]
     NotThere { name: ImageName },
-    /// It will never come.
     #[error("the image {name} was deleted: its name is never used again")]
     Gone { name: ImageName },
-    /// The call failed.
     #[error("the image server does not give {name}")]
     Call {
-        /// Which image.
         name: ImageName,
         #[source]
         source: CallError,
     },
-    /// The image server lies.
     #[error("the image server gives {got} for {want}")]
-    OtherName {
-        /// What was asked for.
-        want: ImageName,
-        /// What came.
-        got: ImageName,
-    },
-    /// The tree cannot be read.
+    OtherName { want: ImageName, got: ImageName },
     #[error("the tree of {name} cannot be read")]
     Tree {
-        /// Of which image.
         name: ImageName,
         #[source]
         source: TreeReadError,
     },
-    /// No machine could ever equal it, or this release cannot serve it.
+    /// No machine could equal it, or this release does not support it.
     #[error("{name} cannot be used")]
     Image {
         name: ImageName,

@@ -52,7 +52,8 @@ async fn packed_content_that_does_not_unpack_is_refused() {
     let short = zstd::bulk::compress(&[0; 20_000], 3).unwrap();
     let lie = |bytes: &[u8], content| {
         format!(
-            "{garbled} is said to be {} bytes that stand for {content}, where 30000 are missing",
+            "{garbled} has invalid lengths: {} bytes for {content} bytes of content, where 30000 \
+             are missing",
             bytes.len()
         )
     };

@@ -10,13 +10,10 @@ use api::fault::{Fault, FaultCode};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CallError {
-    /// The server cannot be reached.
     #[error("cannot connect to {peer}")]
     Connect { peer: String, source: io::Error },
-    /// There was no reply in time.
     #[error("{method} at {peer}: no reply within {limit:?}")]
     TimedOut { method: &'static str, peer: String, limit: Duration },
-    /// The connection broke.
     #[error("{method} at {peer}: the connection was lost")]
     Lost { method: &'static str, peer: String, source: Box<dyn std::error::Error + Send + Sync> },
     /// The peer is not a daemon of this product.
@@ -27,10 +24,9 @@ pub enum CallError {
         /// What the peer sent instead of a reply.
         what: String,
     },
-    /// The request cannot be encoded or the reply cannot be decoded.
+    /// The request cannot be encoded, or the reply cannot be decoded.
     #[error("{method} at {peer}")]
     Codec { method: &'static str, peer: String, source: CodecError },
-    /// The content of an upload could not be read.
     #[error("{method} to {peer}: cannot read what is to be sent")]
     Source { method: &'static str, peer: String, source: io::Error },
     /// The server refused the call, or failed.

@@ -27,7 +27,7 @@ impl Peer {
     ///
     /// # Errors
     ///
-    /// [`PeerError`] if `text` has another form, with what is wrong.
+    /// [`PeerError`] if the text has another form, or the port exceeds 65535.
     pub fn parse(text: &str, default_port: u16) -> Result<Self, PeerError> {
         let bad = |why| PeerError { text: text.to_owned(), why };
         let (host, port) = if let Some(rest) = text.strip_prefix('[') {
@@ -76,7 +76,7 @@ impl Peer {
         }
     }
 
-    /// `host:port`, with brackets around an IPv6 address.
+    /// Returns `host:port`, with brackets around an IPv6 address.
     #[must_use]
     pub fn authority(&self) -> String {
         if self.host.contains(':') {

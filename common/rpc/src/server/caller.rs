@@ -49,15 +49,15 @@ impl Caller {
 /// A limit that all callers share, with a lower limit for each caller.
 #[derive(Debug)]
 pub struct CallerPermits {
-    room: Arc<Semaphore>,
+    semaphore: Arc<Semaphore>,
     /// The limit for each caller.
     each: usize,
-    taken: Mutex<BTreeMap<Taker, usize>>,
+    taken: Mutex<BTreeMap<Holder, usize>>,
 }
 
 /// A user, or a caller without a certificate at an address.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Taker {
+enum Holder {
     User(String),
     Stranger(Source),
 }
@@ -65,52 +65,56 @@ enum Taker {
 /// A part of the limit; returned when it is dropped.
 #[derive(Debug)]
 pub struct CallerPermit {
-    shares: Arc<CallerPermits>,
+    permits: Arc<CallerPermits>,
     /// The holder, and the number of permits.
-    taker: Option<(Taker, usize)>,
-    _room: OwnedSemaphorePermit,
+    holder: Option<(Holder, usize)>,
+    _permit: OwnedSemaphorePermit,
 }
 
 impl CallerPermits {
     /// Returns `all` permits, of which a caller gets at most `each`.
     #[must_use]
     pub fn new(all: usize, each: usize) -> Arc<Self> {
-        let (room, taken) = (Arc::new(Semaphore::new(all)), Mutex::default());
-        Arc::new(Self { room, each, taken })
+        let (semaphore, taken) = (Arc::new(Semaphore::new(all)), Mutex::default());
+        Arc::new(Self { semaphore, each, taken })
     }
 
     /// Takes `count` permits for `caller`, if they are free.
     #[must_use]
     pub fn take(self: &Arc<Self>, caller: &Caller, count: usize) -> Option<CallerPermit> {
-        let taker = match &caller.identity.user {
-            Some(user) => Taker::User(user.clone()),
-            None => Taker::Stranger(Source::of(caller.address.ip())),
+        let holder = match &caller.identity.user {
+            Some(user) => Holder::User(user.clone()),
+            None => Holder::Stranger(Source::of(caller.address.ip())),
         };
         let permits = u32::try_from(count).ok()?;
-        let room = Arc::clone(&self.room).try_acquire_many_owned(permits).ok()?;
-        take(&mut model::lock::locked(&self.taken), &taker, count, self.each).ok()?;
-        Some(CallerPermit { shares: Arc::clone(self), taker: Some((taker, count)), _room: room })
+        let semaphore = Arc::clone(&self.semaphore).try_acquire_many_owned(permits).ok()?;
+        take(&mut model::lock::locked(&self.taken), &holder, count, self.each).ok()?;
+        Some(CallerPermit {
+            permits: Arc::clone(self),
+            holder: Some((holder, count)),
+            _permit: semaphore,
+        })
     }
 
     /// Waits for one permit for the server itself.
     pub async fn own(self: &Arc<Self>) -> CallerPermit {
-        let room = Arc::clone(&self.room).acquire_owned().await;
-        let room = room.expect("the semaphore is never closed");
-        CallerPermit { shares: Arc::clone(self), taker: None, _room: room }
+        let semaphore = Arc::clone(&self.semaphore).acquire_owned().await;
+        let semaphore = semaphore.expect("the semaphore is never closed");
+        CallerPermit { permits: Arc::clone(self), holder: None, _permit: semaphore }
     }
 }
 
 #[cfg(test)]
 impl CallerPermits {
     pub(super) fn free(&self) -> usize {
-        self.room.available_permits()
+        self.semaphore.available_permits()
     }
 }
 
 impl Drop for CallerPermit {
     fn drop(&mut self) {
-        if let Some((taker, count)) = &self.taker {
-            give(&mut model::lock::locked(&self.shares.taken), taker, *count);
+        if let Some((holder, count)) = &self.holder {
+            give(&mut model::lock::locked(&self.permits.taken), holder, *count);
         }
     }
 }

@@ -79,29 +79,18 @@ impl Refusal {
         Self::Slow,
     ];
 
-    /// Returns the label in metrics.
-    pub(super) fn name(self) -> &'static str {
+    /// Returns the label in metrics, and the reason for logs.
+    pub(super) fn label_and_text(self) -> (&'static str, &'static str) {
         match self {
-            Self::Rate => "rate",
-            Self::Failures => "failures",
-            Self::Arriving => "arriving",
-            Self::User => "user",
-            Self::Strangers => "strangers",
-            Self::Handshake => "handshake",
-            Self::Slow => "slow",
-        }
-    }
-
-    /// Describes the reason.
-    pub(super) fn describe(self) -> &'static str {
-        match self {
-            Self::Rate => "too many connections within a short time",
-            Self::Failures => "too many connections that failed to say who they are",
-            Self::Arriving => "too many connections that have not yet said who they are",
-            Self::User => "the user has too many connections",
-            Self::Strangers => "callers without a certificate have too many connections",
-            Self::Handshake => "the handshake failed",
-            Self::Slow => "the handshake took too long",
+            Self::Rate => ("rate", "too many connections within a short time"),
+            Self::Failures => ("failures", "too many failed handshakes"),
+            Self::Arriving => ("arriving", "too many unfinished handshakes"),
+            Self::User => ("user", "the user has too many connections"),
+            Self::Strangers => {
+                ("strangers", "callers without a certificate have too many connections")
+            }
+            Self::Handshake => ("handshake", "the handshake failed"),
+            Self::Slow => ("slow", "the handshake took too long"),
         }
     }
 }

@@ -14,6 +14,7 @@ use governor::state::keyed::HashMapStateStore;
 use governor::{Quota, RateLimiter};
 
 use super::connection_counts::{ConnectionCounts, ConnectionKind, Limits, Refusal, Source};
+use model::lock::locked;
 
 /// The most connections at one time; more wait until one ends.
 pub(super) const CONNECTIONS_MAX: usize = 4_096;
@@ -73,7 +74,7 @@ impl ConnectionLimiter {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("no holder panics")
+        locked(&self.state)
     }
 
     /// Returns a permit for a new connection from `address`, or why it is refused.

@@ -14,7 +14,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use super::caller::{Caller, CallerPermit, CallerPermits};
 use super::connection_counts::Refusal;
 use super::connection_limiter::ConnectionLimiter;
-use super::metrics::CONTENT_TYPE;
+use super::metrics::{CONTENT_TYPE, Running};
 use super::page::{self, Page, PageRequest, html_response, set, small};
 use super::range::ByteRange;
 use super::replies::Replies;
@@ -92,7 +92,7 @@ impl Service {
         refusal: Refusal,
     ) {
         self.routes.metrics.refused(refusal);
-        let why = refusal.describe();
+        let (_, why) = refusal.label_and_text();
         if limiter.is_some_and(ConnectionLimiter::must_log) {
             tracing::warn!(%address, "connection refused: {why} (more are counted, not logged)");
         } else {
@@ -241,7 +241,7 @@ impl Service {
 
     async fn call(&self, caller: Caller, name: &str, request: Request<Incoming>) -> Response<Body> {
         let begun = Instant::now();
-        let running = self.routes.metrics.begin();
+        let running = Running::of(&self.routes.metrics.running);
         let entry = self.routes.methods.get(name);
         let label = entry.map_or(UNKNOWN, |entry| entry.name);
         let upload = entry.is_some_and(|entry| matches!(entry.kind, Kind::Upload(_)));

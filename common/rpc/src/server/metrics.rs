@@ -46,7 +46,8 @@ pub(super) struct Metrics {
     calls: Family<MethodLabels, Counter>,
     faults: Family<FaultLabels, Counter>,
     seconds: Family<MethodLabels, Histogram, fn() -> Histogram>,
-    running: Gauge,
+    /// Calls that run now.
+    pub(super) running: Gauge,
     /// Connections that are open.
     pub(super) connections: Gauge,
     /// Connections that were accepted.
@@ -89,7 +90,7 @@ impl Metrics {
         );
         for refusal in Refusal::ALL {
             // Monitoring sees a counter grow only if it existed before.
-            drop(metrics.refused.get_or_create(&RefusalLabels { why: refusal.name() }));
+            drop(metrics.refused.get_or_create(&RefusalLabels { why: refusal.label_and_text().0 }));
         }
         registry.register(
             "connections_refused",
@@ -111,13 +112,7 @@ impl Metrics {
 
     /// Counts a refused connection.
     pub(super) fn refused(&self, refusal: Refusal) {
-        self.refused.get_or_create(&RefusalLabels { why: refusal.name() }).inc();
-    }
-
-    /// Counts a call that begins, until the guard is dropped.
-    pub(super) fn begin(&self) -> Running {
-        self.running.inc();
-        Running(self.running.clone())
+        self.refused.get_or_create(&RefusalLabels { why: refusal.label_and_text().0 }).inc();
     }
 
     /// Counts a call that ended. `method` must be a known method, not a text from the caller.

@@ -119,7 +119,6 @@ pub struct Content {
     pub immutable: bool,
     /// True if `body` is packed: zstd frames of the whole, one after the other.
     pub is_packed: bool,
-    /// The bytes.
     pub body: PageBody,
 }
 

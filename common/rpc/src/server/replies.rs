@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use super::caller::CallerPermit;
 use crate::body::{Body, BoxError};
+use model::lock::locked;
 
 /// The replies of one connection that wait for the caller to read. Replies that wait for this
 /// server, for a disk or for a network limit do not count.
@@ -29,7 +30,7 @@ struct Waiting {
 
 impl Replies {
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        self.0.lock().expect("no holder panics")
+        locked(&self.0)
     }
 
     /// Returns the longest time for which the caller has read nothing of a waiting reply.
