@@ -23,8 +23,7 @@
 //! * While the tree may be mixed there is a journal on the medium ([`update`]). One thread, the
 //!   executor, carries it out, also after a crash.
 //! * On a machine with trusted keys nothing is staged that [`trust`] has not verified against the
-//!   same
-//!   scan. No call over the network changes keys, threshold or record.
+//!   same scan. No call over the network changes keys, threshold or record.
 
 pub mod cache;
 pub mod daemon;

@@ -198,8 +198,7 @@ impl SettingsRow {
 }
 
 /// Returns a writer for [`Durable::modify_through`] that records `order` in the transaction in
-/// which
-/// the value is written.
+/// which the value is written.
 pub fn with_order<E: From<StorageError>>(
     order: &Order,
 ) -> impl FnOnce(&SettingsRow, &[u8]) -> Result<(), E> + use<'_, E> {

@@ -24,26 +24,39 @@ async fn ended(scanner: &Scanner, content: u64, media: u64) {
     .await;
 }
 
-#[tokio::test]
-async fn no_pass_puts_anything_into_the_page_cache_or_takes_it_out() {
+/// What is in the page cache after each kind of pass, of the file that was in it and of the other.
+async fn cached_after_passes() -> [[u64; 2]; 3] {
     let disk = warm_and_cold();
     let scanner = start(&disk.root(), ScanSettings::default(), &[], on_demand());
-    let check = |after: &str| {
-        let cached = ["warm", "cold"].map(|name| cached_bytes(&disk.at(name)));
-        assert_eq!(cached, [FILE_BYTES as u64, 0], "after the {after} pass");
-    };
+    let cached = || ["warm", "cold"].map(|name| cached_bytes(&disk.at(name)));
     let first = scanner.rescan_now().await.unwrap();
-    check("metadata");
+    let after_metadata = cached();
     scanner.boost(true, false);
     ended(&scanner, 1, 0).await;
-    check("content");
+    let after_content = cached();
     scanner.boost(false, true);
     ended(&scanner, 1, 1).await;
-    check("media");
+    let after_media = cached();
     assert_eq!(scanner.media_skipped(), 0);
     let last = scanner.rescan_now().await.unwrap();
     assert!(Arc::ptr_eq(&first, &last), "all say the same");
     assert_same(tree(&last), &independent(&disk.root(), Algorithm::Blake3));
+    [after_metadata, after_content, after_media]
+}
+
+#[tokio::test]
+async fn no_pass_puts_anything_into_the_page_cache_or_takes_it_out() {
+    let mut seen = Vec::new();
+    // The kernel may take pages out by itself, though hardly each time.
+    for _ in 0..5 {
+        let cached = cached_after_passes().await;
+        assert_eq!(cached.map(|[_, cold]| cold), [0; 3]);
+        if cached.iter().all(|[warm, _]| *warm == FILE_BYTES as u64) {
+            return;
+        }
+        seen.push(cached);
+    }
+    panic!("pages were taken out each time: {seen:?}");
 }
 
 #[tokio::test]
