@@ -1,5 +1,5 @@
 //! Follows a master: one task asks for its changes and fills the queue. The tasks of
-//! [`queued_changes`] work on the queue, several at a time, so that a large image does not delay
+//! `queued_changes` work on the queue, several at a time, so that a large image does not delay
 //! others.
 
 mod queued_changes;
