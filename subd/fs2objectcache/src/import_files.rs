@@ -49,8 +49,8 @@ const BUFFER_BYTES: usize = 128 << 10;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImportError {
-    #[error("the intake failed")]
-    Intake {
+    #[error("the import failed")]
+    Import {
         #[from]
         source: RootError,
     },

@@ -68,7 +68,7 @@ pub struct PassResult {
 pub enum PassError {
     #[error("the pass was interrupted")]
     Interrupted,
-    #[error("the scan lacks means")]
+    #[error("the scan needs more open files or memory than it gets")]
     Shortage { source: RootError },
     #[error("the root cannot be scanned")]
     Root { source: RootError },

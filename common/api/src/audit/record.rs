@@ -58,7 +58,7 @@ impl fmt::Debug for Hash {
 
 /// A text that is not a hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a hash has 64 hex digits")]
+#[error("invalid hash: expected 64 hex digits")]
 pub struct HashError;
 
 impl FromStr for Hash {
@@ -228,7 +228,7 @@ pub enum LineError {
         head: Option<ChainHead>,
     },
     /// Its hash is right, but it lacks fields of a record.
-    #[error("it is hashed, but no record: {text}")]
+    #[error("its hash is right, but its fields are invalid: {text}")]
     Strange { text: String },
 }
 

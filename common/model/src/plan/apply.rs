@@ -43,8 +43,8 @@ pub enum ApplyError {
         /// What it names.
         target: TreePath,
     },
-    /// The result is no tree.
-    #[error("the result is no tree")]
+    /// The result is not a valid tree.
+    #[error("the result is not a valid tree")]
     Tree {
         #[source]
         source: TreeError,

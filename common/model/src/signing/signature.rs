@@ -27,7 +27,7 @@ pub struct Signature {
 #[non_exhaustive]
 pub enum SignatureError {
     /// The signed text is not a statement.
-    #[error("what is signed is no statement on an image")]
+    #[error("the signed text is not a statement on an image")]
     Statement {
         /// What is wrong with it.
         #[source]

@@ -39,8 +39,8 @@ pub enum TextError {
         /// The line.
         text: String,
     },
-    /// The lines make no tree.
-    #[error("the lines make no tree")]
+    /// The lines do not describe a valid tree.
+    #[error("the lines do not describe a valid tree")]
     Tree {
         #[source]
         source: TreeError,

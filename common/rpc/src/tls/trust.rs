@@ -48,7 +48,7 @@ struct Authority {
 /// Why authorities cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum TrustError {
-    #[error("certificate {number} is none that can be read: {what}")]
+    #[error("invalid certificate {number}: {what}")]
     Authority { number: usize, what: String },
     #[error(transparent)]
     List(#[from] ListError),

@@ -414,7 +414,7 @@ fn files_that_cannot_be_used_are_named_with_what_is_wrong() {
         (&write("cert.pem", "hello"), "cert.pem: it holds no certificate in PEM"),
         (&write("key.pem", ""), "key.pem: it holds no private key in PEM (PKCS#8, PKCS#1 or SEC1, without passphrase)"),
         (&open, "key.pem can be read by every user of this machine: chmod 600 it, and have its certificate revoked if somebody may have read it"),
-        (&write("ca.pem", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"), "ca.pem: certificate 1 is none that can be read"),
+        (&write("ca.pem", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"), "ca.pem: invalid certificate 1: "),
         (&write("crl.pem", "-----BEGIN X509 CRL-----\nAAAA\n-----END X509 CRL-----\n"), "crl.pem: list 1 cannot be used: it is no list of revoked certificates"),
         (&write("crl.pem", ""), "crl.pem: it holds no list of revoked certificates in PEM (X509 CRL): copy it again, or remove it if nothing is revoked"),
         (&write("crl.pem", "-----BEGIN CRL-----\nAAAA\n-----END CRL-----\n"), "crl.pem: it holds no list of revoked certificates in PEM"),

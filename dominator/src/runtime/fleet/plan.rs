@@ -223,7 +223,9 @@ impl<'a> PreviewRun<'a> {
         let input = handle.with_sub(|sub| sub.preview_input())?;
         if self.scope(&image, &input.exclusions) != input.scope {
             let name = image.name();
-            let why = format!("it does not scan as {name} asks; before the update it is told to");
+            let why = format!(
+                "it does not scan with the settings of {name}; they are sent to it before the update"
+            );
             return Err((NoPlanReason::OtherScan, why));
         }
         let tree = match &input.tree {
