@@ -42,6 +42,9 @@ enum UpdateClaimState {
     None,
     /// The claim was made. The answer, once there is one, and since when it is that.
     Asked(Box<UpdateClaim>, Option<(ClaimAnswer, Duration)>),
+    /// The Commit was not sent, because it was forbidden at the last moment: a claim that is still
+    /// needed is made again in the same step.
+    Unsent,
     /// The Commit was sent.
     Begun(BegunUpdate),
 }
@@ -113,17 +116,16 @@ impl SubClaims {
         }
     }
 
-    /// Handles that the Commit was not sent, because it was forbidden at the last moment.
     pub(super) fn commit_not_sent(&mut self) {
         if let UpdateClaimState::Begun(_) = self.update {
-            self.update = UpdateClaimState::Asked(Box::new(placeholder_claim()), None);
+            self.update = UpdateClaimState::Unsent;
         }
     }
 
     /// True if the claim for an update is granted.
     pub(super) fn is_granted(&self) -> bool {
         match &self.update {
-            UpdateClaimState::None => false,
+            UpdateClaimState::None | UpdateClaimState::Unsent => false,
             UpdateClaimState::Asked(_, answer) => matches!(answer, Some((ClaimAnswer::Granted, _))),
             UpdateClaimState::Begun(_) => true,
         }
@@ -158,17 +160,6 @@ impl SubClaims {
         self.fetch = None;
         effects.push(Effect::Release(Release::Fetch));
     }
-}
-
-/// Returns a claim that equals no real one, so that the real one is made again.
-fn placeholder_claim() -> UpdateClaim {
-    let demand = Demand {
-        class: UpdateClass::Repair,
-        impact: Impact::Plain,
-        location: String::new(),
-        since: Duration::MAX,
-    };
-    UpdateClaim { demand, image: None, is_new: false }
 }
 
 impl Sub {
@@ -349,10 +340,10 @@ impl Sub {
         }
         match self.claims.update {
             UpdateClaimState::None => self.claim_for_running_update(step),
-            UpdateClaimState::Asked(..) if !is_needed => {
+            UpdateClaimState::Asked(..) | UpdateClaimState::Unsent if is_needed => {}
+            UpdateClaimState::Asked(..) | UpdateClaimState::Unsent => {
                 self.claims.release_update(UpdateEnd::Withdrawn, &mut step.effects);
             }
-            UpdateClaimState::Asked(..) => {}
             UpdateClaimState::Begun(begun) => {
                 if let Some(end) = self.end_of_begun(begun, is_needed, status, step.now) {
                     self.claims.end_update(end, &mut step.effects);

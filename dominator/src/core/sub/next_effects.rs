@@ -17,7 +17,6 @@ use api::subd::{
     Activity, CleanupRequest, ExpectedState, FetchRequest, PrepareRequest, ScanReport,
     SetConfigurationRequest,
 };
-use model::display::utc;
 use model::image::required::RequiredImage;
 use model::plan::Plan;
 
@@ -383,10 +382,8 @@ impl Sub {
         if let Some(why) = self.pause_text() {
             return stop(Status::Paused, format!("{todo}, all objects are there; {why}"));
         }
-        if let Some(paused) = &view.report.paused {
-            let (until, reason) = (utc(paused.until), &paused.reason);
-            let detail = format!("{todo}; paused on the machine itself until {until}: {reason}");
-            return stop(Status::Held, detail);
+        if let Some(why) = view.pause_text() {
+            return stop(Status::Held, format!("{todo}; {why}"));
         }
         if let Some(why) = &self.history_error {
             let unordered = "the update cannot be recorded, and is not ordered before it is";

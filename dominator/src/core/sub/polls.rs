@@ -9,7 +9,7 @@ use api::subd::{
     Alarm, CacheReport, LastFetch, LastUpdate, PollReply, PollRequest, ScanReport, UpdateOutcome,
 };
 use model::backoff::jittered;
-use model::display::error_chain;
+use model::display::{error_chain, utc};
 use model::filter::{PatternError, Patterns};
 use model::image::ImageName;
 use model::object::ObjectSet;
@@ -104,6 +104,13 @@ impl View {
     pub fn is_rebooting(&self) -> bool {
         let awaits = self.report.last_update.as_ref().is_some_and(|update| update.awaits_boot);
         awaits && !self.report.trigger_failures.iter().any(|failure| failure.verb == "reboot")
+    }
+
+    /// Returns why updates are paused on the machine itself, if they are.
+    pub(super) fn pause_text(&self) -> Option<String> {
+        let pause = self.report.paused.as_ref()?;
+        let (until, reason) = (utc(pause.until), &pause.reason);
+        Some(format!("paused on the machine itself until {until}: {reason}"))
     }
 
     /// Returns why the journal of an update cannot be closed, if that is so.

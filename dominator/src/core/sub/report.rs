@@ -12,7 +12,7 @@ use api::dominator::{Status, SubDetail, SubSummary};
 use api::planning::Planned;
 use api::planning::preview::FetchTotals;
 use api::subd::{Activity, ScanReport};
-use model::display::{safe_text, utc};
+use model::display::safe_text;
 use model::filter::Patterns;
 use model::image::ImageName;
 use model::mdb::Machine;
@@ -221,9 +221,7 @@ impl Sub {
             let why = "the machine database says DisableUpdates".to_owned();
             obstacles.push((Status::UpdatesDisabled, why));
         }
-        if let Some(why) = self.pause_text() {
-            obstacles.push((Status::Paused, why));
-        }
+        obstacles.extend(self.pause_text().map(|why| (Status::Paused, why)));
         if self.shown.status == Status::WrongMachine {
             obstacles.push((self.shown.status, self.shown.detail.clone()));
         }
@@ -235,11 +233,7 @@ impl Sub {
             let why = "its last update has not ended or was not scanned yet: the tree may change";
             obstacles.push((Status::Updating, why.to_owned()));
         }
-        if let Some(paused) = &view.report.paused {
-            let (until, reason) = (utc(paused.until), &paused.reason);
-            let why = format!("paused on the machine itself until {until}: {reason}");
-            obstacles.push((Status::Held, why));
-        }
+        obstacles.extend(view.pause_text().map(|why| (Status::Held, why)));
         if let Some(why) = view.stuck() {
             obstacles.push((Status::UpdateStuck, why.to_owned()));
         } else if let Some(name) = required

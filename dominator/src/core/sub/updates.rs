@@ -147,6 +147,7 @@ impl Sub {
         let Some(view) = &self.view else { return };
         let Some(last) = view.outcome_of(update.id) else { return };
         let outcome = last.outcome.clone();
+        self.updates.wanted = None;
         // An update that was not even staged may still be forced.
         if !matches!(outcome, UpdateOutcome::NotPrepared(_)) {
             self.orders.forced_plan.take_if(|forced| *forced == update.plan);
@@ -154,7 +155,6 @@ impl Sub {
         let (status, detail) = match &outcome {
             UpdateOutcome::Done => {
                 self.updates.done = Some(update.plan);
-                self.updates.wanted = None;
                 return;
             }
             // A staged update may expire while updates are disabled or paused. That is no failure.
@@ -164,7 +164,6 @@ impl Sub {
                     || self.pause_text().is_some()
                     || !self.claims.is_granted() =>
             {
-                self.updates.wanted = None;
                 return;
             }
             UpdateOutcome::NotPrepared(why) => {
@@ -177,12 +176,8 @@ impl Sub {
                 (Status::UpdateStuck, format!("failed, and could not be rolled back: {why}"))
             }
             // The sub reports this until its next update, also after restarts.
-            UpdateOutcome::Undone(_) => {
-                self.updates.wanted = None;
-                return;
-            }
+            UpdateOutcome::Undone(_) => return,
         };
-        self.updates.wanted = None;
         self.hold_updates(status, format!("the update {detail}"), step);
     }
 
@@ -195,12 +190,12 @@ impl Sub {
             return;
         }
         let Some(last) = view.fetch_of(fetch.id) else { return };
+        self.fetch = None;
         let (status, detail) = match &last.error {
             None => {
                 let planned =
                     self.plan.made.as_ref().filter(|planned| planned.digest == fetch.plan);
                 let missing = planned.map_or(0, |planned| Missing::of(planned, view).count);
-                self.fetch = None;
                 if missing < fetch.missing {
                     return;
                 }
@@ -214,15 +209,11 @@ impl Sub {
                 (Status::FetchFailed, format!("no source gave all objects: {why}"))
             }
             // The fetch was not ordered as a prefetch, but if it gave way it is ordered again.
-            Some(FetchFailure::GaveWay) => {
-                self.fetch = None;
-                return;
-            }
+            Some(FetchFailure::GaveWay) => return,
             Some(FetchFailure::Local(why)) => {
                 (Status::FetchFailed, format!("the object cache cannot be written: {why}"))
             }
         };
-        self.fetch = None;
         self.hold_updates(status, detail, step);
     }
 
