@@ -21,8 +21,9 @@ use core::time::Duration;
 use std::collections::{BTreeMap, BTreeSet};
 
 use api::dominator::orders::LimitUse;
+use model::display::counted;
 
-use self::limits::{MachineLimit, MachineLimits, Places, machines};
+use self::limits::{MachineLimit, MachineLimits, Places};
 use crate::core::selectors::{is_within, trimmed};
 
 /// After this wait, places are reserved for the oldest claim of its class.
@@ -278,7 +279,8 @@ impl Budget {
             UpdateClass::Repair => "keeps for repairs",
             UpdateClass::Rollout => "allows at once beside repairs",
         };
-        format!("{} under way of the {places} that {flag} {share}; {position}", machines(used))
+        let used = counted(used.into(), "machine");
+        format!("{used} under way of the {places} that {flag} {share}; {position}")
     }
 
     /// Counts the older claims that wait for the same limits, up to one more than [`POSITION_MAX`].

@@ -4,12 +4,12 @@
 use api::dominator::events::{
     ChangeReason, EventKind, FILTER_BYTES_MAX, FILTERS_MAX, ListEventsRequest, PathChange,
 };
+use api::dominator::orders::is_pattern;
 use globset::{Glob, GlobBuilder, GlobSet, GlobSetBuilder};
 use model::path::TreePath;
 use model::tree::Time;
 
-use crate::core::selectors::{HostPatterns, is_within};
-use api::dominator::orders::is_pattern;
+use crate::core::selectors::{host_patterns, is_within};
 
 /// Why a request for events is invalid.
 #[derive(Debug, thiserror::Error)]
@@ -28,20 +28,17 @@ pub enum FilterError {
 /// The parsed filters of a request for events.
 #[derive(Clone, Debug)]
 pub struct EventFilter {
+    request: ListEventsRequest,
     hosts: Option<Hosts>,
     paths: Option<Paths>,
-    reasons: Vec<ChangeReason>,
+    /// Those of the request, or those that follow from it.
     kinds: Vec<EventKind>,
-    images: Vec<String>,
-    who: Vec<String>,
-    since: Option<Time>,
-    until: Option<Time>,
 }
 
 /// The requested machines.
 #[derive(Clone, Debug)]
 struct Hosts {
-    patterns: HostPatterns,
+    patterns: GlobSet,
     /// The plain names among the patterns.
     names: Vec<String>,
 }
@@ -94,23 +91,14 @@ impl EventFilter {
         let invalid = |source| FilterError::Pattern { source };
         let paths = paths_of(&request.paths).map_err(invalid)?;
         let names = request.hosts.iter().filter(|text| !is_pattern(text)).cloned().collect();
-        let hosts = HostPatterns::new(&request.hosts).map_err(invalid)?;
+        let hosts = host_patterns(&request.hosts).map_err(invalid)?;
         let hosts = hosts.map(|patterns| Hosts { patterns, names });
         let kinds = match (request.kinds.is_empty(), &paths) {
             (false, _) => request.kinds.clone(),
             (true, Some(_)) => vec![EventKind::Change],
             (true, None) => vec![EventKind::Status, EventKind::Update, EventKind::Order],
         };
-        Ok(Self {
-            hosts,
-            paths,
-            reasons: request.reasons.clone(),
-            kinds,
-            images: request.images.clone(),
-            who: request.who.clone(),
-            since: request.since,
-            until: request.until,
-        })
+        Ok(Self { request: request.clone(), hosts, paths, kinds })
     }
 
     /// True if events of this kind are requested, and can match the other filters.
@@ -120,15 +108,15 @@ impl EventFilter {
         let is_of_update = is_of_path || kind == EventKind::Update;
         self.kinds.contains(&kind)
             && (self.paths.is_none() || is_of_path)
-            && ((self.reasons.is_empty() && self.images.is_empty()) || is_of_update)
-            && (self.who.is_empty() || kind == EventKind::Order)
+            && ((self.request.reasons.is_empty() && self.request.images.is_empty()) || is_of_update)
+            && (self.request.who.is_empty() || kind == EventKind::Order)
     }
 
     /// True if events between the two times may be requested.
     #[must_use]
     pub fn wants_span(&self, first: Time, last: Time) -> bool {
-        self.since.is_none_or(|since| last >= since)
-            && self.until.is_none_or(|until| first <= until)
+        self.request.since.is_none_or(|since| last >= since)
+            && self.request.until.is_none_or(|until| first <= until)
     }
 
     /// True if events at this time about this object are requested.
@@ -152,19 +140,21 @@ impl EventFilter {
     /// True if updates to this image are requested.
     #[must_use]
     pub fn wants_image(&self, image: &str) -> bool {
-        self.images.is_empty() || self.images.iter().any(|wanted| is_within(image, wanted))
+        let images = &self.request.images;
+        images.is_empty() || images.iter().any(|wanted| is_within(image, wanted))
     }
 
     /// True if orders by `who` are requested.
     #[must_use]
     pub fn wants_who(&self, who: &str) -> bool {
-        self.who.is_empty() || self.who.iter().any(|wanted| wanted == who)
+        self.request.who.is_empty() || self.request.who.iter().any(|wanted| wanted == who)
     }
 
     /// True if an update with changes for these reasons may be requested.
     #[must_use]
     pub fn wants_reasons(&self, has: impl Fn(ChangeReason) -> bool) -> bool {
-        self.reasons.is_empty() || self.reasons.iter().any(|reason| has(*reason))
+        let reasons = &self.request.reasons;
+        reasons.is_empty() || reasons.iter().any(|reason| has(*reason))
     }
 
     /// True if a list of changes with these [`path_mark`]s may contain a requested path.

@@ -10,19 +10,16 @@ use model::tree::Time;
 /// A warning is shown from this time before an image expires, in seconds.
 const EXPIRES_SOON: i64 = 7 * 24 * 3_600;
 
-/// Why a default image is not set.
+/// A default image is not set: more machines would change their image than the operator expects.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum DefaultImageError {
-    /// More machines would change their image than the operator expects.
-    #[error(
-        "{image} would be the image of {moved} from now on, to which the machine database gives \
-         none; if that is intended: --yes"
-    )]
-    Moves {
-        image: ImageName,
-        /// The number of machines that get another image, as text.
-        moved: String,
-    },
+#[error(
+    "{image} would be the image of {moved} from now on, to which the machine database gives none; \
+     if that is intended: --yes"
+)]
+pub struct DefaultImageError {
+    pub image: ImageName,
+    /// The number of machines that get another image, as text.
+    pub moved: String,
 }
 
 /// Returns the image that a machine must have.

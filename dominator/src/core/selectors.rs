@@ -4,32 +4,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use api::dominator::orders::PATTERNS_MAX;
-use api::dominator::{ListSubsRequest, Status, TagFilter};
+use api::dominator::{ListSubsRequest, Status};
 use globset::{Glob, GlobSet, GlobSetBuilder};
 use model::mdb::Machine;
 
-/// Patterns of host names.
-#[derive(Clone, Debug)]
-pub struct HostPatterns(GlobSet);
-
-impl HostPatterns {
-    /// Parses the patterns. Returns `None` for an empty list.
-    pub fn new(patterns: &[String]) -> Result<Option<Self>, globset::Error> {
-        if patterns.is_empty() {
-            return Ok(None);
-        }
-        let mut globs = GlobSetBuilder::new();
-        for pattern in patterns {
-            globs.add(Glob::new(pattern)?);
-        }
-        globs.build().map(|globs| Some(Self(globs)))
+/// Parses patterns of host names. Returns `None` for an empty list.
+pub fn host_patterns(patterns: &[String]) -> Result<Option<GlobSet>, globset::Error> {
+    if patterns.is_empty() {
+        return Ok(None);
     }
-
-    /// True if one of the patterns matches.
-    #[must_use]
-    pub fn is_match(&self, hostname: &str) -> bool {
-        self.0.is_match(hostname)
+    let mut globs = GlobSetBuilder::new();
+    for pattern in patterns {
+        globs.add(Glob::new(pattern)?);
     }
+    globs.build().map(Some)
 }
 
 /// Why names and patterns select no machines.
@@ -91,19 +79,15 @@ pub fn is_within(path: &str, wanted: &str) -> bool {
 /// The parsed filters of a request for machines.
 #[derive(Clone, Debug)]
 pub struct Selection {
-    statuses: Vec<Status>,
-    hosts: Option<HostPatterns>,
-    images: Vec<String>,
-    locations: Vec<String>,
-    tags: Vec<TagFilter>,
+    request: ListSubsRequest,
+    hosts: Option<GlobSet>,
 }
 
 impl Selection {
     /// Parses the filters. Fails if a pattern of host names is invalid.
     pub fn new(request: ListSubsRequest) -> Result<Self, globset::Error> {
-        let hosts = HostPatterns::new(&request.hosts)?;
-        let ListSubsRequest { statuses, images, locations, tags, .. } = request;
-        Ok(Self { statuses, hosts, images, locations, tags })
+        let hosts = host_patterns(&request.hosts)?;
+        Ok(Self { request, hosts })
     }
 
     /// True if a machine with this status is selected. A record that names no image has the
@@ -117,16 +101,19 @@ impl Selection {
         let within = |wanted: &[String], path: &str| {
             wanted.is_empty() || wanted.iter().any(|wanted| is_within(path, wanted))
         };
-        (self.statuses.is_empty() || self.statuses.contains(&status))
+        let ListSubsRequest { statuses, images, locations, tags, .. } = &self.request;
+        (statuses.is_empty() || statuses.contains(&status))
             && self.hosts.as_ref().is_none_or(|hosts| hosts.is_match(&machine.hostname))
-            && within(&self.images, image)
-            && within(&self.locations, &machine.location)
-            && self.tags.iter().all(|tag| tag.is_of(machine))
+            && within(images, image)
+            && within(locations, &machine.location)
+            && tags.iter().all(|tag| tag.is_of(machine))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use api::dominator::TagFilter;
+
     use super::*;
 
     fn texts(texts: &[&str]) -> Vec<String> {
@@ -152,9 +139,9 @@ mod tests {
 
     #[test]
     fn no_patterns_are_none_and_each_of_several_is_enough() {
-        assert!(HostPatterns::new(&[]).unwrap().is_none());
-        assert!(HostPatterns::new(&texts(&["web["])).is_err());
-        let patterns = HostPatterns::new(&texts(&["web?", "db[12]", "{mail,dns}"])).unwrap();
+        assert!(host_patterns(&[]).unwrap().is_none());
+        assert!(host_patterns(&texts(&["web["])).is_err());
+        let patterns = host_patterns(&texts(&["web?", "db[12]", "{mail,dns}"])).unwrap();
         let patterns = patterns.unwrap();
         let table =
             [("web1", true), ("web10", false), ("db2", true), ("db3", false), ("dns", true)];

@@ -105,15 +105,12 @@ impl Settings {
     #[must_use]
     pub fn about(&self, machine: &Machine) -> Vec<LevelSettings> {
         self.levels_with_values(machine)
-            .map(|(level, values)| level_settings(&level, values))
+            .map(|(level, values)| level_settings(level, values))
             .collect()
     }
 
-    fn levels_with_values(&self, machine: &Machine) -> impl Iterator<Item = (Level, &Values)> {
-        levels_of(machine).filter_map(|level| {
-            let values = self.levels.get(&level)?;
-            Some((level, values))
-        })
+    fn levels_with_values(&self, machine: &Machine) -> impl Iterator<Item = (&Level, &Values)> {
+        levels_of(machine).filter_map(|level| self.levels.get_key_value(&level))
     }
 
     /// Returns the limits of `machine`.

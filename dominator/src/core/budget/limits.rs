@@ -5,8 +5,6 @@ use core::str::FromStr;
 use std::collections::BTreeMap;
 use std::fmt;
 
-use model::display::counted;
-
 use crate::core::selectors::trimmed;
 
 /// A limit of the number of machines.
@@ -156,10 +154,6 @@ impl Places {
     pub fn is_common(self) -> bool {
         self.repairs == 0
     }
-}
-
-pub(super) fn machines(count: u32) -> String {
-    counted(u64::from(count), "machine")
 }
 
 #[cfg(test)]

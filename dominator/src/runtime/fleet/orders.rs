@@ -236,7 +236,7 @@ impl Fleet {
                 let (machines, moves) = count_moved(records, before, image.as_ref());
                 if let Some(image) = image.clone().filter(|_| moves > machines_max) {
                     let moved = counted(moves.into(), "machine");
-                    let source = DefaultImageError::Moves { image, moved };
+                    let source = DefaultImageError { image, moved };
                     return Err(OrderError::DefaultImage { source });
                 }
                 let new =
