@@ -19,6 +19,7 @@ mod database;
 mod history_log;
 mod history_query;
 pub mod history_rows;
+pub mod offline;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -31,6 +32,7 @@ use model::mdb::Machine;
 use model::tree::Time;
 use redb::{ReadableDatabase as _, ReadableTable as _, TableDefinition};
 use system::durable::DurableError;
+use system::trusted_clock::SavedClock;
 
 use crate::core::event_filter::EventFilter;
 use crate::core::identity::KnownIdentity;
@@ -38,7 +40,7 @@ use crate::core::orders::Order;
 use crate::core::orders::Pauses;
 use crate::core::settings::Settings;
 use crate::storage::database::{
-    OpenDatabase, PausesJson, RowJson, SETTINGS, SettingsRow, StoredValue,
+    OpenDatabase, PausesJson, RowJson, SETTINGS, SettingsRow, StoredValue, no_panic,
 };
 use crate::storage::history_log::HistoryLog;
 
@@ -47,10 +49,13 @@ pub use database::{FILE, with_order};
 pub use history_log::{HistoryLimits, HistoryRecord};
 
 /// How many rows may be removed with a record at least, so that a surplus does not stay for long.
-const EVICTED_MIN: usize = 1_000;
+pub const EVICTED_MIN: usize = 1_000;
 
 /// The directory of the audit log in the state directory. Where it is, a dominator has run.
 const AUDIT: &str = "audit";
+
+/// The key of [`Storage::clock`].
+const CLOCK: &str = "clock";
 
 /// Last known identities of machines, as JSON by host name.
 const IDENTITIES: TableDefinition<'static, &'static str, &'static [u8]> =
@@ -86,6 +91,26 @@ pub enum StorageError {
         #[source]
         source: Box<redb::Error>,
     },
+    #[error(
+        "the database {} is damaged: {what}. Stop the dominator and restore a backup: domtool \
+         database restore BACKUP --state {}; if there is none, save what can be read: domtool \
+         database salvage --state {1}",
+        path.display(), path.parent().unwrap_or(path).display()
+    )]
+    Damaged {
+        path: PathBuf,
+        /// What was found.
+        what: String,
+    },
+    #[error("there is no database {}: is this the state directory (--state)?", path.display())]
+    Missing { path: PathBuf },
+    #[error("cannot {verb} {}", path.display())]
+    File {
+        verb: &'static str,
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
     #[error("cannot make a copy of the database at {}", path.display())]
     Copy {
         path: PathBuf,
@@ -115,6 +140,8 @@ pub struct Storage {
     pub machines: StoredValue<Option<SharedMachines>>,
     /// The images to which updates have stopped.
     pub stopped_images: StoredValue<Vec<StoppedImage>>,
+    /// The clock when it was last trusted.
+    pub clock: StoredValue<Option<SavedClock>>,
 }
 
 impl Storage {
@@ -123,9 +150,21 @@ impl Storage {
         fs_err::create_dir_all(directory)
             .map_err(|source| StorageError::Directory { path: directory.to_owned(), source })?;
         backup::clean(directory);
-        // A restore to a full disk leaves a file of no bytes.
+        // Copying a backup to a full disk leaves a file of no bytes.
         let was_used = [FILE, AUDIT].iter().any(|name| directory.join(name).exists());
-        let database = Arc::new(OpenDatabase::open_compacted(&directory.join(FILE))?);
+        let state = Self::open_at(&directory.join(FILE), was_used)?;
+        state.brake_marked()?;
+        Ok(state)
+    }
+
+    /// Opens the database at `path`, or creates it. A new one gets a mark if one was used before.
+    fn open_at(path: &Path, was_used: bool) -> Result<Self, StorageError> {
+        Self::prepare(OpenDatabase::open_checked(path)?, was_used)
+    }
+
+    /// Makes the tables that are missing, and reads the values.
+    fn prepare(database: OpenDatabase, was_used: bool) -> Result<Self, StorageError> {
+        let database = Arc::new(database);
         // So that reading need not ask whether the table is there.
         let (has_settings, has_all) = database.with("read", |database| {
             let read = database.begin_read()?;
@@ -145,17 +184,16 @@ impl Storage {
             })?;
         }
         let row = |key| SettingsRow::new(&database, key);
-        let state = Self {
+        Ok(Self {
             brake: StoredValue::load_or_default_as(row("brake"), RowJson)?,
             pauses: StoredValue::load_or_default_as(row("pauses"), PausesJson)?,
             default_image: StoredValue::load_or_default_as(row("default-image"), RowJson)?,
             settings: StoredValue::load_or_default_as(row("subs"), RowJson)?,
             machines: StoredValue::load_or_default_as(row("machines"), RowJson)?,
             stopped_images: StoredValue::load_or_default_as(row("stopped-images"), RowJson)?,
+            clock: StoredValue::load_or_default_as(row(CLOCK), RowJson)?,
             database,
-        };
-        state.brake_marked()?;
-        Ok(state)
+        })
     }
 
     /// Records an order that changes no state of its own; it is on the disk when this returns. On
@@ -206,13 +244,19 @@ impl Storage {
         })
     }
 
+    /// Returns what is wrong with the content of the database, once that is known.
+    pub fn damage(&self) -> Option<&str> {
+        self.database.damage()
+    }
+
     /// Adds records to the history, and removes the oldest that are too many or too old; it is on
-    /// the disk when this returns. Returns how many were removed. On an error nothing was added.
+    /// the disk when this returns. Without `now` none is too old: the clock is not trusted. Returns
+    /// how many were removed. On an error nothing was added.
     pub fn append(
         &self,
         records: &[HistoryRecord],
         limits: HistoryLimits,
-        now: Time,
+        now: Option<Time>,
     ) -> Result<usize, StorageError> {
         self.database.transact(None, |write| {
             let mut log = HistoryLog::open(write)?;
@@ -243,8 +287,8 @@ impl Storage {
     ) -> Result<ListEventsReply, StorageError> {
         // A read transaction sees no later change, so nobody has to wait for the search.
         let read = self.database.with("read", |database| Ok(database.begin_read()?))?;
-        history_query::search(&read, filter, request)
-            .map_err(|source| self.database.failed("read", source))
+        no_panic(|| history_query::search(&read, filter, request))
+            .map_err(|failure| self.database.failed("read", failure))
     }
 }
 

@@ -76,6 +76,7 @@ pub const METHODS: &[Decoders] = decoders![
     dominator::mdb::ShowMdb,
     dominator::mdb::AcceptMdb,
     dominator::events::ListEvents,
+    dominator::events::AcceptClock,
     dominator::events::Backup,
     dominator::explain::Explain,
     dominator::orders::PauseUpdates,

@@ -1,7 +1,6 @@
 //! Deletes images that have expired, as long as the clock can be trusted.
 //!
-//! [`crate::core::image_expiry`] decides whether it can, and which images expire. This module reads
-//! the clocks, deletes images, and logs while none may expire.
+//! [`TrustedClock`] decides whether it can, and [`crate::core::image_expiry`] which images expire.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -12,29 +11,21 @@ use model::image::ImageName;
 use model::lock::locked;
 use model::tree::Time;
 use rpc::audit_log::AuditLog;
-use serde::{Deserialize, Serialize};
 use system::clock::wall;
+use system::trusted_clock::{ClockReading, ClockTrust, ClockUse, SavedClock, TrustedClock};
 
-use crate::clock::{boot_id, reading};
-use crate::core::image_expiry::{ClockReading, ClockTrust, ClockWatch, Due, SavedClock, due};
+use crate::core::image_expiry::{Due, due};
 use crate::store::{Store, files, layout};
 
-/// How often the clock is saved, in seconds.
-const SAVE_INTERVAL: i64 = 300;
-
-/// The file format of [`SavedClock`].
-#[derive(Serialize, Deserialize)]
-struct ClockFile {
-    boot_id: String,
-    wall: i64,
-    offset: i64,
-}
+const CLOCK_USE: ClockUse = ClockUse {
+    stopped: "no image expires",
+    resumed: "images expire",
+    accept: "imagetool accept-clock",
+};
 
 #[derive(Debug)]
 struct State {
-    watch: ClockWatch,
-    trust: ClockTrust,
-    saved_at: Option<i64>,
+    clock: TrustedClock,
     /// Expired images that are in use.
     overdue: Vec<ImageName>,
     expired: u64,
@@ -43,7 +34,6 @@ struct State {
 /// Deletes the expired images of one store.
 pub struct Expiry {
     store: Arc<Store>,
-    boot_id: String,
     /// True on a replica, where the master decides when images expire.
     is_replica: bool,
     audit: AuditLog,
@@ -55,23 +45,15 @@ impl Expiry {
     /// nothing at all on a replica.
     #[must_use]
     pub fn new(store: Arc<Store>, settle: Duration, is_replica: bool) -> Self {
-        let boot_id = boot_id();
-        let saved = files::read(store.data(), layout::CLOCK).unwrap_or_else(|error| {
-            tracing::error!("cannot read the saved clock: {}", error_chain(&error));
-            None
-        });
-        let saved =
-            saved.map(|ClockFile { boot_id, wall, offset }| SavedClock { boot_id, wall, offset });
+        let saved: Option<SavedClock> =
+            files::read(store.data(), layout::CLOCK).unwrap_or_else(|error| {
+                tracing::error!("cannot read the saved clock: {}", error_chain(&error));
+                None
+            });
         let settle = i64::try_from(settle.as_secs()).unwrap_or(i64::MAX);
-        let watch = ClockWatch::new(saved.as_ref(), &boot_id, settle, reading());
-        let state = State {
-            watch,
-            trust: ClockTrust::Settling(settle),
-            saved_at: None,
-            overdue: Vec::new(),
-            expired: 0,
-        };
-        Self { store, boot_id, is_replica, audit: AuditLog::none(), state: Mutex::new(state) }
+        let clock = TrustedClock::new(CLOCK_USE, saved.as_ref(), settle);
+        let state = Mutex::new(State { clock, overdue: Vec::new(), expired: 0 });
+        Self { store, is_replica, audit: AuditLog::none(), state }
     }
 
     /// Records expired images in `audit`.
@@ -82,49 +64,24 @@ impl Expiry {
 
     /// Reads the clocks, and deletes expired images.
     pub fn tick(&self) {
-        let now = reading();
-        if self.read(now) == ClockTrust::Trusted && !self.is_replica {
-            // Uses the trusted reading, not a later one.
-            self.expire(Time { seconds: now.wall, nanoseconds: 0 });
-        }
-    }
-
-    /// Reads the clocks, and logs when they are no longer trusted.
-    fn read(&self, now: ClockReading) -> ClockTrust {
-        let mut state = self.state();
-        let (trust, before) = (state.watch.read(now), state.trust);
-        state.trust = trust;
-        match (before, trust) {
-            (ClockTrust::Jumped(_), ClockTrust::Jumped(_)) => {}
-            (_, ClockTrust::Jumped(seconds)) => tracing::error!(
-                seconds,
-                "the clock jumped: no image expires until it is back, or an operator says that it \
-                 is right with `imagetool accept-clock`"
-            ),
-            (ClockTrust::Jumped(_), ClockTrust::Settling(seconds)) => {
-                tracing::warn!(
-                    "the clock is back: images expire again if it stays for {seconds} s"
-                );
-            }
-            (ClockTrust::Jumped(_) | ClockTrust::Settling(_), ClockTrust::Trusted) => {
-                tracing::info!("the clock is trusted: images expire");
-            }
-            _ => {}
-        }
-        if trust == ClockTrust::Trusted {
+        let now = ClockReading::now();
+        let trusted = {
+            let mut state = self.state();
+            let trusted = state.clock.read(now);
             self.save(&mut state, now);
+            trusted
+        };
+        if let Some(now) = trusted
+            && !self.is_replica
+        {
+            self.expire(now);
         }
-        trust
     }
 
     fn save(&self, state: &mut State, now: ClockReading) {
-        if state.saved_at.is_some_and(|at| now.since_boot < at + SAVE_INTERVAL) {
-            return;
-        }
-        let SavedClock { boot_id, wall, offset } = state.watch.saved(&self.boot_id, now);
-        let file = ClockFile { boot_id, wall, offset };
-        match files::write(self.store.data(), layout::CLOCK, &file) {
-            Ok(()) => state.saved_at = Some(now.since_boot),
+        let Some(clock) = state.clock.unsaved(now) else { return };
+        match files::write(self.store.data(), layout::CLOCK, &clock) {
+            Ok(()) => state.clock.note_saved(now),
             Err(error) => tracing::error!("cannot save the clock: {}", error_chain(&error)),
         }
     }
@@ -185,15 +142,9 @@ impl Expiry {
 
     /// Accepts the wall clock as an operator requests.
     pub fn accept(&self) -> AcceptClockReply {
-        let now = reading();
+        let now = ClockReading::now();
         let mut state = self.state();
-        let jumped_seconds = match state.watch.read(now) {
-            ClockTrust::Jumped(seconds) => seconds,
-            ClockTrust::Trusted | ClockTrust::Settling(_) => 0,
-        };
-        state.watch.accept(now);
-        state.trust = ClockTrust::Trusted;
-        state.saved_at = None;
+        let jumped_seconds = state.clock.accept(now);
         self.save(&mut state, now);
         AcceptClockReply { now: wall(), jumped_seconds }
     }
@@ -201,7 +152,7 @@ impl Expiry {
     /// Returns whether the clock was trusted when it was last read.
     #[must_use]
     pub fn trust(&self) -> ClockTrust {
-        self.state().trust
+        self.state().clock.trust()
     }
 
     /// Returns the expired images that are in use.

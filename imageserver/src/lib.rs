@@ -38,5 +38,3 @@ pub mod interface;
 pub mod replication;
 pub mod scrub;
 pub mod store;
-
-mod clock;

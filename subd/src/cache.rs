@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use model::lock::locked;
 use model::object::{Algorithm, Hasher, ObjectId};
 use model::scope::Attributes;
-use model::tree::Time;
+use model::tree::{Time, only_root_writes};
 use receive::Partial;
 
 use crate::root::{Directory, Kind, RootError, Status, errno_of};
@@ -254,10 +254,11 @@ impl Cache {
         id: &ObjectId,
         from: &Directory,
         name: &[u8],
+        visible: Visible,
     ) -> Result<Retrieved, CacheError> {
         let temporary = self.temporary();
         match from.rename_noreplace(name, &self.directory, &temporary) {
-            Ok(()) => Ok(Retrieved { id: *id, temporary }),
+            Ok(()) => Ok(Retrieved { id: *id, temporary, visible }),
             Err(error) => {
                 self.lock().remove(id);
                 Err(error.into())
@@ -266,7 +267,9 @@ impl Cache {
     }
 
     /// Caches an object that was retrieved. It is hashed again, because others may have been able
-    /// to change it; it must have no other name by now.
+    /// to change it; it must have no other name by now. If others than root could write to it while
+    /// it was visible, it is removed: a process may have it open, and could write to what is made
+    /// of it later.
     ///
     /// # Errors
     ///
@@ -282,11 +285,12 @@ impl Cache {
     }
 
     fn put_back(&self, retrieved: &Retrieved) -> Result<FileState, CacheError> {
-        let Retrieved { id, temporary } = retrieved;
+        let Retrieved { id, temporary, visible } = retrieved;
         let directory = &self.directory;
         let status = directory.stat(temporary)?;
-        if status.kind != Kind::File || status.links != 1 {
-            // Something else was in its slot. Its other names must not be changed.
+        let was_open = *visible == Visible::Yes && !only_root_writes(status.uid, status.mode);
+        if status.kind != Kind::File || status.links != 1 || was_open {
+            // If something else was in its slot, its other names must not be changed.
             crate::state::directories::remove_all(directory, temporary)?;
             return Err(CacheError::Absent { id: *id });
         }
@@ -315,6 +319,15 @@ impl Cache {
 pub struct Retrieved {
     id: ObjectId,
     temporary: Vec<u8>,
+    visible: Visible,
+}
+
+/// Whether other programs could see the entries of an update.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Visible {
+    No,
+    /// They were in the tree, and the update was undone.
+    Yes,
 }
 
 fn name_of(id: &ObjectId) -> Vec<u8> {

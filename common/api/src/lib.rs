@@ -98,6 +98,7 @@ pub fn methods() -> Vec<MethodInfo> {
         MethodInfo::of::<dominator::mdb::ShowMdb>(),
         MethodInfo::of::<dominator::mdb::AcceptMdb>(),
         MethodInfo::of::<dominator::events::ListEvents>(),
+        MethodInfo::of::<dominator::events::AcceptClock>(),
         MethodInfo::of::<dominator::events::Backup>(),
         MethodInfo::of::<dominator::explain::Explain>(),
         MethodInfo::of::<dominator::orders::PauseUpdates>(),

@@ -24,6 +24,7 @@ use std::sync::Arc;
 pub use build::TreeBuilder;
 pub use node::{
     Computed, Device, File, Leaf, Metadata, Node, Special, Symlink, Time, TimePrecision, Xattrs,
+    only_root_writes,
 };
 
 use crate::object::{Algorithm, ObjectId};

@@ -19,7 +19,10 @@ const MAY_DEPEND: [(&str, &[&str]); 18] = [
     ("common/tool", &["api", "daemon", "model", "rpc", "system"]),
     ("common/testing", &["api", "model"]),
     ("dominator", DAEMON),
-    ("dominator/domtool", TOOL),
+    (
+        "dominator/domtool",
+        &["api", "certs", "daemon", "dominator", "model", "rpc", "system", "tool"],
+    ),
     ("dominator/mdbd", DAEMON),
     ("fuzz", &["api", "imagetool", "model", "rpc"]),
     ("imageserver", &["api", "daemon", "model", "rpc", "system", "tool"]),

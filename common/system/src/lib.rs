@@ -5,3 +5,4 @@ pub mod clock;
 pub mod durable;
 pub mod file_stamp;
 pub mod random;
+pub mod trusted_clock;

@@ -3,6 +3,7 @@
 mod audit;
 mod backup;
 mod cert;
+mod database;
 mod events;
 mod machine_database;
 mod machine_orders;
@@ -119,14 +120,17 @@ enum Command {
     Audit(events::AuditArguments),
     /// Copy the database of the running dominator to a file
     ///
-    /// Orders and updates wait during the copy. To restore the file, stop the dominator and
-    /// install the file as dominator.redb in its state directory: install -o dominator -g
-    /// dominator -m 600. The dominator then starts with updates disabled and with the state of
-    /// the time of the copy.
+    /// Orders and updates wait during the copy. `domtool database restore` restores it: the
+    /// dominator then starts with updates disabled and with the state of the time of the copy.
     #[command(after_help = "Example: domtool backup /var/backups/dominator-2030-01-31")]
     Backup {
         /// File to write; it must not exist
         file: PathBuf,
+    },
+    /// Check, restore or salvage the database of a stopped dominator, on its machine
+    Database {
+        #[command(subcommand)]
+        command: database::Command,
     },
     /// Show what would be done to a machine, or under another machine database
     ///
@@ -187,6 +191,7 @@ pub async fn run(arguments: Arguments) -> ExitCode {
                 Err(error) => exit(EXIT_FAILED, &error_chain(&error), error.hints()),
             };
         }
+        Command::Database { command } => return database::run(command, arguments.format),
         Command::Audit(events::AuditArguments { log: Some(command), .. }) => {
             return audit::run(command, arguments.format);
         }
@@ -293,7 +298,7 @@ async fn run_command(
         Command::SetConfig(arguments) => settings::set(client, format, arguments).await,
         Command::GetConfig(arguments) => settings::get(client, format, arguments).await,
         Command::Status => status::show_status(client, format).await,
-        Command::Documents(_) | Command::Cert { .. } => {
+        Command::Documents(_) | Command::Cert { .. } | Command::Database { .. } => {
             unreachable!("these commands run without a client")
         }
     }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use api::dominator::events::{AcceptClock, AcceptClockRequest};
 use api::dominator::explain::{Explain, ExplainRequest};
 use api::dominator::orders::{
     ForceDisruptiveUpdate, ForceDisruptiveUpdateRequest, PauseEnd, PauseUpdates,
@@ -85,6 +86,12 @@ pub(super) enum Command {
     /// Allow updates again
     #[command(after_help = "Example: domtool enable-updates 'migration is done'")]
     EnableUpdates(OptionalWhyWord),
+    /// Confirm that the clock of the dominator's machine is right although it jumped
+    ///
+    /// After a jump of the clock nothing of the history is removed for its age, because a wrong
+    /// clock would make all of it too old.
+    #[command(after_help = "Example: domtool accept-clock --why 'the battery was empty'")]
+    AcceptClock(OptionalWhy),
     /// Retry at once what failed on one machine
     ///
     /// If an image failed its health check on the machine and was rolled back, it is offered again
@@ -213,6 +220,13 @@ pub(super) async fn run(
             let done = call::<DisableUpdates>(client, &request).await?;
             eprintln!("Updates are disabled. Machines finish the updates that they have begun.");
             Ok(silent(format, &done))
+        }
+        Command::AcceptClock(OptionalWhy { why }) => {
+            let request = AcceptClockRequest { who: who(), why: why.clone() };
+            let reply = call::<AcceptClock>(client, &request).await?;
+            let (now, seconds) = (utc(reply.now), reply.jumped_seconds);
+            eprintln!("The dominator's clock shows {now}; it had jumped by {seconds} s.");
+            Ok(silent(format, &reply))
         }
         Command::EnableUpdates(why) => {
             let request = EnableUpdatesRequest { who: who(), why: why.text() };

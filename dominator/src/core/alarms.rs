@@ -27,6 +27,9 @@ pub const HISTORY_FAILING: &str = "history-failing";
 /// The kind of the alarm that updates to an image have stopped.
 pub const IMAGE_STOPPED: &str = "image-stopped";
 
+/// The kind of the alarm that the clock of the dominator's machine jumped.
+pub const CLOCK_JUMPED: &str = "clock-jumped";
+
 /// How many begun alarms, and how many ended ones, one report lists.
 const LISTED_MAX: usize = 100;
 
@@ -79,6 +82,11 @@ impl AlarmSet {
         raised
     }
 
+    /// Adds the alarm that the clock of the dominator's machine jumped by so many seconds.
+    pub fn add_clock_jump(&mut self, seconds: i64) {
+        self.add(CLOCK_JUMPED, "", None, clock_text(seconds));
+    }
+
     pub fn add(&mut self, kind: &str, about: &str, since: Option<Time>, text: String) {
         self.0.insert((kind.to_owned(), about.to_owned(), since.map(utc)), text);
     }
@@ -93,6 +101,14 @@ impl AlarmSet {
         let listed = new().take(LISTED_MAX).map(alarm).collect();
         (listed, new().count().saturating_sub(LISTED_MAX))
     }
+}
+
+/// Says that the clock jumped by so many seconds.
+pub fn clock_text(seconds: i64) -> String {
+    format!(
+        "the clock of the dominator's machine jumped by {seconds} s: nothing of the history is \
+         removed for its age until it is back, or you say that it is right: domtool accept-clock"
+    )
 }
 
 /// The content of one report.

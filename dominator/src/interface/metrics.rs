@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, OnceLock, Weak};
 
+use api::dominator::DominatorStatus;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::MetricType;
@@ -58,38 +59,47 @@ impl Collector for FleetCollector {
         one("fetches_waiting", help, budgets.fetches_waiting.into())?;
         let stopped = i64::try_from(budgets.stopped.len()).unwrap_or(i64::MAX);
         one("images_stopped", "Images to which updates have stopped by themselves", stopped)?;
-        one("updates_disabled", "1 while the brake is on", i64::from(status.brake.is_some()))?;
-        one(
-            "mdb_refused",
-            "1 while the machine database cannot be taken",
-            i64::from(status.mdb_error.is_some()),
-        )?;
-        one(
-            "mdb_held",
-            "1 while a machine database waits to be accepted",
-            i64::from(status.mdb_held.is_some()),
-        )?;
-        one(
-            "mdb_not_kept",
-            "1 while the machine database in force is not kept over a restart",
-            i64::from(status.mdb_unkept.is_some()),
-        )?;
-        one(
-            "image_server_failing",
-            "1 while the image server does not give an image that is wanted",
-            i64::from(status.image_server_error.is_some()),
-        )?;
-        one(
-            "alarm_command_failing",
-            "1 while the command that tells of alarms fails",
-            i64::from(status.alarm_error.is_some()),
-        )?;
-        one(
-            "history_failing",
-            "1 while what happens cannot be put on record; no update is ordered then",
-            i64::from(status.history_error.is_some()),
-        )?;
+        for (name, help, holds) in conditions(&status, fleet.shared().history.clock_jumped()) {
+            one(name, help, i64::from(holds))?;
+        }
         let directories = i64::try_from(status.directories).unwrap_or(i64::MAX);
         one("directories", "Distinct directories held in memory", directories)
     }
+}
+
+/// Returns the metrics that are 1 while a condition holds.
+fn conditions(
+    status: &DominatorStatus,
+    clock_jumped: Option<i64>,
+) -> [(&'static str, &'static str, bool); 8] {
+    [
+        ("updates_disabled", "1 while the brake is on", status.brake.is_some()),
+        ("mdb_refused", "1 while the machine database cannot be taken", status.mdb_error.is_some()),
+        ("mdb_held", "1 while a machine database waits to be accepted", status.mdb_held.is_some()),
+        (
+            "mdb_not_kept",
+            "1 while the machine database in force is not kept over a restart",
+            status.mdb_unkept.is_some(),
+        ),
+        (
+            "image_server_failing",
+            "1 while the image server does not give an image that is wanted",
+            status.image_server_error.is_some(),
+        ),
+        (
+            "alarm_command_failing",
+            "1 while the command that tells of alarms fails",
+            status.alarm_error.is_some(),
+        ),
+        (
+            "history_failing",
+            "1 while what happens cannot be put on record; no update is ordered then",
+            status.history_error.is_some(),
+        ),
+        (
+            "clock_jumped",
+            "1 while nothing of the history is removed for its age, because the clock jumped",
+            clock_jumped.is_some(),
+        ),
+    ]
 }

@@ -13,6 +13,7 @@ use model::tree::Time;
 use rpc::page_frame::{Frame, path_escape};
 use rpc::server::{Page, Query, Router};
 
+use crate::core::alarms::clock_text;
 use crate::interface::api::{fault_of, selection};
 use crate::runtime::fleet::Fleet;
 use system::clock::wall;
@@ -47,6 +48,10 @@ pub fn pages<S: Clone + Send + Sync + 'static>(
         .frame(frame.clone())
         .with_state(Pages { fleet: Arc::clone(fleet), frame })
         .page("/", async |pages, request| machines_page(&pages, &request.query))
+        .page("/healthz", async |pages, _| match pages.fleet.shared().history.trouble() {
+            None => Ok(Page::Text("ok\n".to_owned())),
+            Some(why) => Err(Fault::new(FaultCode::Unavailable, why)),
+        })
         .page("/sub", async |pages, request| machine_page(&pages, &request.query))
         .page("/mdb", async |pages, _| {
             Ok(pages.html("Machine database", &HeldMdbPage::new(&pages.fleet)))
@@ -141,7 +146,7 @@ fn machines_page(pages: &Pages, query: &Query) -> Result<Page, Fault> {
         held: status.mdb_held.as_ref().map(|held| (utc(held.since), &*held.why)),
         paused: (status.paused > 0).then(|| counted(status.paused.into(), "machine")),
         default_image: status.default_image.as_ref(),
-        warnings: warnings(&status),
+        warnings: warnings(&status, pages.fleet.shared().history.clock_jumped()),
         counts: &status.counts,
         read: status.mdb_read.map_or_else(|| "never".to_owned(), |read| ago(now, read)),
         directories: status.directories,
@@ -171,7 +176,7 @@ fn first_warnings(status: &DominatorStatus) -> Vec<String> {
     [brake, refused, unsaved].into_iter().flatten().collect()
 }
 
-fn warnings(status: &DominatorStatus) -> Vec<String> {
+fn warnings(status: &DominatorStatus, clock_jumped: Option<i64>) -> Vec<String> {
     let mut warnings = status.image_remarks.clone();
     let image_server = &status.image_server_error;
     warnings.extend(image_server.as_ref().map(|error| format!("The image server: {error}")));
@@ -180,6 +185,7 @@ fn warnings(status: &DominatorStatus) -> Vec<String> {
     warnings.extend(status.history_error.as_ref().map(|error| {
         format!("The history cannot be written, and no update is ordered until it can: {error}")
     }));
+    warnings.extend(clock_jumped.map(clock_text));
     warnings.extend(status.budgets.stopped.iter().map(|stop| {
         format!(
             "Updates to {} have stopped since {}: {}; to go on: domtool resume-image {} --why TEXT",

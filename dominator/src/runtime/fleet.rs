@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use api::access::OwnedItem;
 use api::dominator::plan::{MACHINES_MAX, NoPlanReason};
 use api::dominator::{Brake, DominatorStatus, Status, SubDetail, SubSummary};
+use api::image_server::expiry::AcceptClockReply;
 use api::subd::Alarm;
 use model::image::ImageName;
 use model::lock::locked;
@@ -294,6 +295,9 @@ impl Fleet {
     /// Returns all alarms: those of the dominator and those of the machines.
     pub fn raised(&self) -> AlarmSet {
         let mut raised = AlarmSet::of(&self.status());
+        if let Some(seconds) = self.shared.history.clock_jumped() {
+            raised.add_clock_jump(seconds);
+        }
         let inner = self.locked();
         for (hostname, watched) in &inner.watched {
             watched.handle.with_sub(|sub| {
@@ -367,6 +371,18 @@ impl Fleet {
         tracing::warn!(%who, %why, "updates are enabled");
         self.shared.gate.brake_released();
         Ok(())
+    }
+
+    /// Trusts the clock of this machine although it jumped.
+    pub async fn accept_clock(
+        self: &Arc<Self>,
+        who: &str,
+        why: &str,
+    ) -> Result<AcceptClockReply, OrderError> {
+        self.audit(Order::new("accept-clock", who).why(why)).await?;
+        let jumped_seconds = self.shared.history.accept_clock();
+        tracing::warn!(who, why, jumped_seconds, "the clock is accepted");
+        Ok(AcceptClockReply { now: self.shared.clock.now().wall, jumped_seconds })
     }
 
     /// Records an order that has no durable state of its own, before anything is done about it. On

@@ -8,6 +8,7 @@
 //! * Changes of status are written within a second. Those of the last second before a crash are
 //!   lost. While nothing can be written, the first ones wait in memory and the others are lost; how
 //!   many is recorded later.
+//! * Nothing is removed for its age while the clock is not trusted.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -21,6 +22,8 @@ use model::display::{error_chain, safe_text};
 use model::image::required::RequiredImage;
 use model::lock::locked;
 use model::object::ObjectId;
+use model::tree::Time;
+use system::trusted_clock::{ClockReading, ClockTrust, ClockUse, TrustedClock};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 
 use crate::core::changes::{OrderedUpdate, PreviousImage, changes};
@@ -28,7 +31,7 @@ use crate::runtime::clock::Clock;
 use crate::runtime::images::Images;
 use crate::runtime::recent::Recent;
 use crate::storage::history_rows::{ChangeList, EndRow, StatusRow, UpdateRow};
-use crate::storage::{HistoryLimits, HistoryRecord, Storage, StorageError};
+use crate::storage::{EVICTED_MIN, HistoryLimits, HistoryRecord, Storage, StorageError};
 use rpc::trees::TreeReader;
 
 /// How many updates may wait to be written.
@@ -67,6 +70,15 @@ const FAILED_PAUSE: Duration = Duration::from_secs(1);
 /// How often old records are removed when nothing is written.
 const IDLE: Duration = Duration::from_secs(600);
 
+/// How long the clock must have run evenly before records are removed for their age, in seconds.
+const CLOCK_SETTLE: i64 = 600;
+
+const CLOCK_USE: ClockUse = ClockUse {
+    stopped: "nothing of the history is removed for its age",
+    resumed: "what is too old is removed from the history",
+    accept: "domtool accept-clock",
+};
+
 /// The longest text of an outcome, in bytes. It comes from machines.
 const OUTCOME_BYTES_MAX: usize = 4_096;
 
@@ -100,6 +112,8 @@ pub struct History {
     ends: Arc<Semaphore>,
     lost: Arc<Mutex<u64>>,
     trouble: watch::Sender<Option<Arc<str>>>,
+    wall_clock: Arc<Mutex<TrustedClock>>,
+    state: Arc<Storage>,
     lists: Arc<Recent<ListInput, Arc<ChangeList>>>,
     /// The last update of each machine that was recorded.
     last: Mutex<BTreeMap<String, u64>>,
@@ -123,10 +137,14 @@ impl History {
         let (queue, entries) = channel();
         let lost = Arc::new(Mutex::new(0));
         let trouble = watch::Sender::new(None);
+        let saved = state.clock.get();
+        let wall_clock = TrustedClock::new(CLOCK_USE, Option::as_ref(&saved), CLOCK_SETTLE);
+        let wall_clock = Arc::new(Mutex::new(wall_clock));
         let writer = HistoryWriter {
-            state,
+            state: Arc::clone(&state),
             limits,
             clock,
+            wall_clock: Arc::clone(&wall_clock),
             entries,
             lost: Arc::clone(&lost),
             trouble: trouble.clone(),
@@ -143,6 +161,8 @@ impl History {
             ends: Arc::new(Semaphore::new(ENDS_WAITING)),
             lost,
             trouble,
+            wall_clock,
+            state,
             lists: Arc::new(Recent::new(LISTS_MAX, LISTS_BYTES_MAX)),
             last,
             thread: Mutex::new(Some(thread)),
@@ -161,7 +181,24 @@ impl History {
 
     /// Returns why the history cannot be written, if it cannot.
     pub fn trouble(&self) -> Option<String> {
-        self.trouble.borrow().as_deref().map(str::to_owned)
+        let trouble = self.trouble.borrow().as_deref().map(str::to_owned);
+        trouble.or_else(|| self.state.damage().map(str::to_owned))
+    }
+
+    /// Returns by how many seconds the clock of this machine jumped, if it did.
+    pub fn clock_jumped(&self) -> Option<i64> {
+        let mut wall_clock = locked(&self.wall_clock);
+        wall_clock.read(ClockReading::now());
+        match wall_clock.trust() {
+            ClockTrust::Jumped(seconds) => Some(seconds),
+            ClockTrust::Trusted | ClockTrust::Settling(_) => None,
+        }
+    }
+
+    /// Trusts the clock as it is. Returns by how many seconds it had jumped. Called after the order
+    /// was recorded.
+    pub fn accept_clock(&self) -> i64 {
+        locked(&self.wall_clock).accept(ClockReading::now())
     }
 
     /// Returns a receiver of the same.
@@ -332,6 +369,7 @@ struct HistoryWriter {
     state: Arc<Storage>,
     limits: HistoryLimits,
     clock: Clock,
+    wall_clock: Arc<Mutex<TrustedClock>>,
     entries: Receiver<QueuedRecord>,
     lost: Arc<Mutex<u64>>,
     trouble: watch::Sender<Option<Arc<str>>>,
@@ -390,6 +428,23 @@ impl HistoryWriter {
         true
     }
 
+    /// Returns the time of day if it is trusted.
+    fn read_clock(&self) -> Option<Time> {
+        let reading = ClockReading::now();
+        let mut wall_clock = locked(&self.wall_clock);
+        let trusted = wall_clock.read(reading);
+        let unsaved = wall_clock.unsaved(reading);
+        // Nobody waits for the disk to ask about the clock.
+        drop(wall_clock);
+        if let Some(clock) = unsaved {
+            match self.state.clock.set(Some(clock)) {
+                Ok(()) => locked(&self.wall_clock).note_saved(reading),
+                Err(error) => tracing::error!("cannot save the clock: {}", error_chain(&error)),
+            }
+        }
+        trusted
+    }
+
     /// Writes the batch. On an error only updates are removed from it: their drivers try again.
     fn write(&mut self, batch: &mut Vec<QueuedRecord>) {
         if let Some((_, failed)) = &self.last_error {
@@ -403,7 +458,8 @@ impl HistoryWriter {
         if lost > 0 {
             records.push(HistoryRecord::Status(StatusRow::Gap { time: now, lost }));
         }
-        match self.state.append(&records, self.limits, now) {
+        let trusted = self.read_clock();
+        match self.state.append(&records, self.limits, trusted) {
             Ok(evicted) => {
                 if self.last_error.take().is_some() {
                     tracing::info!("the history is written again");
@@ -414,7 +470,7 @@ impl HistoryWriter {
                     // A driver that was stopped does not wait any more.
                     let _gone = done.send(Ok(()));
                 }
-                self.has_more = evicted >= BATCH;
+                self.has_more = evicted >= EVICTED_MIN;
             }
             Err(error) => {
                 let why = error_chain(&error);

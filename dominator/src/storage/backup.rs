@@ -18,15 +18,18 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::database::{OpenDatabase, RowJson, SETTINGS, SettingsRow, StoredValue};
-use super::{Storage, StorageError};
+use super::{CLOCK, Storage, StorageError};
 use crate::core::orders::Order;
 use system::clock::wall;
 
 /// The mark of a copy: when it was made.
-const COPIED: &str = "copied";
+pub(super) const COPIED: &str = "copied";
 
 /// The mark of a new database in a state directory that was used before.
 pub(super) const LOST: &str = "lost";
+
+/// The mark of a database that has what could be read of a damaged one: what is lost.
+pub(super) const SALVAGED: &str = "salvaged";
 
 /// The name of a copy while it is made.
 const COPY: &str = "backup.redb";
@@ -71,7 +74,10 @@ impl Storage {
         let copy = OpenDatabase::open(path)?;
         let mark = serde_json::to_vec(&wall()).expect("a time is a plain structure");
         copy.transact(None, |write| {
-            write.open_table(SETTINGS)?.insert(COPIED, &mark[..])?;
+            let mut settings = write.open_table(SETTINGS)?;
+            settings.insert(COPIED, &mark[..])?;
+            // The copy may be started much later, or on another machine.
+            settings.remove(CLOCK)?;
             Ok(())
         })?;
         drop(copy);
@@ -97,6 +103,14 @@ impl Storage {
                 utc(copied)
             )
         })?;
+        self.brake_if_marked(SALVAGED, |lost: Vec<String>| {
+            format!(
+                "the database was damaged, and has only what could be read: compare the machine \
+                 database, the orders and the fleet with what they should be, then enable \
+                 updates; lost: {}",
+                lost.join(", ")
+            )
+        })?;
         self.brake_if_marked(LOST, |_: bool| {
             format!(
                 "{} was missing or empty, and a dominator has run here before: its brake, pauses, \
@@ -105,6 +119,13 @@ impl Storage {
                 self.database.path.display()
             )
         })
+    }
+
+    /// Returns when this copy was made, if it is one that no dominator was started upon yet.
+    pub(super) fn copied(&self) -> Result<Option<Time>, StorageError> {
+        let row = SettingsRow::new(&self.database, COPIED);
+        let mark: StoredValue<Option<Time>> = StoredValue::load_or_default_as(row, RowJson)?;
+        Ok(*mark.get())
     }
 
     /// Pulls the brake and removes the mark `key`, if it is there.

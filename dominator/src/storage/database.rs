@@ -3,8 +3,9 @@
 use std::fs::{File, Permissions};
 use std::io;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use model::lock::locked;
@@ -42,29 +43,58 @@ pub(crate) struct OpenDatabase {
     pub(super) path: PathBuf,
     /// `None` after a failure: the database must be opened again, and cannot be yet.
     database: Mutex<Option<Database>>,
+    /// What is wrong with the content of the file, once that is known. Nothing is read or written
+    /// then.
+    damage: OnceLock<String>,
 }
 
 impl OpenDatabase {
     /// Opens the database at `path`, or creates it. Fails with [`StorageError::InUse`] if another
     /// process has it open.
     pub(super) fn open(path: &Path) -> Result<Self, StorageError> {
-        Ok(Self { path: path.to_owned(), database: Mutex::new(Some(open(path)?)) })
+        Ok(Self::new(path, open(path)?))
     }
 
-    /// As [`OpenDatabase::open`], and makes the file smaller if much of it is empty.
-    pub(super) fn open_compacted(path: &Path) -> Result<Self, StorageError> {
+    fn new(path: &Path, database: Database) -> Self {
+        let database = Mutex::new(Some(database));
+        Self { path: path.to_owned(), database, damage: OnceLock::new() }
+    }
+
+    /// As [`OpenDatabase::open`]. Reads the whole file first: fails with [`StorageError::Damaged`]
+    /// if a page of it is damaged. Makes the file smaller if much of it is empty.
+    pub(super) fn open_checked(path: &Path) -> Result<Self, StorageError> {
         let mut database = open(path)?;
+        let failure = match no_panic(|| Ok(database.check_integrity()?)) {
+            Ok(true) => None,
+            Ok(false) => Some(WorkFailure::Damage("its latest change cannot be read".to_owned())),
+            Err(failure) => Some(failure),
+        };
+        if let Some(failure) = failure {
+            drop_quietly(database);
+            return Err(failure.at("read", path));
+        }
         if let Err(error) = compact(&mut database, path) {
             // A database that has failed refuses to work.
             tracing::warn!("cannot compact the database: {error}");
-            drop(database);
+            drop_quietly(database);
             database = open(path)?;
         }
-        Ok(Self { path: path.to_owned(), database: Mutex::new(Some(database)) })
+        Ok(Self::new(path, database))
     }
 
-    pub(super) fn failed(&self, verb: &'static str, source: redb::Error) -> StorageError {
-        StorageError::Access { verb, path: self.path.clone(), source: Box::new(source) }
+    /// Returns what is wrong with the content of the file, once that is known.
+    pub(super) fn damage(&self) -> Option<&str> {
+        self.damage.get().map(String::as_str)
+    }
+
+    /// Notes what has failed. Returns the error.
+    pub(super) fn failed(&self, verb: &'static str, failure: WorkFailure) -> StorageError {
+        if let WorkFailure::Damage(what) = &failure
+            && self.damage.set(what.clone()).is_ok()
+        {
+            tracing::error!("the database {} is damaged: {what}", self.path.display());
+        }
+        failure.at(verb, &self.path)
     }
 
     /// Names a record, for errors.
@@ -79,20 +109,25 @@ impl OpenDatabase {
         verb: &'static str,
         work: impl FnOnce(&Database) -> Result<T, redb::Error>,
     ) -> Result<T, StorageError> {
+        if let Some(what) = self.damage() {
+            return Err(StorageError::Damaged { path: self.path.clone(), what: what.to_owned() });
+        }
         let mut held = locked(&self.database);
         let database = match held.take() {
             Some(database) => database,
             None => open_again(&self.path)?,
         };
-        let result = work(&database);
-        if result.is_ok() {
-            *held = Some(database);
-        } else {
-            // It locks its file until it is dropped.
-            drop(database);
-            *held = open_again(&self.path).ok();
+        let result = no_panic(|| work(&database));
+        match &result {
+            Ok(_) => *held = Some(database),
+            Err(WorkFailure::Damage(_)) => drop_quietly(database),
+            Err(WorkFailure::Other(_)) => {
+                // It locks its file until it is dropped.
+                drop_quietly(database);
+                *held = open_again(&self.path).ok();
+            }
         }
-        result.map_err(|source| self.failed(verb, source))
+        result.map_err(|failure| self.failed(verb, failure))
     }
 
     /// Makes a change, and records the order that it follows from if there is one, in one
@@ -145,14 +180,67 @@ fn compact(database: &mut Database, path: &Path) -> Result<(), redb::Error> {
     Ok(())
 }
 
+/// Why work with the database failed.
+pub(super) enum WorkFailure {
+    /// The content of the file is not that of a database.
+    Damage(String),
+    Other(redb::Error),
+}
+
+impl WorkFailure {
+    fn at(self, verb: &'static str, path: &Path) -> StorageError {
+        let path = path.to_owned();
+        match self {
+            Self::Damage(what) => StorageError::Damaged { path, what },
+            Self::Other(source) => StorageError::Access { verb, path, source: Box::new(source) },
+        }
+    }
+}
+
+/// Calls `work`. redb panics at some damaged pages; that is damage like any other.
+pub(super) fn no_panic<T>(work: impl FnOnce() -> Result<T, redb::Error>) -> Result<T, WorkFailure> {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(redb::Error::Corrupted(what))) => Err(WorkFailure::Damage(what)),
+        Ok(Err(error)) => Err(WorkFailure::Other(error)),
+        Err(panic) => {
+            let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+            let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+            let what = text.unwrap_or_else(|| "it cannot be read".to_owned());
+            Err(WorkFailure::Damage(what))
+        }
+    }
+}
+
+/// Closes a database that has failed. Closing may meet the same damage.
+fn drop_quietly(database: Database) {
+    let _closed = no_panic(|| {
+        drop(database);
+        Ok(())
+    });
+}
+
+impl Drop for OpenDatabase {
+    fn drop(&mut self) {
+        if let Some(database) = locked(&self.database).take() {
+            drop_quietly(database);
+        }
+    }
+}
+
 /// Opens the database at `path`, or makes it. Only its owner may read it.
 fn open(path: &Path) -> Result<Database, StorageError> {
     let mut builder = Database::builder();
     builder.set_cache_size(CACHE_BYTES);
-    let file = private_file(path).map_err(redb::DatabaseError::from);
-    file.and_then(|file| builder.create_file(file)).map_err(|error| match error {
-        redb::DatabaseError::DatabaseAlreadyOpen => StorageError::InUse { path: path.to_owned() },
-        error => StorageError::Open { path: path.to_owned(), source: Box::new(error.into()) },
+    let opened = no_panic(|| Ok(builder.create_file(private_file(path)?)?));
+    opened.map_err(|failure| match failure {
+        WorkFailure::Damage(_) => failure.at("open", path),
+        WorkFailure::Other(redb::Error::DatabaseAlreadyOpen) => {
+            StorageError::InUse { path: path.to_owned() }
+        }
+        WorkFailure::Other(error) => {
+            StorageError::Open { path: path.to_owned(), source: Box::new(error) }
+        }
     })
 }
 

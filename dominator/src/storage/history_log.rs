@@ -110,10 +110,12 @@ impl HistoryLimits {
         }
     }
 
-    fn oldest(self, stream: Stream, now: Time) -> i64 {
-        match stream {
-            Stream::Orders => i64::MIN,
-            Stream::Updates | Stream::Statuses => now.seconds.saturating_sub(self.seconds),
+    fn oldest(self, stream: Stream, now: Option<Time>) -> i64 {
+        match (stream, now) {
+            (Stream::Orders, _) | (_, None) => i64::MIN,
+            (Stream::Updates | Stream::Statuses, Some(now)) => {
+                now.seconds.saturating_sub(self.seconds)
+            }
         }
     }
 }
@@ -352,12 +354,12 @@ fn remove_list_use(write: &WriteTransaction, digest: &ListDigest) -> Result<(), 
     shrink(&mut write.open_table(NUMBERS)?, LISTS_SIZE, bytes)
 }
 
-/// Removes the oldest rows that are too many or too old, at most `rows_max` of them. Returns how
-/// many.
+/// Removes the oldest rows that are too many or, with `now`, too old, at most `rows_max` of them.
+/// Returns how many.
 pub(super) fn evict(
     write: &WriteTransaction,
     limits: HistoryLimits,
-    now: Time,
+    now: Option<Time>,
     rows_max: usize,
 ) -> Result<usize, redb::Error> {
     let mut removed = 0;

@@ -227,7 +227,7 @@ fn events_after_one_are_those_of_later_records() {
     let state = Storage::open(directory.path()).unwrap();
     let changes = [removal("/a", ChangeReason::Drift), removal("/b", ChangeReason::Drift)];
     let records = [status(1, "a"), update(2, "a", 7, &changes), status(3, "b"), status(4, "a")];
-    state.append(&records, ROOM, at(5)).unwrap();
+    state.append(&records, ROOM, Some(at(5))).unwrap();
     let after = |number, part, hosts: &[&str]| {
         let kinds = EventKind::ALL.to_vec();
         let after = Some(EventPosition { number, part });
@@ -247,11 +247,11 @@ fn events_come_the_newest_first_in_pages_of_any_size() {
     let directory = tempfile::tempdir().unwrap();
     let state = Storage::open(directory.path()).unwrap();
     let both = [removal("/a", ChangeReason::Drift), removal("/b", ChangeReason::Image)];
-    state.append(&[status(1, "h1"), update(2, "h1", 7, &both)], ROOM, at(3)).unwrap();
+    state.append(&[status(1, "h1"), update(2, "h1", 7, &both)], ROOM, Some(at(3))).unwrap();
     state.record(&Order::new("retry", "ann").about("h1")).unwrap();
     let records =
         [update(4, "h2", 8, &both[..1]), status(5, "h2"), end(6, "h1", 7, UpdateOutcome::Done)];
-    state.append(&records, ROOM, at(6)).unwrap();
+    state.append(&records, ROOM, Some(at(6))).unwrap();
 
     let all = ListEventsRequest { kinds: EventKind::ALL.to_vec(), ..Default::default() };
     let expected = [
@@ -324,20 +324,20 @@ fn an_update_is_recorded_once_and_its_end_may_change() {
         ask(state, &updates).into_iter().map(of).collect()
     };
     for seconds in [1, 2] {
-        state.append(&[update(seconds, "h", 7, &changes)], ROOM, at(2)).unwrap();
+        state.append(&[update(seconds, "h", 7, &changes)], ROOM, Some(at(2))).unwrap();
     }
     assert_eq!(outcomes(&state), [(None, None)]);
     // What is told again ended when it was told first; another machine's end is no news.
     for (seconds, host) in [(3, "h"), (4, "h"), (5, "other")] {
-        state.append(&[end(seconds, host, 7, UpdateOutcome::Done)], ROOM, at(5)).unwrap();
+        state.append(&[end(seconds, host, 7, UpdateOutcome::Done)], ROOM, Some(at(5))).unwrap();
     }
     assert_eq!(outcomes(&state), [(Some(UpdateOutcome::Done), Some(at(3)))]);
     let undone = UpdateOutcome::Undone("sick".to_owned());
-    state.append(&[end(6, "h", 7, undone.clone())], ROOM, at(6)).unwrap();
+    state.append(&[end(6, "h", 7, undone.clone())], ROOM, Some(at(6))).unwrap();
     assert_eq!(outcomes(&state), [(Some(undone.clone()), Some(at(6)))]);
     // After the next update nothing more is heard of this one.
     let later = [update(7, "h", 8, &changes), end(8, "h", 7, UpdateOutcome::Done)];
-    state.append(&later, ROOM, at(8)).unwrap();
+    state.append(&later, ROOM, Some(at(8))).unwrap();
     assert_eq!(outcomes(&state), [(None, None), (Some(undone), Some(at(6)))]);
     assert_eq!(state.last_updates().unwrap(), [("h".to_owned(), 8)].into());
 }
@@ -351,7 +351,7 @@ fn a_clock_that_jumps_hides_nothing() {
         let base = if batch == 5 { 86_400 } else { i64::from(batch) * 1_000 };
         let records: Vec<HistoryRecord> =
             (0..1_000).map(|second| status(base + second, "h")).collect();
-        state.append(&records, ROOM, at(0)).unwrap();
+        state.append(&records, ROOM, Some(at(0))).unwrap();
     }
     let count = |since, until| {
         let (since, until) = (Some(at(since)), Some(at(until)));
@@ -394,21 +394,21 @@ fn what_is_too_old_goes_and_lists_go_with_the_last_that_names_them() {
         update(0, "h2", 2, &one),
         update(0, "h2", 3, &other),
     ];
-    state.append(&records, limits, at(0)).unwrap();
+    state.append(&records, limits, Some(at(0))).unwrap();
     assert_eq!(rows(&state), [1, 3, 1, 2, 2, 2]);
     // The rows of a segment go together, when the last of them is too old.
     let filler: Vec<HistoryRecord> = (0..5_000).map(|_| status(0, "h")).collect();
-    state.append(&filler, ROOM, at(0)).unwrap();
-    state.append(&[update(90, "h3", 4, &one)], limits, at(150)).unwrap();
+    state.append(&filler, ROOM, Some(at(0))).unwrap();
+    state.append(&[update(90, "h3", 4, &one)], limits, Some(at(150))).unwrap();
     state.record(&Order::new("retry", "ann")).unwrap();
-    while state.append(&[], limits, at(150)).unwrap() > 0 {}
+    while state.append(&[], limits, Some(at(150))).unwrap() > 0 {}
     assert_eq!(rows(&state), [0, 1, 0, 1, 1, 1]);
-    while state.append(&[], limits, at(500)).unwrap() > 0 {}
+    while state.append(&[], limits, Some(at(500))).unwrap() > 0 {}
     assert_eq!(rows(&state), [0; 6]);
     let left = ask(&state, &ListEventsRequest::default());
     assert_eq!(brief(&left), [":retry"], "orders are kept");
     // Numbers go on, so that places stay what they are.
-    state.append(&[status(600, "h")], limits, at(600)).unwrap();
+    state.append(&[status(600, "h")], limits, Some(at(600))).unwrap();
     assert!(ask(&state, &ListEventsRequest::default())[0].at > left[0].at);
 }
 
@@ -432,7 +432,7 @@ fn what_is_too_much_goes_and_the_file_does_not_grow_for_ever() {
                 ]
             })
             .collect();
-        state.append(&records, limits, at(0)).unwrap();
+        state.append(&records, limits, Some(at(0))).unwrap();
         state.record(&Order::new("retry", "ann").why(&"w".repeat(2_000))).unwrap();
         lengths.push(length());
     }
@@ -453,7 +453,7 @@ fn a_copy_is_complete_and_starts_with_the_brake_once() {
     let directory = tempfile::tempdir().unwrap();
     let state = Storage::open(directory.path()).unwrap();
     let changes = [removal("/a", ChangeReason::Drift)];
-    state.append(&[update(1, "h", 7, &changes)], ROOM, at(1)).unwrap();
+    state.append(&[update(1, "h", 7, &changes)], ROOM, Some(at(1))).unwrap();
     let copy = state.copy().unwrap();
     let bytes = copy.read(0, usize::MAX).unwrap();
     assert_eq!(bytes.len() as u64, copy.size_bytes);
@@ -461,7 +461,7 @@ fn a_copy_is_complete_and_starts_with_the_brake_once() {
     assert_eq!(copy.read(copy.size_bytes, 10).unwrap(), Vec::<u8>::new());
     assert_eq!(*state.brake.get(), None, "the original goes on");
     assert!(!directory.path().join("backup.redb").exists());
-    state.append(&[status(2, "later")], ROOM, at(2)).unwrap();
+    state.append(&[status(2, "later")], ROOM, Some(at(2))).unwrap();
 
     let restored = tempfile::tempdir().unwrap();
     std::fs::write(restored.path().join(FILE), bytes).unwrap();
@@ -543,7 +543,7 @@ fn many_rows_are_written_and_searched() {
                 }
             })
             .collect();
-        state.append(&records, ROOM, at(0)).unwrap();
+        state.append(&records, ROOM, Some(at(0))).unwrap();
     }
     let wrote = started.elapsed();
     let passwd = ListEventsRequest {
@@ -573,7 +573,7 @@ fn many_rows_are_written_and_searched() {
     println!("a copy of {} bytes, repaired: {:?}", copy.size_bytes, started.elapsed());
     let started = std::time::Instant::now();
     let limits = HistoryLimits { bytes: ROOM.bytes / 1_000, ..ROOM };
-    while state.append(&[], limits, at(0)).unwrap() > 0 {}
+    while state.append(&[], limits, Some(at(0))).unwrap() > 0 {}
     let evicted = started.elapsed();
     drop(state);
     let started = std::time::Instant::now();

@@ -12,8 +12,8 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 use system::clock::wall;
+use system::trusted_clock::ClockTrust;
 
-use crate::core::image_expiry::ClockTrust;
 use crate::interface::BackgroundTasks;
 use crate::replication::Replication;
 use crate::scrub::Scrub;

@@ -101,11 +101,11 @@ fn what_was_taken_comes_back_or_is_forgotten() {
     assert_eq!(cache.remove(&all).unwrap(), []);
     place.directory.set_mode(b"1", 0o4755).unwrap();
     std::fs::hard_link(place.path.join("1"), place.path.join("1-again")).unwrap();
-    let retrieved = cache.retrieve(&back, &place.directory, b"1").unwrap();
+    let retrieved = cache.retrieve(&back, &place.directory, b"1", Visible::No).unwrap();
     std::fs::remove_file(place.path.join("1-again")).unwrap();
     cache.restore(retrieved).unwrap();
     std::fs::write(place.path.join("3"), "other!").unwrap();
-    let retrieved = cache.retrieve(&spoilt, &place.directory, b"3").unwrap();
+    let retrieved = cache.retrieve(&spoilt, &place.directory, b"3", Visible::No).unwrap();
     assert!(cache.restore(retrieved).is_err());
     // Another file is where an object was, and has names elsewhere.
     let foreign = store(&cache, "foreign");
@@ -114,7 +114,7 @@ fn what_was_taken_comes_back_or_is_forgotten() {
     place.directory.set_mode(b"theirs", 0o4711).unwrap();
     std::fs::remove_file(place.path.join("4")).unwrap();
     std::fs::hard_link(place.path.join("theirs"), place.path.join("4")).unwrap();
-    let retrieved = cache.retrieve(&foreign, &place.directory, b"4").unwrap();
+    let retrieved = cache.retrieve(&foreign, &place.directory, b"4", Visible::No).unwrap();
     assert!(cache.restore(retrieved).is_err());
     assert_eq!(place.directory.stat(b"theirs").unwrap().mode, 0o4711);
     std::fs::remove_file(place.path.join("theirs")).unwrap();
@@ -191,4 +191,34 @@ fn partials_are_few_and_large_and_go_when_nobody_wants_them() {
     assert_eq!(place.directory.names().unwrap().len(), 1);
     assert_eq!(cache.remove(&[wanted]).unwrap(), []);
     assert!(place.directory.names().unwrap().is_empty());
+}
+
+#[test]
+fn what_others_could_write_does_not_come_back_after_a_rollback() {
+    let place = place();
+    let (cache, _) = Cache::open(Arc::clone(&place.directory)).unwrap();
+    // Owner and mode in the tree, whether it was visible, and whether it is cached again.
+    let table = [
+        (0, 0o644, Visible::Yes, true),
+        (0, 0o4755, Visible::Yes, true),
+        (7, 0o444, Visible::Yes, false),
+        (0, 0o664, Visible::Yes, false),
+        (0, 0o602, Visible::Yes, false),
+        (7, 0o666, Visible::No, true),
+    ];
+    for (uid, mode, visible, comes_back) in table {
+        let id = store(&cache, "object");
+        cache.take(&id, &place.directory, b"1").unwrap();
+        place.directory.set_owner(b"1", uid, 0).unwrap();
+        place.directory.set_mode(b"1", mode).unwrap();
+        let writer = std::fs::File::options().write(true).open(place.path.join("1")).unwrap();
+        let retrieved = cache.retrieve(&id, &place.directory, b"1", visible).unwrap();
+        assert_eq!(cache.restore(retrieved).is_ok(), comes_back, "{uid} {mode:o} {visible:?}");
+        let expected = if comes_back { vec![id] } else { Vec::new() };
+        assert_eq!(cache.ids(), expected, "{uid} {mode:o} {visible:?}");
+        // The inode itself is gone, unless it is cached.
+        let links = std::os::unix::fs::MetadataExt::nlink(&writer.metadata().unwrap());
+        assert_eq!(links, u64::from(comes_back), "{uid} {mode:o} {visible:?}");
+        cache.remove(&[id]).unwrap();
+    }
 }

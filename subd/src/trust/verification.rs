@@ -244,10 +244,12 @@ fn expect_tame(plan: &Plan, have: &Tree, want: &Tree, report: &ScanReport) -> Re
             Some(Child::Leaf(Leaf::HardLink(first))) => first,
             _ => path.clone(),
         };
-        let was = have.file(path).is_some_and(|file| file.metadata.is_privileged());
-        let will = matches!(new, Leaf::File(file) if file.metadata.is_privileged());
-        let why = if was || will {
-            "it has privileges"
+        let may_become = match (have.file(path), new) {
+            (Some(old), Leaf::File(new)) => old.metadata.may_become(&new.metadata),
+            _ => true,
+        };
+        let why = if !may_become {
+            "it has privileges, or others than root could write to it"
         } else if report.externally_linked.contains(&first) {
             "it has names that are not signed"
         } else {

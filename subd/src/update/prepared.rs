@@ -14,7 +14,7 @@ use model::trigger::Triggers;
 use model::trigger::services::{SUBD_SERVICE, ServiceCalls, service_calls};
 use system::clock::wall;
 
-use crate::cache::Cache;
+use crate::cache::{Cache, Visible};
 use crate::root::Root;
 use crate::state::directories::{Directories, directory_name, remove_all};
 use crate::trust::verification::{AcceptedImage, VerifiedUpdate};
@@ -139,7 +139,7 @@ impl Prepared {
         match stager.stage(spec.update_id, step_plan, &mut taken) {
             Ok(script) => Ok(Self { spec, script, taken }),
             Err(error) => {
-                stage::discard(cache, staging, &name, &taken);
+                stage::discard(cache, staging, &name, &taken, Visible::No);
                 Err(error)
             }
         }
@@ -148,7 +148,7 @@ impl Prepared {
     /// Removes what was staged, and puts the objects back into the cache.
     pub fn discard(&self, directories: &Directories, cache: &Cache) {
         let name = directory_name(self.spec.update_id);
-        stage::discard(cache, &directories.staging, &name, &self.taken);
+        stage::discard(cache, &directories.staging, &name, &self.taken, Visible::No);
     }
 
     /// Returns the service calls of the update, on a machine whose image has the triggers `old`.
@@ -184,8 +184,10 @@ pub fn free(update: &RunningUpdate, directories: &Directories, cache: &Cache) {
     let taken = &update.journal.taken;
     let name = update.phase.directory(update.update_id());
     match update.phase {
-        Phase::Staged => stage::discard(cache, &directories.staging, &name, taken),
-        Phase::RolledBack | Phase::Undone => stage::discard(cache, &directories.undo, &name, taken),
+        Phase::Staged => stage::discard(cache, &directories.staging, &name, taken, Visible::No),
+        Phase::RolledBack | Phase::Undone => {
+            stage::discard(cache, &directories.undo, &name, taken, Visible::Yes);
+        }
         _ => {
             if let Err(error) = remove_all(&directories.undo, &name) {
                 tracing::warn!("cannot free the slots of an update: {}", error_chain(&error));

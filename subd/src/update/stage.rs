@@ -16,7 +16,7 @@ use model::scope::Attributes;
 use model::tree::{Child, File, Leaf, Node, Special, TimePrecision, Tree};
 use serde::{Deserialize, Serialize};
 
-use crate::cache::{Cache, CacheError, Retrieved};
+use crate::cache::{Cache, CacheError, Retrieved, Visible};
 use crate::fetch::policy::shortage;
 use crate::root::{Directory, Kind, Locks, Root, RootError, Status};
 use crate::state::directories::remove_all;
@@ -343,8 +343,14 @@ impl From<CacheError> for EntryError {
 
 /// Discards an update: removes its slots, the directory `name` of `parent`, and puts the objects
 /// that were taken back into the cache.
-pub fn discard(cache: &Cache, parent: &Directory, name: &[u8], taken: &[TakenObject]) {
-    let retrieved = parent.open_child(name).map(|slots| retrieve(cache, &slots, taken));
+pub fn discard(
+    cache: &Cache,
+    parent: &Directory,
+    name: &[u8],
+    taken: &[TakenObject],
+    visible: Visible,
+) {
+    let retrieved = parent.open_child(name).map(|slots| retrieve(cache, &slots, taken, visible));
     // Before the objects are put back, because the slots may hold further names of them.
     if let Err(error) = remove_all(parent, name) {
         tracing::warn!("cannot free the slots of a staged update: {}", error_chain(&error));
@@ -364,10 +370,17 @@ pub fn discard(cache: &Cache, parent: &Directory, name: &[u8], taken: &[TakenObj
     }
 }
 
-fn retrieve(cache: &Cache, slots: &Directory, taken: &[TakenObject]) -> Vec<Retrieved> {
+fn retrieve(
+    cache: &Cache,
+    slots: &Directory,
+    taken: &[TakenObject],
+    visible: Visible,
+) -> Vec<Retrieved> {
     let mut retrieved = Vec::new();
     for TakenObject { object, place } in taken {
-        match at_place(slots, place, |holder, name| cache.retrieve(object, holder, name)) {
+        let retrieved_one =
+            at_place(slots, place, |holder, name| cache.retrieve(object, holder, name, visible));
+        match retrieved_one {
             Ok(one) => retrieved.push(one),
             Err(error) => {
                 tracing::warn!("an object of a discarded update is lost: {}", error_chain(&error));

@@ -95,7 +95,8 @@ async fn an_update_that_fails_at_its_end_leaves_everything_as_it_was() {
         std::time::SystemTime::UNIX_EPOCH + since
     });
     let reply = sub.poll().await;
-    let mut objects: Vec<ObjectId> = ["file", "mode", "new", "new content"]
+    // Not `mode`: its owner may have opened it while it was there.
+    let mut objects: Vec<ObjectId> = ["file", "new", "new content"]
         .map(|content| Algorithm::Blake3.digest(content.as_bytes()))
         .into();
     objects.sort();

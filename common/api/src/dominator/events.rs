@@ -2,11 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::access::Access;
+use crate::audit::call_details::CallDetails;
+use crate::image_server::expiry::AcceptClockReply;
+use crate::method::{Effect, Method};
 use crate::subd::UpdateOutcome;
-use crate::{
-    access::Access,
-    method::{Effect, Method},
-};
 use model::escape::ByteText;
 use model::object::ObjectId;
 use model::path::TreePath;
@@ -250,6 +250,31 @@ impl Method for ListEvents {
     const REPLY_BYTES_MAX: usize = 64 << 20;
     type Request = ListEventsRequest;
     type Reply = ListEventsReply;
+}
+
+/// Confirms that the clock of the dominator's machine is right although it jumped: what is too old
+/// is removed from the history again.
+pub enum AcceptClock {}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AcceptClockRequest {
+    /// Who asks, if the call has no certificate.
+    pub who: String,
+    /// The reason; may be empty.
+    #[serde(default)]
+    pub why: String,
+}
+
+impl Method for AcceptClock {
+    const NAME: &'static str = "Dominator.AcceptClock";
+    const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Changes;
+    type Request = AcceptClockRequest;
+    type Reply = AcceptClockReply;
+
+    fn audit_details(request: &Self::Request) -> CallDetails {
+        CallDetails::default().why(&request.why).who(&request.who)
+    }
 }
 
 /// Copies the dominator's database, and returns the copy in pieces. A dominator that is started on

@@ -50,6 +50,7 @@ fn sets_may_call_what_they_must() {
             ObjectServer.GetObjects
         mdbd
         operator
+            Dominator.AcceptClock
             Dominator.AcceptMdb
             Dominator.Backup
             Dominator.CheckMdb

@@ -348,8 +348,7 @@ impl<'plan> Planner<'plan> {
             && same_links
             && !reason.contains(&Difference::Content)
             && !self.have.externally_linked.contains(&inode)
-            && !file.metadata.is_privileged()
-            && !want.metadata.is_privileged();
+            && file.metadata.may_become(&want.metadata);
         let node = Node::Leaf(Leaf::File(want.clone()));
         if in_place {
             self.keep(path.clone(), inode);

@@ -10,7 +10,7 @@ use crate::object::Algorithm;
 use crate::path::TreePath;
 use crate::tree::tests::generate::{similar_trees, trees};
 use crate::tree::text::{from_text, to_text};
-use crate::tree::{Child, Leaf, Node, TimePrecision, Tree, TreeBuilder};
+use crate::tree::{Child, Leaf, Node, TimePrecision, Tree, TreeBuilder, only_root_writes};
 
 /// The single place that calls the planner.
 fn run(have: &Tree, want: &Tree, kept: &BTreeSet<TreePath>, external: &BTreeSet<TreePath>) -> Plan {
@@ -122,13 +122,16 @@ proptest! {
     }
 
     #[test]
-    fn privileged_files_are_replaced_not_changed(
+    fn files_with_privileges_or_other_writers_are_replaced_not_changed(
         have in trees(Algorithm::Blake3),
         want in trees(Algorithm::Blake3),
     ) {
         for operation in run(&have, &want, &nothing(), &nothing()).operations {
             if let Action::Change(Node::Leaf(Leaf::File(file))) = &operation.action {
-                prop_assert!(!file.metadata.is_privileged(), "{operation}");
+                let old = have.file(&operation.path).unwrap().metadata;
+                let (was, new) = (only_root_writes(old.uid, old.mode), &file.metadata);
+                prop_assert!(was || old == *new, "{operation}");
+                prop_assert!((old.mode | new.mode) & 0o6000 == 0, "{operation}");
             }
         }
     }
@@ -180,6 +183,31 @@ fn metadata_is_set_in_place_and_content_is_replaced() {
             change f 600 0:1 1.000000000 1 /a (mode, owner)
             replace f 644 0:0 1.000000000 1 /b (content)
             replace f 755 0:0 1.000000000 1 /c (mode)
+        "#]],
+    );
+}
+
+#[test]
+fn a_file_that_others_could_write_is_replaced_if_its_rights_change() {
+    let have = format!(
+        "f 644 7:7 {T} 1 #x /a\nf 664 0:7 {T} 1 #x /b\nf 646 0:0 {T} 1 #x /c\n\
+         f 644 7:7 {T} 1 #x /d\nh /e -> /d\nf 644 7:7 1.000000001 1 #x /f\nf 755 0:7 {T} 1 #x /g"
+    );
+    check(
+        &have,
+        &format!(
+            "f 644 0:0 {T} 1 #x /a\nf 644 0:7 {T} 1 #x /b\nf 644 0:0 {T} 1 #x /c\n\
+             f 644 0:0 {T} 1 #x /d\nh /e -> /d\nf 644 7:7 {T} 1 #x /f\nf 700 7:0 {T} 1 #x /g"
+        ),
+        &[],
+        expect![[r#"
+            replace f 644 0:0 1.000000000 1 /a (owner)
+            replace f 644 0:7 1.000000000 1 /b (mode)
+            replace f 644 0:0 1.000000000 1 /c (mode)
+            replace f 644 0:0 1.000000000 1 /d (owner)
+            replace h /e -> /d (links)
+            change f 644 7:7 1.000000000 1 /f (mtime)
+            change f 700 7:0 1.000000000 1 /g (mode, owner)
         "#]],
     );
 }

@@ -86,12 +86,26 @@ impl Metadata {
         Self { mode, uid, gid, xattrs: Xattrs::none() }
     }
 
-    /// True if changing the owner in place would lose a set-id bit or capabilities, so that the
-    /// file has to be replaced instead.
+    /// True if a file with this metadata may get that of `new` in place. It must be replaced
+    /// instead if a change of the owner would lose a set-id bit or capabilities, or if a process of
+    /// somebody else than root may have it open, and could write to it ever after.
     #[must_use]
-    pub fn is_privileged(&self) -> bool {
+    pub fn may_become(&self, new: &Self) -> bool {
+        let is_private = self == new || only_root_writes(self.uid, self.mode);
+        is_private && !self.is_privileged() && !new.is_privileged()
+    }
+
+    /// True if it has a set-id bit or capabilities.
+    fn is_privileged(&self) -> bool {
         self.mode & 0o6000 != 0 || self.xattrs.has_capability()
     }
+}
+
+/// True if nobody but root can write to a file with this owner and mode. An ACL that lets somebody
+/// write shows in the bits of the group.
+#[must_use]
+pub fn only_root_writes(uid: u32, mode: u32) -> bool {
+    uid == 0 && mode & 0o022 == 0
 }
 
 /// A modification time.

@@ -159,6 +159,7 @@ fn methods_of_the_dominator_have_these_bytes() {
     pinned.method::<dominator::mdb::ShowMdb>(samples::show_mdb());
     pinned.method::<dominator::mdb::AcceptMdb>(samples::accept_mdb());
     pinned.method::<dominator::events::ListEvents>(samples::list_events());
+    pinned.method::<dominator::events::AcceptClock>(samples::accept_dominator_clock());
     pinned.method::<dominator::events::Backup>(samples::backup());
     pinned.method::<dominator::explain::Explain>(samples::explain());
     pinned.method::<dominator::orders::PauseUpdates>(samples::pause_updates());

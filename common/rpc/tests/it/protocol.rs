@@ -67,6 +67,7 @@ fn every_method_is_in_the_table_with_its_access_and_limits() {
         row::<dominator::mdb::ShowMdb>(),
         row::<dominator::mdb::AcceptMdb>(),
         row::<dominator::events::ListEvents>(),
+        row::<dominator::events::AcceptClock>(),
         row::<dominator::events::Backup>(),
         row::<dominator::explain::Explain>(),
         row::<dominator::orders::PauseUpdates>(),

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 
 use api::Done;
 use api::dominator::events::{
-    BackupReply, BackupRequest, ChangeReason, EventDetails, EventKind, EventPosition, HistoryEvent,
-    ListEventsReply, ListEventsRequest, PathChange, UpdateSummary,
+    AcceptClockRequest, BackupReply, BackupRequest, ChangeReason, EventDetails, EventKind,
+    EventPosition, HistoryEvent, ListEventsReply, ListEventsRequest, PathChange, UpdateSummary,
 };
 use api::dominator::explain::*;
 use api::dominator::mdb::*;
@@ -16,6 +16,7 @@ use api::dominator::orders::{TrustRequest, *};
 use api::dominator::plan::*;
 use api::dominator::settings::*;
 use api::dominator::*;
+use api::image_server::expiry::AcceptClockReply;
 use api::image_server::*;
 use api::mdb::{GetMdbReply, GetMdbRequest};
 use api::object_server::*;
@@ -626,6 +627,11 @@ pub fn list_events() -> (ListEventsRequest, ListEventsReply) {
     let event = |what| HistoryEvent { at: at(6, 1), time: time(), about: "web-1".to_owned(), what };
     let events = whats.into_iter().map(event).collect();
     (request, ListEventsReply { events, next: Some(at(5, 0)) })
+}
+
+pub fn accept_dominator_clock() -> (AcceptClockRequest, AcceptClockReply) {
+    let request = AcceptClockRequest { who: "ann".to_owned(), why: why() };
+    (request, AcceptClockReply { now: time(), jumped_seconds: 86_400 })
 }
 
 pub fn backup() -> (BackupRequest, BackupReply) {

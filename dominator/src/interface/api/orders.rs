@@ -3,6 +3,7 @@
 
 use api::Done;
 use api::access::{DeniedError, OwnedItem, authorize};
+use api::dominator::events::AcceptClock;
 use api::dominator::mdb::AcceptMdb;
 use api::dominator::orders::{
     FastUpdate, ForceDisruptiveUpdate, PauseUpdates, PauseUpdatesRequest, ResumeImage,
@@ -57,6 +58,10 @@ pub(super) fn methods(router: Router<ApiState>) -> Router<ApiState> {
             let who = caller.name_or(request.who);
             let order = move || fleet.resume_image(&request.image, &request.why, &who);
             finish_blocking(tracker, order).await
+        })
+        .method::<AcceptClock, _>(async |ApiState { fleet, tracker }, caller, request| {
+            let who = caller.name_or(request.who);
+            to_the_end(tracker, async move { fleet.accept_clock(&who, &request.why).await }).await
         })
         .method::<AcceptMdb, _>(async |ApiState { fleet, tracker }, caller, request| {
             let who = caller.name_or(request.who);

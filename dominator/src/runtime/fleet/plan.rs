@@ -224,7 +224,7 @@ impl<'a> PreviewRun<'a> {
         if self.scope(&image, &input.exclusions) != input.scope {
             let name = image.name();
             let why = format!(
-                "it does not scan with the settings of {name}; they are sent to it before the update"
+                "it does not scan with the settings of {name}; they are sent before the update"
             );
             return Err((NoPlanReason::OtherScan, why));
         }

@@ -1,11 +1,15 @@
 //! What is put on record, and what waits for it.
 
-use super::*;
-use crate::core::changes::tests::ordered;
-use crate::storage::tests::HeldDisk;
+use api::dominator::events::{EventKind, ListEventsRequest};
 use futures_util::future::join_all;
 use model::object::Algorithm;
 use model::tree::text::from_text;
+use system::trusted_clock::SavedClock;
+
+use super::*;
+use crate::core::changes::tests::ordered;
+use crate::core::event_filter::EventFilter;
+use crate::storage::tests::HeldDisk;
 
 const ROOM: HistoryLimits = HistoryLimits { bytes: 1 << 30, seconds: 1 << 40 };
 
@@ -85,4 +89,56 @@ fn the_first_of_two_equal_lists_is_the_one_that_all_have() {
     let first = add();
     assert!(Arc::ptr_eq(&add(), &first));
     assert!(Arc::ptr_eq(&lists.find(|known| *known == source(1)).unwrap(), &first));
+}
+
+fn wait_until(is_so: impl Fn() -> bool) {
+    let begun = std::time::Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "it takes too long");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn statuses(state: &Storage) -> usize {
+    let request = ListEventsRequest { kinds: vec![EventKind::Status], ..Default::default() };
+    let filter = EventFilter::new(&request).unwrap();
+    state.events(filter, &request).unwrap().events.len()
+}
+
+#[test]
+fn a_clock_that_jumped_removes_nothing_before_an_operator_accepts_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let state = Arc::new(Storage::open(directory.path()).unwrap());
+    let (clock, day) = (Clock::start(), 86_400);
+    let now = clock.now().wall.seconds;
+    // The clock was trusted 400 days ago, before the machine was started again.
+    let saved = SavedClock { boot_id: "former".into(), wall: now - 400 * day, offset: 0 };
+    state.clock.set(Some(saved)).unwrap();
+    let old = StatusRow::Status {
+        time: Time { seconds: now - 399 * day, nanoseconds: 0 },
+        host: "web".into(),
+        status: "synced".into(),
+        detail: String::new(),
+    };
+    state.append(&vec![HistoryRecord::Status(old); 5_000], ROOM, None).unwrap();
+    let limits = HistoryLimits { seconds: 365 * day, ..ROOM };
+
+    let history = History::start(Arc::clone(&state), limits, clock).unwrap();
+    let jumped = history.clock_jumped().expect("the clock jumped");
+    // A machine may be off for 30 days.
+    assert!((369 * day..=371 * day).contains(&jumped), "{jumped}");
+    history.status("web", Status::Synced, "");
+    history.close();
+    assert_eq!(statuses(&state), 1_000, "a page of them");
+    assert_eq!(history.trouble(), None);
+
+    let history = History::start(Arc::clone(&state), limits, clock).unwrap();
+    assert!(history.accept_clock() >= 369 * day);
+    assert_eq!(history.clock_jumped(), None);
+    history.status("web", Status::Synced, "");
+    // The first segment of records goes.
+    wait_until(|| statuses(&state) < 1_000);
+    history.close();
+    let saved = Option::clone(&state.clock.get()).expect("the accepted clock is saved");
+    assert!((now - day..now + day).contains(&saved.wall), "{saved:?}");
 }

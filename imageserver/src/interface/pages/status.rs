@@ -13,10 +13,10 @@ use model::tree::Time;
 use rpc::page_frame::path_escape;
 use rpc::server::{Page, PageRequest};
 use system::clock::wall;
+use system::trusted_clock::ClockTrust;
 
 use super::{PageState, name_parameter, size, time};
 use crate::collection::{Collector, LastRun};
-use crate::core::image_expiry::ClockTrust;
 use crate::expiry::Expiry;
 use crate::interface::metrics::EXPIRES_SOON;
 use crate::scrub::Losses;

@@ -5,10 +5,10 @@ use std::time::Duration;
 use model::display::error_chain;
 use model::object::ObjectId;
 use serde::{Deserialize, Serialize};
+use system::trusted_clock::ClockReading;
 
 use super::keys;
 use super::remote::{Remote, nonce};
-use crate::clock::reading;
 use crate::store::bucket::removal_rules::{GC_LEASE_SECONDS_MAX, may_take_gc_lease, may_withdraw};
 use crate::store::error::StoreError;
 
@@ -60,7 +60,7 @@ impl<'remote> GcLease<'remote> {
     pub fn take(remote: &'remote Remote) -> Result<GcLeaseState<'remote>, StoreError> {
         let key = remote.key(keys::GC_LEASE);
         let own = remote.server();
-        let renewed_at = reading().since_boot;
+        let renewed_at = ClockReading::now().since_boot;
         let written = LeaseRecord { server: Some(own.to_owned()), nonce: nonce() };
         let etag = match remote.get(&key, BYTES_MAX)? {
             None => remote.create(&key, encode(&written))?,
@@ -82,7 +82,7 @@ impl<'remote> GcLease<'remote> {
 
     /// Renews the lease.
     pub fn renew(&mut self) -> Result<(), StoreError> {
-        let renewed_at = reading().since_boot;
+        let renewed_at = ClockReading::now().since_boot;
         self.write(Some(self.remote.server().to_owned()))?;
         self.renewed_at = renewed_at;
         Ok(())
@@ -100,7 +100,7 @@ impl<'remote> GcLease<'remote> {
 
     /// Fails if the lease was not renewed for so long that another server may take it soon.
     pub fn expect_fresh(&self) -> Result<(), StoreError> {
-        let age = reading().since_boot.saturating_sub(self.renewed_at);
+        let age = ClockReading::now().since_boot.saturating_sub(self.renewed_at);
         if age > GC_LEASE_SECONDS_MAX { Err(StoreError::GcLeaseLost) } else { Ok(()) }
     }
 

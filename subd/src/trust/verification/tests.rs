@@ -264,7 +264,7 @@ fn what_stays_though_it_is_not_signed_stays_as_it_is() {
 #[test]
 fn what_others_can_reach_is_not_changed_in_place() {
     let have =
-        SIGNED.replace("f 644 0:0 1.000000000 5 @2 /etc/b", "f 666 0:0 1.000000000 5 @2 /etc/b");
+        SIGNED.replace("f 644 0:0 1.000000000 5 @2 /etc/b", "f 600 0:0 1.000000000 5 @2 /etc/b");
     let mut world = World::new(&tree(&have), &tree(SIGNED));
     let plan = world.plan();
     assert!(matches!(&*plan.operations, [Operation { action: Action::Change(_), .. }]));
@@ -278,12 +278,20 @@ fn what_others_can_reach_is_not_changed_in_place() {
         let why = "it has names that are not signed";
         assert_eq!(world.verify_plan(plan), Err(Refusal::InPlace { path, why }));
     }
-    let world = World::new(&tree(&SIGNED.replace("f 4755", "f 755")), &tree(SIGNED));
-    let mut plan = world.plan();
-    let node = Node::Leaf(Leaf::File(tree(SIGNED).file(&path("/usr/s")).unwrap()));
-    plan.operations[0].action = Action::Change(node);
-    let (path, why) = (path("/usr/s"), "it has privileges");
-    assert_eq!(world.verify_plan(plan), Err(Refusal::InPlace { path, why }));
+    let unlike = [("/usr/s", "f 4755 0:0", "f 755 0:0"), ("/etc/b", "f 644 0:0", "f 666 0:0")];
+    for (at, signed, found) in unlike {
+        let lines = SIGNED.lines().map(|line| match line.ends_with(at) {
+            true => line.replace(signed, found) + "\n",
+            false => format!("{line}\n"),
+        });
+        let world = World::new(&tree(&lines.collect::<String>()), &tree(SIGNED));
+        let mut plan = world.plan();
+        plan.operations.retain(|operation| operation.path == path(at));
+        let node = Node::Leaf(Leaf::File(tree(SIGNED).file(&path(at)).unwrap()));
+        plan.operations[0].action = Action::Change(node);
+        let (path, why) = (path(at), "it has privileges, or others than root could write to it");
+        assert_eq!(world.verify_plan(plan), Err(Refusal::InPlace { path, why }));
+    }
 }
 
 #[test]
