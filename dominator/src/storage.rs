@@ -102,6 +102,16 @@ pub enum StorageError {
         /// What was found.
         what: String,
     },
+    #[error(
+        "nothing of the database {} can be read: {what}. Restore a backup; or move the file away: \
+         the dominator then starts with an empty database and with updates disabled",
+        path.display()
+    )]
+    Hopeless {
+        path: PathBuf,
+        /// What was found.
+        what: String,
+    },
     #[error("there is no database {}: is this the state directory (--state)?", path.display())]
     Missing { path: PathBuf },
     #[error("cannot {verb} {}", path.display())]

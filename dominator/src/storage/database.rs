@@ -1,11 +1,12 @@
 //! The database file, and the values that it stores in single rows.
 
+use std::cell::Cell;
 use std::fs::{File, Permissions};
 use std::io;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, Once, OnceLock};
 use std::time::Duration;
 
 use model::lock::locked;
@@ -197,9 +198,31 @@ impl WorkFailure {
     }
 }
 
+thread_local! {
+    /// True while a panic of this thread is damage, and no fault of the program.
+    static IS_GUARDED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Keeps panics that are damage from printing a backtrace.
+fn install_hook() {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let print = take_hook();
+        set_hook(Box::new(move |panic| {
+            if !IS_GUARDED.get() {
+                print(panic);
+            }
+        }));
+    });
+}
+
 /// Calls `work`. redb panics at some damaged pages; that is damage like any other.
 pub(super) fn no_panic<T>(work: impl FnOnce() -> Result<T, redb::Error>) -> Result<T, WorkFailure> {
-    match catch_unwind(AssertUnwindSafe(work)) {
+    install_hook();
+    let was_guarded = IS_GUARDED.replace(true);
+    let result = catch_unwind(AssertUnwindSafe(work));
+    IS_GUARDED.set(was_guarded);
+    match result {
         Ok(Ok(value)) => Ok(value),
         Ok(Err(redb::Error::Corrupted(what))) => Err(WorkFailure::Damage(what)),
         Ok(Err(error)) => Err(WorkFailure::Other(error)),

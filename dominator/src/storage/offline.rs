@@ -86,6 +86,12 @@ pub fn salvage(state: &Path) -> Result<Salvaged, StorageError> {
     // Opening may change the file.
     let source = NewFile::copy(&path, state, SOURCE)?;
     let new = NewFile::reserve(state, NEW)?;
+    if let Err(error) = OpenDatabase::open(&source.path) {
+        return Err(match error {
+            StorageError::Damaged { what, .. } => StorageError::Hopeless { path, what },
+            error => error,
+        });
+    }
     let rows = DamagedRows::read(&source.path)?;
     drop(Storage::open_at(&new.path, false)?);
     let (mut lost, orders) = (rows.lost, rows.orders.len());
