@@ -291,6 +291,7 @@ pub async fn run(
     until_stop(Arc::clone(&shared.images).hold(holder(&listener)).boxed());
     tracker.spawn(Arc::clone(&shared.claim_service).run(stop.clone()));
     tracker.spawn(Arc::clone(&shared.identities).save_behind(stop.clone()));
+    tracker.spawn(Arc::clone(&shared.images).save_known(stop.clone()));
     tracker.spawn(Arc::clone(&fleet).save_mdb_again());
     until_stop(read_mdb(arguments.mdb.clone(), mdb_server, Arc::clone(&fleet), security).boxed());
     let (alarm_command, programs) = watch::channel(arguments.alarm_program());
@@ -327,10 +328,11 @@ fn share(
     let reader = Arc::new(TreeReader::new(processors));
     let imageserver = Client::new(servers.imageserver, security);
     let claims = arguments.budgets.settings();
+    let (known, tasks) = (Arc::clone(&state), tracker.clone());
     Ok(Shared {
         security: security.clone(),
         clock,
-        images: Images::new(imageserver, clock, Arc::clone(&reader), tracker.clone(), stop.clone()),
+        images: Images::new(imageserver, clock, Arc::clone(&reader), known, tasks, stop.clone()),
         reader,
         gate: CommitGate::new(Arc::clone(&state)),
         history: History::start(Arc::clone(&state), limits, clock)?,

@@ -28,7 +28,9 @@ use std::sync::Arc;
 use api::dominator::Brake;
 use api::dominator::events::{ListEventsReply, ListEventsRequest};
 use api::dominator::orders::{DefaultImage, StoppedImage};
+use model::image::ImageName;
 use model::mdb::Machine;
+use model::object::ObjectId;
 use model::tree::Time;
 use redb::{ReadableDatabase as _, ReadableTable as _, TableDefinition};
 use system::durable::DurableError;
@@ -150,6 +152,8 @@ pub struct Storage {
     pub machines: StoredValue<Option<SharedMachines>>,
     /// The images to which updates have stopped.
     pub stopped_images: StoredValue<Vec<StoppedImage>>,
+    /// The digest of each image that was used, by its name.
+    pub known_images: StoredValue<BTreeMap<ImageName, ObjectId>>,
     /// The clock when it was last trusted.
     pub clock: StoredValue<Option<SavedClock>>,
 }
@@ -201,6 +205,7 @@ impl Storage {
             settings: StoredValue::load_or_default_as(row("subs"), RowJson)?,
             machines: StoredValue::load_or_default_as(row("machines"), RowJson)?,
             stopped_images: StoredValue::load_or_default_as(row("stopped-images"), RowJson)?,
+            known_images: StoredValue::load_or_default_as(row("known-images"), RowJson)?,
             clock: StoredValue::load_or_default_as(row(CLOCK), RowJson)?,
             database,
         })

@@ -72,6 +72,7 @@ pub const METHODS: &[Decoders] = decoders![
     dominator::ClearSafetyShutoff,
     dominator::Retry,
     dominator::orders::Trust,
+    dominator::orders::AcceptImage,
     dominator::orders::ResumeImage,
     dominator::mdb::ShowMdb,
     dominator::mdb::AcceptMdb,

@@ -24,7 +24,7 @@ use model::scope::Attributes;
 use model::tree::{Time, only_root_writes};
 use receive::Partial;
 
-use crate::root::{Directory, Kind, RootError, Status, errno_of};
+use crate::root::{Directory, Kind, RootError, Status, errno_of, is_full};
 
 pub mod receive;
 
@@ -61,13 +61,11 @@ pub enum CacheError {
 impl CacheError {
     /// True if the file-system is full.
     pub fn is_full(&self) -> bool {
-        use nix::errno::Errno;
-        let errno = match self {
-            Self::Directory { source } => source.errno(),
-            Self::Content { source, .. } => source.raw_os_error().map(Errno::from_raw),
-            Self::Wrong { .. } | Self::Absent { .. } => None,
-        };
-        matches!(errno, Some(Errno::ENOSPC | Errno::EDQUOT))
+        match self {
+            Self::Directory { source } => source.is_full(),
+            Self::Content { source, .. } => is_full(source),
+            Self::Wrong { .. } | Self::Absent { .. } => false,
+        }
     }
 }
 

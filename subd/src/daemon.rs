@@ -423,6 +423,7 @@ impl OpenDirectories {
             }
         };
         let directories = Directories::open(&root).map_err(no_root)?;
+        let state = state.with_reserve(&directories.reserve);
         if let Err(error) = Directories::audit(&root, base.as_ref()) {
             tracing::error!("the audit log has no directory: {}", error_chain(&error));
         }

@@ -130,9 +130,8 @@ impl Root {
         self.times.get().copied().unwrap_or_default()
     }
 
-    /// Measures which times the file-system keeps, with a temporary file in `directory`, which is
-    /// one of subd's own on the file-system of the root. If that fails, it is logged, and all times
-    /// count as kept.
+    /// Measures which times the file-system keeps, by `directory`, which is one of subd's own on
+    /// the file-system of the root. If that fails, it is logged, and all times count as kept.
     pub fn learn_times(&self, directory: &Directory) {
         match directory.kept_times() {
             Ok(times) => {
@@ -214,6 +213,11 @@ impl Root {
         let free_inodes = if status.files() == 0 { u64::MAX } else { status.files_free() };
         Ok(FreeSpace { free_bytes, free_inodes })
     }
+}
+
+/// True for errors that mean that the file-system has no space or no inodes left.
+pub fn is_full(error: &std::io::Error) -> bool {
+    matches!(error.raw_os_error().map(Errno::from_raw), Some(Errno::ENOSPC | Errno::EDQUOT))
 }
 
 /// Returns true if the user map of a process says that its root is that of the machine.
@@ -305,6 +309,11 @@ impl RootError {
             }
             Self::BadName { .. } | Self::NotRegular { .. } => None,
         }
+    }
+
+    /// True if the file-system has no space or no inodes left.
+    pub fn is_full(&self) -> bool {
+        matches!(self.errno(), Some(Errno::ENOSPC | Errno::EDQUOT))
     }
 
     /// True if the entry does not exist.

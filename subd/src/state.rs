@@ -40,6 +40,7 @@ use crate::state::persisted_state::{PersistError, PersistedState, SavedState};
 pub mod cache_changes;
 pub mod directories;
 pub mod persisted_state;
+pub mod reserve;
 
 /// The most trigger failures that are remembered.
 const TRIGGER_FAILURES_MAX: usize = 64;

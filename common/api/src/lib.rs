@@ -94,6 +94,7 @@ pub fn methods() -> Vec<MethodInfo> {
         MethodInfo::of::<dominator::ClearSafetyShutoff>(),
         MethodInfo::of::<dominator::Retry>(),
         MethodInfo::of::<dominator::orders::Trust>(),
+        MethodInfo::of::<dominator::orders::AcceptImage>(),
         MethodInfo::of::<dominator::orders::ResumeImage>(),
         MethodInfo::of::<dominator::mdb::ShowMdb>(),
         MethodInfo::of::<dominator::mdb::AcceptMdb>(),

@@ -5,9 +5,9 @@ use std::time::Duration;
 use api::dominator::events::{AcceptClock, AcceptClockRequest};
 use api::dominator::explain::{Explain, ExplainRequest};
 use api::dominator::orders::{
-    ForceDisruptiveUpdate, ForceDisruptiveUpdateRequest, PauseEnd, PauseUpdates,
-    PauseUpdatesRequest, ResumeImage, ResumeImageRequest, ResumeUpdates, ResumeUpdatesRequest,
-    SetDefaultImage, SetDefaultImageRequest,
+    AcceptImage, AcceptImageRequest, ForceDisruptiveUpdate, ForceDisruptiveUpdateRequest, PauseEnd,
+    PauseUpdates, PauseUpdatesRequest, ResumeImage, ResumeImageRequest, ResumeUpdates,
+    ResumeUpdatesRequest, SetDefaultImage, SetDefaultImageRequest,
 };
 use api::dominator::{
     DisableUpdates, DisableUpdatesRequest, EnableUpdates, EnableUpdatesRequest, Retry,
@@ -159,6 +159,17 @@ pub(super) enum Command {
         domtool set-default-image base/rescue-3 --yes\n  \
         domtool set-default-image --none")]
     SetDefaultImage(DefaultImageArguments),
+    /// Use an image although its content is not what it was: it is `image-changed`
+    ///
+    /// The image server was restored from an older backup, or is another one: it has another
+    /// content under the name of an image that machines got before.
+    #[command(after_help = "Example: domtool accept-image web/7 --why 'added again'")]
+    AcceptImage {
+        /// The changed image
+        image: ImageName,
+        #[command(flatten)]
+        why: RequiredWhy,
+    },
     /// Resume updates to an image that were stopped automatically, and reset its failure count
     #[command(after_help = "Example: domtool resume-image web/7 --why 'bad switch'")]
     ResumeImage {
@@ -221,13 +232,7 @@ pub(super) async fn run(
             eprintln!("Updates are disabled. Machines finish the updates that they have begun.");
             Ok(silent(format, &done))
         }
-        Command::AcceptClock(OptionalWhy { why }) => {
-            let request = AcceptClockRequest { who: who(), why: why.clone() };
-            let reply = call::<AcceptClock>(client, &request).await?;
-            let (now, seconds) = (utc(reply.now), reply.jumped_seconds);
-            eprintln!("The dominator's clock shows {now}; it had jumped by {seconds} s.");
-            Ok(silent(format, &reply))
-        }
+        Command::AcceptClock(OptionalWhy { why }) => accept_clock(client, format, why).await,
         Command::EnableUpdates(why) => {
             let request = EnableUpdatesRequest { who: who(), why: why.text() };
             let done = call::<EnableUpdates>(client, &request).await?;
@@ -262,6 +267,7 @@ pub(super) async fn run(
             Ok(silent(format, &done))
         }
         Command::SetDefaultImage(arguments) => set_default_image(client, format, arguments).await,
+        Command::AcceptImage { image, why } => accept_image(client, format, image, &why.why).await,
         Command::ResumeImage { image, why } => {
             let (image, why) = (image.clone(), why.why.clone());
             let request = ResumeImageRequest { image, why, who: who() };
@@ -274,6 +280,26 @@ pub(super) async fn run(
             Ok(silent(format, &done))
         }
     }
+}
+
+async fn accept_clock(client: &Client, format: Format, why: &str) -> Result<Output, ToolError> {
+    let request = AcceptClockRequest { who: who(), why: why.to_owned() };
+    let reply = call::<AcceptClock>(client, &request).await?;
+    let (now, seconds) = (utc(reply.now), reply.jumped_seconds);
+    eprintln!("The dominator's clock shows {now}; it had jumped by {seconds} s.");
+    Ok(silent(format, &reply))
+}
+
+async fn accept_image(
+    client: &Client,
+    format: Format,
+    image: &ImageName,
+    why: &str,
+) -> Result<Output, ToolError> {
+    let request = AcceptImageRequest { image: image.clone(), why: why.to_owned(), who: who() };
+    let done = call::<AcceptImage>(client, &request).await?;
+    eprintln!("Machines get the present content of {image}.");
+    Ok(silent(format, &done))
 }
 
 async fn pause(

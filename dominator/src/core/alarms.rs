@@ -27,6 +27,9 @@ pub const HISTORY_FAILING: &str = "history-failing";
 /// The kind of the alarm that updates to an image have stopped.
 pub const IMAGE_STOPPED: &str = "image-stopped";
 
+/// The kind of the alarm that an image has another content under its name than before.
+pub const IMAGE_CHANGED: &str = "image-changed";
+
 /// The kind of the alarm that the clock of the dominator's machine jumped.
 pub const CLOCK_JUMPED: &str = "clock-jumped";
 

@@ -89,6 +89,7 @@ pub fn fault_of(error: &OrderError) -> Fault {
         | OrderError::Hosts(HostsError::NoMatch { .. })
         | OrderError::Pause { source: PauseError::NotPaused { .. } }
         | OrderError::NotStopped { .. }
+        | OrderError::NotChanged { .. }
         | OrderError::NoCopy
         | OrderError::Accept { source: AcceptError::NothingHeld } => FaultCode::NotFound,
         OrderError::Accept { source: AcceptError::OtherHeld } => FaultCode::Stale,

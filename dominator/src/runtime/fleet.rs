@@ -20,7 +20,7 @@ use model::mdb::{Machine, Machines};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::core::alarms::AlarmSet;
+use crate::core::alarms::{AlarmSet, IMAGE_CHANGED};
 use crate::core::event_filter::FilterError;
 use crate::core::mdb_admission::{AcceptError, MdbAdmission};
 use crate::core::mdb_diff::{EditLimits, count_statuses, images_of};
@@ -65,6 +65,8 @@ pub enum OrderError {
     TooManyMachines,
     #[error("updates to {image} have not stopped; domtool list-stopped tells which have")]
     NotStopped { image: ImageName },
+    #[error("{image} has not changed; domtool status tells which images have")]
+    NotChanged { image: ImageName },
     #[error(transparent)]
     Text(#[from] OrderTextError),
     #[error(transparent)]
@@ -297,6 +299,9 @@ impl Fleet {
         let mut raised = AlarmSet::of(&self.status());
         if let Some(seconds) = self.shared.history.clock_jumped() {
             raised.add_clock_jump(seconds);
+        }
+        for changed in self.shared.images.changed() {
+            raised.add(IMAGE_CHANGED, changed.name.as_str(), None, changed.to_string());
         }
         let inner = self.locked();
         for (hostname, watched) in &inner.watched {

@@ -3,6 +3,7 @@
 mod cache;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -21,11 +22,14 @@ use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::core::orders::Order;
 use crate::core::required_image::image_warning;
 use crate::core::sub::ImageState;
 use crate::core::timing::{RETRY_FIRST, RETRY_LONGEST};
 use crate::runtime::clock::{Clock, jitter};
 use crate::runtime::recent::Plans;
+use crate::runtime::saver::Saver;
+use crate::storage::{Storage, StorageError, with_order};
 use model::backoff::{doubled, jittered};
 
 /// How long the image server waits for an image that it does not have.
@@ -41,6 +45,9 @@ const NOTES_LIMIT: Duration = Duration::from_secs(30);
 /// How often the images in use are held, before jitter.
 const HOLD_INTERVAL: Duration = Duration::from_secs(60);
 
+/// How long the digests of images are gathered before they are saved.
+const GATHER_TIME: Duration = Duration::from_millis(500);
+
 /// How long a hold lasts: a dominator may be down for this long.
 const HOLD_SECONDS: u32 = 900;
 
@@ -50,6 +57,28 @@ const HOLD_LIMIT: Duration = Duration::from_secs(30);
 /// The remark on a loaded image that the image server does not know.
 const NOT_THERE: &str = "is not on the image server, which may be the wrong one or empty: machines \
                          that lack files of the image cannot be updated to it";
+
+/// An image that has another content under its name than it had when it was used first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChangedImage {
+    pub name: ImageName,
+    /// The digest of the content that was used.
+    pub known: ObjectId,
+    /// The digest of the content that the image server has.
+    pub other: ObjectId,
+}
+
+impl fmt::Display for ChangedImage {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, known, other } = self;
+        write!(
+            formatter,
+            "image-changed: the image server has the content {other} under the name {name}, which \
+             was used with {known}; no machine gets it before an operator says that it is right: \
+             domtool accept-image {name} --why TEXT"
+        )
+    }
+}
 
 /// Replaces the signatures of a loaded image. Returns true if they differ.
 fn sign(state: &mut ImageState, digest: ObjectId, signatures: Vec<Signature>) -> bool {
@@ -69,6 +98,10 @@ struct WantedImage {
     state: watch::Sender<ImageState>,
     /// Why machines should not depend on it any more.
     remark: Mutex<Option<String>>,
+    /// The digest of what the image server has under this name, if it is not what was used.
+    other: Mutex<Option<ObjectId>>,
+    /// Notified when the image is to be loaded again.
+    reload: Notify,
     cancel: CancellationToken,
 }
 
@@ -79,6 +112,10 @@ pub struct Images {
     client: Client,
     clock: Clock,
     reader: Arc<TreeReader>,
+    /// Has the digests of the images that were used.
+    state: Arc<Storage>,
+    /// Saves them behind: after a crash those of the last second are not known.
+    saver: Saver,
     wanted: Mutex<BTreeMap<ImageName, Arc<WantedImage>>>,
     /// Errors of the image server itself, by the image for which they occurred.
     troubles: Mutex<BTreeMap<ImageName, String>>,
@@ -98,6 +135,7 @@ impl Images {
         client: Client,
         clock: Clock,
         reader: Arc<TreeReader>,
+        state: Arc<Storage>,
         tracker: TaskTracker,
         stop: CancellationToken,
     ) -> Arc<Self> {
@@ -106,6 +144,8 @@ impl Images {
             client,
             clock,
             reader,
+            state,
+            saver: Saver::new("the digests of images", GATHER_TIME, RETRY_LONGEST),
             wanted: Mutex::default(),
             troubles: Mutex::default(),
             known: Mutex::default(),
@@ -141,6 +181,8 @@ impl Images {
             let image = Arc::new(WantedImage {
                 state: watch::Sender::new(missing),
                 remark: Mutex::default(),
+                other: Mutex::default(),
+                reload: Notify::new(),
                 cancel: self.stop.child_token(),
             });
             wanted.insert(name.clone(), Arc::clone(&image));
@@ -214,9 +256,71 @@ impl Images {
 
     async fn follow_image(&self, name: ImageName, wanted: &WantedImage) {
         loop {
-            self.load(name.clone(), wanted).await;
-            self.follow_notes(&name, wanted).await;
+            let follow = async {
+                self.load(name.clone(), wanted).await;
+                self.follow_notes(&name, wanted).await;
+            };
+            tokio::select! {
+                () = follow => {}
+                () = wanted.reload.notified() => {}
+            }
         }
+    }
+
+    /// Saves the digests of images until `stop` is cancelled.
+    pub async fn save_known(self: Arc<Self>, stop: CancellationToken) {
+        let state = Arc::clone(&self.state);
+        self.saver.run(move || state.known_images.save(), &stop).await;
+    }
+
+    /// Compares the digest of an image with that which it had when it was used first. Notes it if
+    /// it was never used.
+    fn check_known(&self, name: &ImageName, other: ObjectId) -> Result<(), ChangedImage> {
+        let known = self.state.known_images.get().get(name).copied();
+        match known {
+            Some(known) if known != other => Err(ChangedImage { name: name.clone(), known, other }),
+            Some(_) => Ok(()),
+            None => {
+                self.state.known_images.modify_behind(|known| {
+                    known.insert(name.clone(), other);
+                });
+                self.saver.notify();
+                Ok(())
+            }
+        }
+    }
+
+    /// Returns the wanted images that have another content than before.
+    pub fn changed(&self) -> Vec<ChangedImage> {
+        let known = self.state.known_images.get();
+        let wanted = locked(&self.wanted);
+        let changed = wanted.iter().filter_map(|(name, image)| {
+            let (known, other) = (*known.get(name)?, (*locked(&image.other))?);
+            Some(ChangedImage { name: name.clone(), known, other })
+        });
+        changed.collect()
+    }
+
+    /// Takes the content that the image server has under the name of a changed image. Returns its
+    /// digest; `None` if the image has not changed. Blocks on the disk.
+    pub fn accept(
+        &self,
+        name: &ImageName,
+        order: &Order,
+    ) -> Result<Option<ObjectId>, StorageError> {
+        let Some(changed) = self.changed().into_iter().find(|changed| changed.name == *name) else {
+            return Ok(None);
+        };
+        let accept = |known: &mut BTreeMap<ImageName, ObjectId>| {
+            known.insert(name.clone(), changed.other);
+            Ok::<_, StorageError>(())
+        };
+        self.state.known_images.modify_through(accept, with_order(order))?;
+        if let Some(image) = locked(&self.wanted).get(name) {
+            *locked(&image.other) = None;
+            image.reload.notify_one();
+        }
+        Ok(Some(changed.other))
     }
 
     /// Reads the notes of a loaded image again and again. Returns when the image was deleted: no
@@ -228,8 +332,13 @@ impl Images {
             let code = image.as_ref().err().and_then(CallError::code);
             let trouble = match image {
                 Ok(image) => {
-                    *locked(&wanted.remark) = image_warning(&image.notes, self.clock.now().wall);
-                    let (digest, signatures) = (image.content.digest(), image.notes.signatures);
+                    let digest = image.content.digest();
+                    let changed = self.check_known(name, digest).err();
+                    *locked(&wanted.other) = changed.is_some().then_some(digest);
+                    *locked(&wanted.remark) = changed
+                        .map(|changed| changed.to_string())
+                        .or_else(|| image_warning(&image.notes, self.clock.now().wall));
+                    let signatures = image.notes.signatures;
                     wanted.state.send_if_modified(|state| sign(state, digest, signatures));
                     None
                 }
@@ -251,24 +360,33 @@ impl Images {
         // The first call does not wait, so that a missing image is reported at once.
         let mut wait = Duration::ZERO;
         loop {
-            let error = match self.reader.image(&self.client, &name, wait).await {
-                Ok(image) => {
-                    tracing::info!(image = %name, digest = %image.digest, "image loaded");
-                    self.set_error(&name, None);
-                    wanted.state.send_replace(ImageState::Ready(image));
-                    return;
-                }
-                Err(error) => error,
-            };
-            let text = error_chain(&error);
-            let is_patient = matches!(error, GetImageError::NotThere { .. });
+            let (text, is_patient, is_of_server) =
+                match self.reader.image(&self.client, &name, wait).await {
+                    Ok(image) => match self.check_known(&name, image.digest) {
+                        Ok(()) => {
+                            tracing::info!(image = %name, digest = %image.digest, "image loaded");
+                            self.set_error(&name, None);
+                            wanted.state.send_replace(ImageState::Ready(image));
+                            return;
+                        }
+                        Err(changed) => {
+                            *locked(&wanted.other) = Some(changed.other);
+                            (changed.to_string(), false, false)
+                        }
+                    },
+                    Err(error) => {
+                        let is_of_image = matches!(
+                            error,
+                            GetImageError::NotThere { .. }
+                                | GetImageError::Gone { .. }
+                                | GetImageError::Image { .. }
+                        );
+                        let is_patient = matches!(error, GetImageError::NotThere { .. });
+                        (error_chain(&error), is_patient, !is_of_image)
+                    }
+                };
             failures = if is_patient { 1 } else { failures + 1 };
-            let trouble = match &error {
-                GetImageError::NotThere { .. }
-                | GetImageError::Gone { .. }
-                | GetImageError::Image { .. } => None,
-                _ => Some(text.clone()),
-            };
+            let trouble = is_of_server.then(|| text.clone());
             if failures == 1 {
                 tracing::warn!(image = %name, "{text}");
             }

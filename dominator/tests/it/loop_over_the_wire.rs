@@ -118,6 +118,66 @@ async fn an_image_that_is_deleted_goes_to_no_other_machine() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_image_with_another_content_than_before_is_not_used_until_it_is_accepted() {
+    let mut stage = Stage::new("[]").await;
+    let subs: Vec<FakeSub> = (0..2).map(|_| FakeSub::new(tree(""))).collect();
+    let mut records = Vec::new();
+    for (number, sub) in subs.iter().enumerate() {
+        let record = stage.sub(&format!("host{number}"), sub).await;
+        records.push(format!("{{{record}, \"RequiredImage\": \"web/1\"}}"));
+    }
+    stage.images.add("web/1", &numbered(1), Some(&[]));
+    stage.write_mdb(&format!("[{}]", records[0]));
+    stage.wait("host0", Status::Synced, "web/1").await;
+    let first = stage.images.image("web/1").unwrap().content.digest();
+    // Restored from an older backup, and the name is used again.
+    stage.images.lose("web/1");
+    stage.images.add("web/1", &numbered(2), Some(&[]));
+    let second = stage.images.image("web/1").unwrap().content.digest();
+    let changed = format!(
+        "image-changed: the image server has the content {second} under the name web/1, which was \
+         used with {first}; no machine gets it before an operator says that it is right: domtool \
+         accept-image web/1 --why TEXT"
+    );
+    let is_told = async |stage: &Stage, machines: &str| {
+        let wanted = [format!("web/1, for {machines}: {changed}")];
+        eventually_async("it is told", async || {
+            let told = stage.status().await.image_remarks;
+            if told == wanted { Ok(()) } else { Err(told) }
+        })
+        .await;
+    };
+    is_told(&stage, "1 machine").await;
+    // What runs goes on with what it has.
+    stage.write_mdb(&format!("[{}]", records.join(",")));
+    stage.wait("host1", Status::Synced, "web/1").await;
+    is_told(&stage, "2 machines").await;
+    let commits = || subs.iter().map(|sub| sub.commits.lock().unwrap().len()).sum::<usize>();
+    assert_eq!(commits(), 2);
+
+    assert!(stage.terminate().success());
+    stage.start().await;
+    is_told(&stage, "2 machines").await;
+    let summary = stage.wait("host0", Status::ImageNotReady, "web/1").await;
+    assert_eq!(summary.detail, changed);
+    let refused = stage.domtool(&["accept-image", "web/2", "--why", "right"]).await;
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("web/2 has not changed"));
+    assert_eq!(commits(), 2);
+    let accepted = stage.domtool(&["accept-image", "web/1", "--why", "right"]).await;
+    assert!(accepted.status.success(), "{accepted:?}");
+    for (number, sub) in subs.iter().enumerate() {
+        wait_until("it gets the new content", async || sub.commits.lock().unwrap().len() == 2)
+            .await;
+        stage.wait(&format!("host{number}"), Status::Synced, "web/1").await;
+    }
+    // That is known after a kill, too.
+    stage.kill();
+    stage.start().await;
+    stage.wait("host0", Status::Synced, "web/1").await;
+    assert_eq!(stage.status().await.image_remarks, [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_machine_without_an_image_is_only_watched() {
     let mut stage = Stage::new("[]").await;
     let sub = FakeSub::new(numbered(0));

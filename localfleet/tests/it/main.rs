@@ -7,6 +7,7 @@ mod audit;
 mod bad_input;
 mod contracts;
 mod converges;
+mod disks;
 mod events;
 mod faults;
 mod image_life;

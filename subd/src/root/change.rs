@@ -13,8 +13,8 @@ use model::tree::{Device, Time, TimePrecision};
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, RenameFlags, renameat2};
 use nix::sys::stat::{
-    FchmodatFlags, Mode, SFlag, UtimensatFlags, fchmodat, fstat, makedev, mkdirat, mknodat,
-    utimensat,
+    FchmodatFlags, Mode, SFlag, UtimensatFlags, fchmodat, fstat, futimens, makedev, mkdirat,
+    mknodat, utimensat,
 };
 use nix::sys::time::TimeSpec;
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchownat, fsync, linkat, symlinkat, unlinkat};
@@ -203,21 +203,28 @@ const SECONDS_OUT_OF_RANGE: [i64; 2] = [i64::MIN, i64::MAX];
 
 /// Tests in a directory of subd's own.
 impl Directory {
-    /// Finds out which times the file-system keeps as they are set.
+    /// Finds out which times the file-system keeps as they are set. Uses the directory itself: a
+    /// new file needs an inode and a block, and there may be none.
     pub(super) fn kept_times(&self) -> Result<TimePrecision, RootError> {
-        self.with_test_file(|_| {
-            let kept = |time: Time| -> Result<Time, RootError> {
-                self.set_mtime(TEST_FILE, time)?;
-                self.stat(TEST_FILE).map(|Status { mtime, .. }| mtime)
-            };
-            let kept_of_trial = kept(TimePrecision::PROBE)?;
-            let [first, last] = SECONDS_OUT_OF_RANGE.map(|seconds| {
-                let time = Time { seconds, nanoseconds: 0 };
-                // A file-system that refuses such a time says nothing of its range.
-                kept(time).unwrap_or(time)
-            });
-            Ok(TimePrecision::from_probe(kept_of_trial, first, last))
-        })
+        let kept = |time: Time| -> Result<Time, RootError> {
+            self.set_own_mtime(time)?;
+            self.status().map(|Status { mtime, .. }| mtime)
+        };
+        let former = self.status()?.mtime;
+        let kept_of_trial = kept(TimePrecision::PROBE)?;
+        let [first, last] = SECONDS_OUT_OF_RANGE.map(|seconds| {
+            let time = Time { seconds, nanoseconds: 0 };
+            // A file-system that refuses such a time says nothing of its range.
+            kept(time).unwrap_or(time)
+        });
+        self.set_own_mtime(former)?;
+        Ok(TimePrecision::from_probe(kept_of_trial, first, last))
+    }
+
+    fn set_own_mtime(&self, mtime: Time) -> Result<(), RootError> {
+        let time = TimeSpec::new(mtime.seconds, i64::from(mtime.nanoseconds));
+        futimens(&self.descriptor, &TimeSpec::UTIME_OMIT, &time)
+            .map_err(|source| RootError::call("set the time of", self.path().clone(), source))
     }
 
     /// Writes a test file, and waits until it is on the medium.

@@ -15,7 +15,7 @@ use crate::root::{Directory, Root, Status};
 use crate::scan::coverage::file_after;
 use crate::scan::known_entries::DamagedFiles;
 use crate::scan::progress::Counters;
-use crate::scan::reading::{ReadFrom, Reading};
+use crate::scan::reading::{HOLE_BYTES_MAX, ReadFrom, Reading};
 
 /// The result of one chunk of work.
 pub enum ChunkResult {
@@ -128,6 +128,10 @@ impl FilePass {
             self.last = Some(path);
             return ChunkResult::More;
         };
+        if reading.hole_bytes > HOLE_BYTES_MAX {
+            self.last = Some(path);
+            return ChunkResult::More;
+        }
         let around = self.via == ReadFrom::Medium || context.medium.has(&path, reading.status());
         if around && reading.go_around_cache().is_err() {
             return self.skip(path);

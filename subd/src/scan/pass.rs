@@ -30,6 +30,7 @@ use crate::scan::known_entries::{
 use crate::scan::pass::directory_walk::{DirectoryWalk, collapse};
 use crate::scan::pass::entry::EntryRead;
 use crate::scan::progress::{Counters, Progress};
+use crate::scan::reading::HOLE_BYTES_MAX;
 
 mod directory_walk;
 mod entry;
@@ -117,6 +118,7 @@ pub fn run(
         kept: Vec::new(),
         unreadable: Vec::new(),
         hashing: Duration::ZERO,
+        hole_bytes_left: HOLE_BYTES_MAX,
         shortage: None,
     };
     let root = match walk.start_directory(directory, status, Box::default(), 0, memory.take()) {
@@ -158,6 +160,8 @@ struct Walk<'walk> {
     kept: Vec<TreePath>,
     unreadable: Vec<(TreePath, String)>,
     hashing: Duration,
+    /// How many more bytes of holes are hashed.
+    hole_bytes_left: u64,
     shortage: Option<RootError>,
 }
 

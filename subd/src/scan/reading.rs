@@ -25,6 +25,10 @@ use crate::root::{Directory, OpenedFile, RootError, Status};
 /// How much of a file is read at once, in bytes. A request waits for at most one chunk.
 pub const CHUNK_BYTES: usize = 256 << 10;
 
+/// The most bytes of holes that are hashed, in one file and in one pass. A file with more is not
+/// read: with a call that costs nothing anybody can make one that takes days.
+pub const HOLE_BYTES_MAX: u64 = 16 << 30;
+
 /// The content of a hole.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
@@ -49,6 +53,8 @@ pub struct Reading {
     tells_cached: bool,
     /// The last known range of data; `None` if there are no holes.
     data: Option<Range<u64>>,
+    /// The size of all holes, in bytes.
+    pub hole_bytes: u64,
 }
 
 /// A file that was read.
@@ -85,12 +91,22 @@ impl Reading {
             via: ReadFrom::Cache,
             tells_cached: true,
             data: (allocated_bytes < status.size_bytes).then_some(0..0),
+            hole_bytes: status.size_bytes.saturating_sub(allocated_bytes),
         })
     }
 
     /// Returns the status of the file when it was opened.
     pub fn status(&self) -> &Status {
         &self.before
+    }
+
+    /// Has the file count as one with a content that no image has, without reading it.
+    pub fn skip(&mut self) {
+        let Status { inode, size_bytes, ctime, .. } = &self.before;
+        let text =
+            format!("not read: {inode} {size_bytes} {} {}", ctime.seconds, ctime.nanoseconds);
+        self.hasher.update(text.as_bytes());
+        self.bytes = *size_bytes;
     }
 
     /// Reads the medium from now on; the buffers must be aligned

@@ -6,10 +6,11 @@
 //! | `staging` | staged updates, by update id |
 //! | `undo` | what an update removed, until it has ended, by update id and phase |
 //! | `journal` | the update that is being carried out |
+//! | `reserve` | space for an update on a full disk |
 //! | `state` | what survives a restart of subd; elsewhere with `--state` |
 //! | `audit` | the audit log; elsewhere with `--state` or `--audit-log` |
 //!
-//! The first four are on the file-system of the root, because entries move between them and the
+//! The first five are on the file-system of the root, because entries move between them and the
 //! tree by rename, and are synced together with it. All belong to root, and only root may read
 //! them. Nothing here is scanned.
 //!
@@ -23,6 +24,7 @@ use model::scope::SUBD_DIRECTORY;
 use nix::errno::Errno;
 
 use crate::root::{Directory, Kind, Locks, Root, RootError};
+use crate::state::reserve::Reserve;
 
 /// The greatest depth that is removed. Nothing that subd creates is deeper.
 const DEPTH_MAX: usize = 2 * model::path::DEPTH_MAX;
@@ -35,6 +37,8 @@ pub struct Directories {
     pub undo: Directory,
     /// The update that is being carried out.
     pub journal: Directory,
+    /// Space for an update on a full disk.
+    pub reserve: Arc<Reserve>,
 }
 
 impl Directories {
@@ -48,6 +52,7 @@ impl Directories {
             staging: own_directory(&own, b"staging")?,
             undo: own_directory(&own, b"undo")?,
             journal: own_directory(&own, b"journal")?,
+            reserve: Arc::new(Reserve::open(&own)),
         })
     }
 

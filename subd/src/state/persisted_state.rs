@@ -16,8 +16,9 @@ use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 use system::durable::{Durable, DurableError, Medium, PrettyJson};
 
-use crate::root::{Directory, RootError};
+use crate::root::{Directory, RootError, errno_of};
 use crate::state::directories::remove_all;
+use crate::state::reserve::Reserve;
 
 const STATE: &str = "state.json";
 const BAD: &str = "state.json.bad";
@@ -84,6 +85,8 @@ pub enum PersistError {
 #[derive(Debug)]
 pub struct StateFile {
     pub directory: Arc<Directory>,
+    /// What it is written to on a full disk.
+    pub reserve: Arc<Reserve>,
     pub name: &'static str,
     /// The most that is read, in bytes.
     pub bytes_max: u64,
@@ -107,12 +110,15 @@ impl Medium for StateFile {
     fn replace(&self, bytes: &[u8]) -> io::Result<()> {
         let (directory, name) = (&*self.directory, self.name.as_bytes());
         let temporary = [name, b".new"].concat();
-        let created = remove_all(directory, &temporary)
-            .and_then(|()| directory.create_file(&temporary, 0o600));
-        let mut file = created.map_err(io::Error::other)?;
-        file.write_all(bytes).and_then(|()| file.sync_all())?;
-        directory
-            .rename_over(&temporary, directory, name)
+        let write = |mut file: File| {
+            let written = file.write_all(bytes).and_then(|()| file.sync_all());
+            written.map_err(|error| directory.error("write", &temporary, errno_of(error)))
+        };
+        remove_all(directory, &temporary)
+            .and_then(|()| {
+                self.reserve.write_file(directory, &temporary, RootError::is_full, write)
+            })
+            .and_then(|()| directory.rename_over(&temporary, directory, name))
             .and_then(|()| directory.sync())
             .map_err(io::Error::other)
     }
@@ -127,6 +133,7 @@ pub struct StateDirectory {
     directory: Arc<Directory>,
     /// The one in `/.subd`, if the state is elsewhere.
     lock_directory: Option<Arc<Directory>>,
+    reserve: Arc<Reserve>,
     _lock: Flock<File>,
 }
 
@@ -150,13 +157,30 @@ impl StateDirectory {
                 PersistError::Lock { source: errno.into() }
             }
         })?;
-        Ok(Self { directory: Arc::new(directory), lock_directory: None, _lock: lock })
+        let (directory, reserve) = (Arc::new(directory), Arc::new(Reserve::none()));
+        Ok(Self { directory, lock_directory: None, reserve, _lock: lock })
     }
 
     /// The same lock, with the state itself in `elsewhere`.
     pub fn with_state_in(self, elsewhere: Directory) -> Self {
         let lock_directory = Some(self.directory);
         Self { directory: Arc::new(elsewhere), lock_directory, ..self }
+    }
+
+    /// The same, written to `reserve` on a full disk.
+    pub fn with_reserve(self, reserve: &Arc<Reserve>) -> Self {
+        Self { reserve: Arc::clone(reserve), ..self }
+    }
+
+    /// Returns the file `name` in `directory`, one of [`StateDirectory::directories`].
+    pub fn file(
+        &self,
+        directory: &Arc<Directory>,
+        name: &'static str,
+        bytes_max: u64,
+    ) -> StateFile {
+        let (directory, reserve) = (Arc::clone(directory), Arc::clone(&self.reserve));
+        StateFile { directory, reserve, name, bytes_max }
     }
 
     /// The directory with the state.
@@ -173,10 +197,7 @@ impl StateDirectory {
     /// starts empty: a machine without its state is better than one without subd.
     pub fn load(&self) -> Result<SavedState, PersistError> {
         let directory = &self.directory;
-        let file = || {
-            let directory = Arc::clone(directory);
-            StateFile { directory, name: STATE, bytes_max: STATE_BYTES_MAX }
-        };
+        let file = || self.file(directory, STATE, STATE_BYTES_MAX);
         match Durable::load_or_default_as(file(), PrettyJson) {
             Ok(saved) => return Ok(saved),
             Err(DurableError::Damaged { source, .. }) => {

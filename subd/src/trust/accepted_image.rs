@@ -13,7 +13,7 @@ use std::sync::Arc;
 use system::durable::{Durable, DurableError, PrettyJson};
 
 use crate::root::{Directory, RootError};
-use crate::state::persisted_state::{PersistError, StateDirectory, StateFile};
+use crate::state::persisted_state::{PersistError, StateDirectory};
 use crate::trust::verification::AcceptedImage;
 
 const NAME: &str = "accepted.json";
@@ -32,12 +32,12 @@ pub struct UnreadableError {
     source: DurableError,
 }
 
-fn file(directory: &Arc<Directory>) -> StateFile {
-    StateFile { directory: Arc::clone(directory), name: NAME, bytes_max: BYTES_MAX }
-}
-
-fn write(directory: &Arc<Directory>, accepted: Option<AcceptedImage>) -> Result<(), PersistError> {
-    let saved = Durable::new(file(directory), PrettyJson, accepted);
+fn write(
+    state: &StateDirectory,
+    directory: &Arc<Directory>,
+    accepted: Option<AcceptedImage>,
+) -> Result<(), PersistError> {
+    let saved = Durable::new(state.file(directory, NAME, BYTES_MAX), PrettyJson, accepted);
     saved.doubt();
     Ok(saved.save()?)
 }
@@ -54,13 +54,13 @@ fn exists(directory: &Directory) -> Result<bool, RootError> {
 /// operator may remove the file.
 pub fn load(state: &StateDirectory) -> Result<Option<AcceptedImage>, UnreadableError> {
     let saved: Durable<Option<AcceptedImage>, _, _> =
-        Durable::load_or_default_as(file(state.directory()), PrettyJson)?;
+        Durable::load_or_default_as(state.file(state.directory(), NAME, BYTES_MAX), PrettyJson)?;
     Ok(Option::clone(&saved.get()))
 }
 
 /// Writes which image was accepted last, durably.
 pub fn store(state: &StateDirectory, accepted: &AcceptedImage) -> Result<(), PersistError> {
-    write(state.directory(), Some(accepted.clone()))
+    write(state, state.directory(), Some(accepted.clone()))
 }
 
 /// True unless it is certain that this machine was never told to accept only signed images, or that
@@ -75,7 +75,7 @@ pub fn takes_only_signed(state: &StateDirectory) -> bool {
 pub fn store_only_signed(state: &StateDirectory) -> Result<(), PersistError> {
     for directory in state.directories() {
         if !exists(directory)? {
-            write(directory, None)?;
+            write(state, directory, None)?;
         }
     }
     Ok(())

@@ -111,7 +111,8 @@ impl Executor<'_> {
     /// Carries out an update that is staged, from its first step to its last.
     pub fn commit(&self, machine: &dyn Machine, journal: Journal) -> (RunningUpdate, UpdateEnd) {
         let mut update = RunningUpdate::new(journal, Phase::Staged);
-        let settled_tree = match journal::write(&self.directories.journal, &update.journal) {
+        let Directories { journal, reserve, .. } = self.directories;
+        let settled_tree = match journal::write(journal, reserve, &update.journal) {
             Ok(()) => self.settle_tree(&mut update),
             Err(error) => {
                 if matches!(error, JournalError::Occupied) {

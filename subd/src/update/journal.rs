@@ -21,7 +21,8 @@ use model::trigger::Triggers;
 use model::trigger::services::ServiceCalls;
 use serde::{Deserialize, Serialize};
 
-use crate::root::{Directory, RootError};
+use crate::root::{Directory, RootError, is_full};
+use crate::state::reserve::Reserve;
 use crate::trust::verification::AcceptedImage;
 use crate::update::stage::TakenObject;
 use crate::update::step::{Script, Step};
@@ -123,6 +124,16 @@ pub enum JournalError {
     Damaged { why: String },
 }
 
+impl JournalError {
+    fn is_full(&self) -> bool {
+        match self {
+            Self::Directory { source } => source.is_full(),
+            Self::Content { source, .. } => is_full(source),
+            _ => false,
+        }
+    }
+}
+
 impl Journal {
     /// Writes it to `out`.
     fn write(&self, out: &mut impl Write) -> Result<(), JournalError> {
@@ -213,7 +224,11 @@ impl<W: Write> Lines<'_, W> {
 ///
 /// [`JournalError`]; then there may be one or not, so it must be removed, unless it is
 /// [`JournalError::Occupied`]: then that of another update is there still.
-pub fn write(directory: &Directory, journal: &Journal) -> Result<(), JournalError> {
+pub fn write(
+    directory: &Directory,
+    reserve: &Reserve,
+    journal: &Journal,
+) -> Result<(), JournalError> {
     let fail = |source| JournalError::Content { operation: "write", source };
     match directory.stat(NAME) {
         Err(error) if error.is_absent() => {}
@@ -221,10 +236,12 @@ pub fn write(directory: &Directory, journal: &Journal) -> Result<(), JournalErro
         Ok(_) => return Err(JournalError::Occupied),
     }
     crate::state::directories::remove_all(directory, TEMPORARY)?;
-    let mut file = BufWriter::new(directory.create_file(TEMPORARY, 0o600)?);
-    journal.write(&mut file)?;
-    let file = file.into_inner().map_err(|error| fail(error.into_error()))?;
-    file.sync_all().map_err(fail)?;
+    reserve.write_file(directory, TEMPORARY, JournalError::is_full, |file| {
+        let mut file = BufWriter::new(file);
+        journal.write(&mut file)?;
+        let file = file.into_inner().map_err(|error| fail(error.into_error()))?;
+        file.sync_all().map_err(fail)
+    })?;
     directory.rename_over(TEMPORARY, directory, NAME)?;
     Ok(directory.sync()?)
 }

@@ -125,13 +125,14 @@ impl Prepared {
         step_plan: &StepPlan,
     ) -> Result<Self, StageError> {
         let area = |source| StageError::Area { source };
-        let Directories { staging, undo, .. } = context.directories;
+        let Directories { staging, undo, reserve, .. } = context.directories;
         let name = directory_name(spec.update_id);
         remove_all(staging, &name).map_err(area)?;
         for over in Phase::OVER {
             remove_all(undo, &over.directory(spec.update_id)).map_err(area)?;
         }
-        staging.make_directory(&name, 0o700).map_err(area)?;
+        reserve.fill();
+        reserve.make_directory(staging, &name).map_err(area)?;
         let slots = staging.open_child(&name).map_err(area)?;
         let StageContext { root, cache, scanned, managed, .. } = *context;
         let stager = Stager { root, cache, slots: &slots, scanned, managed };
@@ -194,6 +195,7 @@ pub fn free(update: &RunningUpdate, directories: &Directories, cache: &Cache) {
             }
         }
     }
+    directories.reserve.fill();
 }
 
 /// Removes from the cache the objects that have become part of the tree.

@@ -267,6 +267,8 @@ impl<'template> Machine<'template> {
                     !matches!(path.file_name().unwrap().to_str(), Some("state.json" | "lock"))
                 })),
                 "staging" | "undo" | "journal" => left.extend(below()),
+                // Space for an update on a full disk.
+                "reserve" => {}
                 // The audit log stays for ever.
                 "audit" => left.extend(below().into_iter().filter(|path| {
                     let name = path.file_name().unwrap().to_str().unwrap();

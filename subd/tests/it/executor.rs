@@ -342,7 +342,12 @@ fn what_was_found_anywhere_on_its_way_comes_to_one_of_its_ends() {
     for (phase, tree, log) in table {
         let (place, machine) = (Place::new(), Recorder::new(Health::Passed));
         let journal = place.journal(None, false);
-        subd::update::journal::write(&place.directories.journal, &journal).unwrap();
+        subd::update::journal::write(
+            &place.directories.journal,
+            &place.directories.reserve,
+            &journal,
+        )
+        .unwrap();
         let executor = place.executor(&machine, "boot 1");
         if phase != Phase::Staged {
             let (staging, undo) = (&place.directories.staging, &place.directories.undo);

@@ -390,6 +390,31 @@ pub struct BudgetReport {
     pub stopped: Vec<StoppedImage>,
 }
 
+/// Takes the content that the image server has now under the name of an image that was used with
+/// another content.
+pub enum AcceptImage {}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AcceptImageRequest {
+    pub image: ImageName,
+    /// The reason; must not be empty.
+    pub why: String,
+    /// Who asks, if the call has no certificate.
+    pub who: String,
+}
+
+impl Method for AcceptImage {
+    const NAME: &'static str = "Dominator.AcceptImage";
+    const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Changes;
+    type Request = AcceptImageRequest;
+    type Reply = Done;
+
+    fn audit_details(request: &Self::Request) -> CallDetails {
+        CallDetails::default().with("image", &request.image).why(&request.why).who(&request.who)
+    }
+}
+
 /// Resumes updates to a stopped image, and resets its count of failures.
 pub enum ResumeImage {}
 

@@ -51,6 +51,7 @@ fn sets_may_call_what_they_must() {
         mdbd
         operator
             Dominator.AcceptClock
+            Dominator.AcceptImage
             Dominator.AcceptMdb
             Dominator.Backup
             Dominator.CheckMdb

@@ -13,6 +13,8 @@ use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
+use nix::fcntl::{FallocateFlags, fallocate};
+
 use super::AuditError;
 use api::audit::call_details::escape_and_cut;
 use api::audit::record::{AuditEvent, Chain, ChainHead, Hash, LINE_BYTES_MAX, check_line};
@@ -20,6 +22,9 @@ use system::clock::{since_epoch, wall};
 
 /// How many bytes of an incomplete record are quoted.
 const TORN_TEXT_BYTES_MAX: usize = 200;
+
+/// How many bytes are reserved behind the end of the current file: some hundred records.
+const RESERVE_BYTES: u64 = 64 << 10;
 
 /// How many files are removed for their age at each rotation.
 const DROPPED_MAX: u64 = 2;
@@ -194,6 +199,7 @@ impl Files {
             return Err(error);
         }
         self.length += text.len() as u64;
+        reserve(&file, self.length);
         self.chain = chain;
         self.pending.clear();
         Ok(first)
@@ -355,6 +361,16 @@ fn append_to(path: &Path, is_new: bool) -> io::Result<File> {
         options.create_new(true);
     }
     options.open(path)
+}
+
+/// Reserves blocks behind the end of the file, so that records can be written when the disk is
+/// full. Where that is not possible, nothing is reserved.
+fn reserve(file: &File, length: u64) {
+    let has = file.metadata().map_or(0, |metadata| metadata.blocks().saturating_mul(512));
+    if has < length + RESERVE_BYTES / 2 {
+        let end = i64::try_from(length + RESERVE_BYTES).unwrap_or(i64::MAX);
+        let _reserved = fallocate(file, FallocateFlags::FALLOC_FL_KEEP_SIZE, 0, end);
+    }
 }
 
 /// Opens a file to lock it.

@@ -155,6 +155,7 @@ fn methods_of_the_dominator_have_these_bytes() {
     pinned.method::<dominator::ClearSafetyShutoff>(samples::clear_safety_shutoff());
     pinned.method::<dominator::Retry>(samples::retry());
     pinned.method::<dominator::orders::Trust>(samples::trust());
+    pinned.method::<dominator::orders::AcceptImage>(samples::accept_image());
     pinned.method::<dominator::orders::ResumeImage>(samples::resume_image());
     pinned.method::<dominator::mdb::ShowMdb>(samples::show_mdb());
     pinned.method::<dominator::mdb::AcceptMdb>(samples::accept_mdb());

@@ -63,6 +63,7 @@ fn every_method_is_in_the_table_with_its_access_and_limits() {
         row::<dominator::ClearSafetyShutoff>(),
         row::<dominator::Retry>(),
         row::<dominator::orders::Trust>(),
+        row::<dominator::orders::AcceptImage>(),
         row::<dominator::orders::ResumeImage>(),
         row::<dominator::mdb::ShowMdb>(),
         row::<dominator::mdb::AcceptMdb>(),

@@ -560,6 +560,11 @@ fn budget_report() -> BudgetReport {
     }
 }
 
+pub fn accept_image() -> (AcceptImageRequest, Done) {
+    let (why, who) = ("restored by hand".to_owned(), "ann".to_owned());
+    (AcceptImageRequest { image: ImageName::new("web/7").unwrap(), why, who }, Done {})
+}
+
 pub fn resume_image() -> (ResumeImageRequest, Done) {
     let (why, who) = ("the switch was down".to_owned(), "ann".to_owned());
     (ResumeImageRequest { image: ImageName::new("web/7").unwrap(), why, who }, Done {})

@@ -18,6 +18,9 @@ use super::{Call, Effect, Failure, FailureKind, Now, RequestId, Step, Sub, View}
 use super::{Check, stop};
 use crate::core::timing::{Attempt, HOLD_FIRST, HOLD_LONGEST, RETRY_FIRST, RETRY_LONGEST};
 
+/// After so many failures in a row, which take a quarter of a minute, the status is a failure.
+const FAILURES_LASTING: u32 = 5;
+
 /// The purpose of a call: decides how a poll shows that it was carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CallPurpose {
@@ -47,6 +50,8 @@ pub(super) struct Calls {
     /// The last call, until a poll shows that it was carried out or lost.
     accepted: Option<AcceptedCall>,
     pub(super) attempt: Attempt,
+    /// How often the last calls in a row failed at the sub, and why the last of them did.
+    failing: (u32, String),
 }
 
 impl Calls {
@@ -138,9 +143,16 @@ impl Sub {
         true
     }
 
-    /// Stops with this status. If the last call failed, the detail says why.
+    /// Stops with this status. If the last call failed, the detail says why. If calls go on
+    /// failing at the sub, the status says that, too.
     pub(super) fn stop_waiting<T>(&self, status: Status, detail: String) -> Check<T> {
-        match self.calls.attempt.why() {
+        let (failures, why) = &self.calls.failing;
+        let (status, why) = match (*failures >= FAILURES_LASTING, status) {
+            (false, _) => (status, self.calls.attempt.why()),
+            (true, Status::Fetching) => (Status::FetchFailed, Some(why.as_str())),
+            (true, _) => (Status::UpdateFailed, Some(why.as_str())),
+        };
+        match why {
             None => stop(status, detail),
             Some(why) => stop(status, format!("{detail}; trying again, because: {why}")),
         }
@@ -160,6 +172,7 @@ impl Sub {
             self.calls.accepted = Some(AcceptedCall { purpose, shown_from });
         }
         self.calls.attempt = Attempt::default();
+        self.calls.failing = (0, String::new());
     }
 
     /// Handles that a call failed.
@@ -179,6 +192,12 @@ impl Sub {
             // The machine has lost the signatures that it had accepted.
             self.offer.accepted = None;
         }
+        self.calls.failing = match failure.kind {
+            FailureKind::Unreachable | FailureKind::Unavailable => {
+                (self.calls.failing.0.saturating_add(1), failure.text.clone())
+            }
+            _ => (0, String::new()),
+        };
         let pause = self.calls.attempt.count(RETRY_FIRST, RETRY_LONGEST, step.context.jitter);
         let retry_at = step.now.elapsed + pause;
         match failure.kind {
@@ -187,6 +206,7 @@ impl Sub {
             FailureKind::NotRecorded
             | FailureKind::Unreachable
             | FailureKind::Busy
+            | FailureKind::Unavailable
             | FailureKind::Stale => self.calls.attempt.hold(retry_at, failure.text),
             FailureKind::NotFound => {
                 self.updates.wanted = None;

@@ -82,8 +82,10 @@ pub enum FailureKind {
     Unreachable,
     /// The answer is invalid.
     InvalidReply,
-    /// The sub is busy, or cannot carry out the call now.
+    /// The sub is busy with something else.
     Busy,
+    /// The sub cannot carry out the call now, such as because its disk fails.
+    Unavailable,
     /// The tree or the cache of the sub has changed since it was polled.
     Stale,
     /// The object of the call does not exist.

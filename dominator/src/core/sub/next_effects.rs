@@ -14,7 +14,7 @@ use api::dominator::Status;
 use api::object_server::IDS_MAX;
 use api::planning::Planned;
 use api::subd::{
-    Activity, CleanupRequest, ExpectedState, FetchRequest, PrepareRequest, ScanReport,
+    Activity, Alarm, CleanupRequest, ExpectedState, FetchRequest, PrepareRequest, ScanReport,
     SetConfigurationRequest,
 };
 use model::image::required::RequiredImage;
@@ -35,6 +35,14 @@ const REBOOT_LONGEST: Duration = Duration::from_secs(900);
 
 /// How many failed triggers a status lists.
 const FAILURES_LISTED: usize = 3;
+
+/// Stops if nothing can be changed on the machine.
+fn check_writable(view: &View) -> Check<()> {
+    if view.report.alarms.contains(&Alarm::ReadOnly) {
+        return stop(Status::UpdateFailed, "its root is mounted read-only: nothing can be changed");
+    }
+    Continue(())
+}
 
 impl Sub {
     pub(super) fn next_effects(&mut self, step: &mut Step<'_>) {
@@ -97,6 +105,7 @@ impl Sub {
         self.check_health(view, &image)?;
         self.check_allowed(&planned)?;
         self.check_hold(&image, &planned, step)?;
+        check_writable(view)?;
         self.check_objects(view, &image, &planned, step)?;
         self.check_signatures(view, &image, step)?;
         self.carry_out(view, &image, &scan, &planned, step)

@@ -6,7 +6,7 @@ use api::access::{DeniedError, OwnedItem, authorize};
 use api::dominator::events::AcceptClock;
 use api::dominator::mdb::AcceptMdb;
 use api::dominator::orders::{
-    FastUpdate, ForceDisruptiveUpdate, PauseUpdates, PauseUpdatesRequest, ResumeImage,
+    AcceptImage, FastUpdate, ForceDisruptiveUpdate, PauseUpdates, PauseUpdatesRequest, ResumeImage,
     ResumeUpdates, ResumeUpdatesRequest, SetDefaultImage, SetDefaultImageRequest, Trust,
 };
 use api::dominator::settings::{
@@ -52,6 +52,11 @@ pub(super) fn methods(router: Router<ApiState>) -> Router<ApiState> {
             expect_may::<Trust>(&caller, &fleet, &request.hostname)?;
             let who = caller.name_or(request.who);
             let order = move || fleet.trust(&request.hostname, &who, &request.why);
+            finish_blocking(tracker, order).await
+        })
+        .method::<AcceptImage, _>(async |ApiState { fleet, tracker }, caller, request| {
+            let who = caller.name_or(request.who);
+            let order = move || fleet.accept_image(&request.image, &who, &request.why);
             finish_blocking(tracker, order).await
         })
         .method::<ResumeImage, _>(async |ApiState { fleet, tracker }, caller, request| {

@@ -152,7 +152,8 @@ fn failure_of(error: &CallError) -> Failure {
             FailureKind::Unreachable
         }
         CallError::Fault { source, .. } => match source.code {
-            FaultCode::Busy | FaultCode::Unavailable => FailureKind::Busy,
+            FaultCode::Busy => FailureKind::Busy,
+            FaultCode::Unavailable => FailureKind::Unavailable,
             FaultCode::Held => FailureKind::Held,
             FaultCode::Untrusted => FailureKind::Untrusted,
             FaultCode::NoMethod => FailureKind::NoMethod,

@@ -269,6 +269,17 @@ impl Fleet {
         Ok(())
     }
 
+    /// Takes the content that the image server has under the name of an image that has changed.
+    /// Blocks on the disk.
+    pub fn accept_image(&self, image: &ImageName, who: &str, why: &str) -> Result<(), OrderError> {
+        let order = Order::new("accept-image", who).about(image).why(why);
+        let order = order.reasoned("the changed image is to be used")?;
+        let accepted = self.shared.images.accept(image, &order)?;
+        let digest = accepted.ok_or_else(|| OrderError::NotChanged { image: image.clone() })?;
+        tracing::warn!(who, why, %image, %digest, "the content of a changed image is accepted");
+        Ok(())
+    }
+
     /// Trusts the machine that answers for a record. Blocks on the disk.
     pub fn trust(&self, hostname: &str, who: &str, why: &str) -> Result<(), OrderError> {
         let _known = self.handle(hostname)?;

@@ -102,7 +102,8 @@ fn words_of_json_stay() {
 }
 
 /// The alarms that the dominator raises by itself; those of machines are among the words of JSON.
-const ALARMS: [&str; 7] = [
+const ALARMS: [&str; 8] = [
+    alarms::IMAGE_CHANGED,
     alarms::CLOCK_JUMPED,
     alarms::HISTORY_FAILING,
     alarms::IMAGE_STOPPED,

@@ -11,7 +11,7 @@ use crate::root::{Directory, Kind, RootError, Status};
 use crate::scan::known_entries::{Content, KnownEntry, KnownLeaf, Stamp, leaf_of};
 use crate::scan::pass::directory_walk::DirectoryWalk;
 use crate::scan::pass::{Interrupted, Walk};
-use crate::scan::reading::Reading;
+use crate::scan::reading::{HOLE_BYTES_MAX, Reading};
 
 /// The result of reading an entry once.
 #[expect(clippy::large_enum_variant, reason = "one at a time; a box is an allocation an entry")]
@@ -123,6 +123,13 @@ impl Walk<'_> {
         {
             return Ok(Err(EntryRead::Unreadable(errno.desc().to_owned())));
         }
+        let is_skipped = reading.hole_bytes > self.hole_bytes_left;
+        match is_skipped {
+            true => reading.skip(),
+            false => self.hole_bytes_left -= reading.hole_bytes,
+        }
+        // There may be room for it in the next pass.
+        let is_settled = !is_skipped || reading.hole_bytes > HOLE_BYTES_MAX;
         loop {
             if self.interrupted() {
                 return Err(Interrupted);
@@ -144,7 +151,7 @@ impl Walk<'_> {
         if was.status.inode != expected.inode || (!was.stable && left > 0) {
             return Ok(Err(EntryRead::Changed));
         }
-        let stamp = if was.stable {
+        let stamp = if was.stable && is_settled {
             Stamp::new(&was.status, was.started, settings.attributes, self.task.root.times())
         } else {
             Stamp::unsettled(&was.status, settings.attributes)

@@ -81,14 +81,17 @@ fn gives_back_what_was_written_until_it_is_removed() {
     let place = tempfile::tempdir().unwrap();
     let directory = directory(&place);
     assert!(read(&directory).unwrap().is_none());
-    write(&directory, &journal()).unwrap();
+    write(&directory, &Reserve::none(), &journal()).unwrap();
     assert_eq!(read(&directory).unwrap(), Some(journal()));
     let mut other = journal();
     other.script.steps.truncate(1);
-    assert!(matches!(write(&directory, &other).unwrap_err(), JournalError::Occupied));
+    assert!(matches!(
+        write(&directory, &Reserve::none(), &other).unwrap_err(),
+        JournalError::Occupied
+    ));
     assert_eq!(read(&directory).unwrap(), Some(journal()));
     remove(&directory).unwrap();
-    write(&directory, &other).unwrap();
+    write(&directory, &Reserve::none(), &other).unwrap();
     assert_eq!(read(&directory).unwrap(), Some(other));
     remove(&directory).unwrap();
     remove(&directory).unwrap();
@@ -100,7 +103,7 @@ fn gives_back_what_was_written_until_it_is_removed() {
 fn knows_each_damage() {
     let place = tempfile::tempdir().unwrap();
     let directory = directory(&place);
-    write(&directory, &journal()).unwrap();
+    write(&directory, &Reserve::none(), &journal()).unwrap();
     let file = place.path().join("update");
     let good = std::fs::read(&file).unwrap();
     let why = |bytes: &[u8]| {

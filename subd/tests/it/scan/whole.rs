@@ -135,3 +135,38 @@ async fn a_deep_tree_is_scanned_and_one_too_deep_is_reported() {
     // A recursive removal by the standard library needs a descriptor for each level.
     assert!(Command::new("rm").arg("-rf").arg(directory.keep()).status().unwrap().success());
 }
+
+#[tokio::test]
+async fn files_of_nothing_but_holes_do_not_hold_up_the_pass() {
+    let sparse = |at: &Path, name: &str, size_bytes: u64| {
+        fs::File::create(at.join(name)).unwrap().set_len(size_bytes).unwrap();
+    };
+    let fixture = Fixture::new(|at| {
+        sparse(at, "days", 8 << 40);
+        sparse(at, "first", 9 << 30);
+        sparse(at, "second", 9 << 30);
+        sparse(at, "small", 1 << 20);
+        fs::write(at.join("z"), "after them").unwrap();
+    });
+    let at = fixture.directory.path();
+    let object = |snapshot: &Snapshot, name: &str| {
+        let file = tree(snapshot).file(&format!("/{name}").parse().unwrap()).unwrap();
+        (file.object, file.size_bytes)
+    };
+    let first = fixture.rescan().await;
+    assert_eq!(object(&first, "days").1, 8 << 40);
+    assert_eq!(object(&first, "small").0, Algorithm::Blake3.digest(&vec![0; 1 << 20]));
+    assert_eq!(object(&first, "z").0, Algorithm::Blake3.digest(b"after them"));
+    // One of them is read in each pass.
+    assert_ne!(object(&first, "first").0, object(&first, "second").0);
+    let mut second = fixture.rescan().await;
+    // A file that has just changed is read again, and leaves no room for the other.
+    while object(&second, "first").0 != object(&second, "second").0 {
+        second = fixture.rescan().await;
+    }
+    assert_eq!(object(&second, "days"), object(&first, "days"));
+    assert_eq!(second.report.as_ref().unwrap().unreadable, []);
+    fs::remove_file(at.join("days")).unwrap();
+    let third = fixture.rescan().await;
+    assert_eq!(tree(&third).get(&"/days".parse().unwrap()), None);
+}

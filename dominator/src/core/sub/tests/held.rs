@@ -239,3 +239,58 @@ fn a_reboot_that_could_not_be_ordered_is_a_failed_trigger() {
     assert_eq!(script.sub.status(), Status::TriggerFailed);
     assert!(script.sub.wake_at().is_none_or(|at| at > Duration::ZERO));
 }
+
+#[test]
+fn calls_that_go_on_failing_at_the_machine_are_a_failure_until_one_is_accepted() {
+    let mut script = Script::scanning(image("base", &[("/a", "1")]), &[]);
+    for pause in [1, 2, 4, 8, 16] {
+        script.refuse(FailureKind::Unavailable, "cannot be recorded: I/O error");
+        script.wait(pause);
+    }
+    script.accept();
+    script.fetched(1, None);
+    script.poll();
+    script.check(expect![[r#"
+        0   assigned connecting       not reached yet
+                     -> poll for all
+        0   polled   fetching         fetching 1 object (1 byte)
+                     -> fetch 1: 1
+        0   failed   fetching         fetching 1 object (1 byte); trying again, because:
+        1   wake     fetching         fetching 1 object (1 byte)
+                     -> fetch 1: 1
+        1   failed   fetching         fetching 1 object (1 byte); trying again, because:
+        3   wake     fetching         fetching 1 object (1 byte)
+                     -> fetch 1: 1
+        3   failed   fetching         fetching 1 object (1 byte); trying again, because:
+        7   wake     fetching         fetching 1 object (1 byte)
+                     -> fetch 1: 1
+        7   failed   fetching         fetching 1 object (1 byte); trying again, because:
+        15  wake     fetching         fetching 1 object (1 byte)
+                     -> fetch 1: 1
+        15  failed   fetch-failed     fetching 1 object (1 byte); trying again, because:
+        31  wake     fetch-failed     fetching 1 object (1 byte); trying again, because:
+                     -> fetch 1: 1
+        31  accepted fetching         fetching 1 object (1 byte)
+        31  polled   fetch-failed     the fetch brought no missing objects; will be trie
+    "#]]);
+}
+
+#[test]
+fn a_read_only_root_is_a_failure_at_once_and_no_call_is_made() {
+    let mut script = Script::scanning(image("base", &[("/a", "1")]), &[("/a", "1")]);
+    script.reply.alarms = vec![Alarm::ReadOnly];
+    script.poll();
+    script.scan(&[]);
+    script.poll();
+    script.reply.alarms.clear();
+    script.poll();
+    script.check(expect![[r#"
+        0   assigned connecting       not reached yet
+                     -> poll for all
+        0   polled   synced           equals base
+        0   polled   synced           equals base
+        0   polled   update-failed    its root is mounted read-only: nothing can be chan
+        0   polled   fetching         fetching 1 object (1 byte)
+                     -> fetch 1: 1
+    "#]]);
+}
