@@ -22,7 +22,7 @@ use fs_err as fs;
 use api::certificate::Certificate;
 use system::clock::wall;
 
-use super::authority::{Authority, AuthorityError, Issued, Request};
+use super::authority::{Authority, AuthorityError, AuthorityOptions, Issued, Request};
 use super::files::{self, Content, FilesError};
 use super::pem::revocation_lists_of;
 use super::record::{
@@ -53,6 +53,8 @@ pub enum RegisterError {
     Holder { path: PathBuf },
     #[error("{} is not the directory of an authority: it has no ca.key", path.display())]
     None { path: PathBuf },
+    #[error("the authority has made an intermediate called {name} before: give another --name")]
+    SameName { name: String },
     #[error("cannot read {}", path.display())]
     Lines { path: PathBuf, source: LineError },
 }
@@ -204,12 +206,31 @@ impl LockedRegister<'_> {
         Ok(issued)
     }
 
+    /// Makes an intermediate authority and records it.
+    ///
+    /// # Errors
+    ///
+    /// [`RegisterError::SameName`] if this authority has made one of that name; its revocation
+    /// lists could not be told from those of the other.
+    pub fn create_intermediate(
+        &self,
+        options: &AuthorityOptions,
+    ) -> Result<Authority, RegisterError> {
+        let made = self.register.authority.create_intermediate(options)?;
+        let name = &made.certificate().common_name;
+        if self.issued()?.iter().any(|record| record.is_authority && record.name == *name) {
+            return Err(RegisterError::SameName { name: name.clone() });
+        }
+        self.record(made.certificate())?;
+        Ok(made)
+    }
+
     /// Records that this authority has issued `certificate`.
     ///
     /// # Errors
     ///
     /// If the record cannot be written.
-    pub fn record(&self, certificate: &Certificate) -> Result<(), RegisterError> {
+    fn record(&self, certificate: &Certificate) -> Result<(), RegisterError> {
         let line = line(&Record::new(certificate));
         Ok(files::append(&self.register.path("issued.jsonl"), &line, 0o600)?)
     }

@@ -19,6 +19,7 @@ mod connection;
 mod connection_counts;
 mod connection_limiter;
 mod dispatch;
+mod handshakes;
 mod listen;
 mod metrics;
 mod page;

@@ -180,12 +180,7 @@ fn make_authority(format: Format, arguments: &CaArguments) -> Result<Output, Cer
     };
     let authority = match &arguments.intermediate_of {
         None => Authority::create(&options)?,
-        Some(root) => {
-            let root = Register::open(root)?;
-            let authority = root.authority().create_intermediate(&options)?;
-            root.lock()?.record(authority.certificate())?;
-            authority
-        }
+        Some(root) => Register::open(root)?.lock()?.create_intermediate(&options)?,
     };
     let register = Register::create(&arguments.directory, authority)?;
     let certificate = register.authority().certificate();

@@ -34,6 +34,9 @@ const THREADS_MAX: usize = 16;
 /// How much of a file is read at once, in bytes.
 const BUFFER_BYTES: usize = 256 << 10;
 
+/// The smallest size of all holes of a file that is worth a warning, in bytes.
+const HOLE_BYTES_MIN: u64 = 16 << 20;
+
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DirectoryError {
@@ -58,7 +61,7 @@ pub struct DirectoryTree {
     pub builder: TreeBuilder,
     /// Where the files are.
     pub contents: DirectoryContents,
-    /// Texts about entries that were left out.
+    /// Texts about entries that were left out, or will not be as they are here.
     pub warnings: Vec<String>,
 }
 
@@ -68,6 +71,15 @@ struct UnhashedFile {
     path: PathBuf,
     status: std::fs::Metadata,
     metadata: Metadata,
+}
+
+impl UnhashedFile {
+    /// True if most of the file is holes, and they are large.
+    fn is_sparse(&self) -> bool {
+        let (length, stored) = (self.status.len(), self.status.blocks().saturating_mul(512));
+        let holes = length.saturating_sub(stored);
+        holes >= HOLE_BYTES_MIN && holes > length / 2
+    }
 }
 
 /// Reads the directory `root`, without the paths that `filter` keeps, sockets, and other
@@ -104,6 +116,12 @@ pub fn read(
         walk.visit(&entry.map_err(walk_error)?)?;
         meter.add(1);
     }
+    let sparse: Vec<TreePath> = walk
+        .files_to_hash
+        .iter()
+        .filter(|file| file.is_sparse())
+        .map(|file| file.tree_path.clone())
+        .collect();
     meter.start("Hashing files", Unit::Items, Some(walk.files_to_hash.len() as u64));
     let mut files = BTreeMap::new();
     let ids = hash_all(algorithm, &walk.files_to_hash, meter)?;
@@ -132,6 +150,11 @@ pub fn read(
     }
     if !walk.mounts.is_empty() {
         warnings.push(named("mount points are taken as empty directories", &walk.mounts));
+    }
+    if !sparse.is_empty() {
+        let what =
+            "files have large holes, which are zeros in the image and take space on machines";
+        warnings.push(named(what, &sparse));
     }
     Ok(DirectoryTree { builder: walk.builder, contents: DirectoryContents { files }, warnings })
 }

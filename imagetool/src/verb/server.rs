@@ -42,6 +42,8 @@ fn outcome(reply: &GetReplicationReply) -> Outcome {
     let is_well = |master: &MasterState| {
         master.link == LinkState::Connected
             && master.troubles_total == 0
+            // An archive keeps images that have ended on its master.
+            && (master.only_here_total == 0 || master.is_archive)
             && master.directories.is_none()
     };
     if reply.master.as_ref().is_none_or(is_well) { Outcome::Done } else { Outcome::Partly }
@@ -298,6 +300,10 @@ mod tests {
             )
         );
         assert_eq!(outcome(&level), Outcome::Done);
+        for (is_archive, expected) in [(false, Outcome::Partly), (true, Outcome::Done)] {
+            let further = MasterState { only_here_total: 1, is_archive, ..master() };
+            assert_eq!(outcome(&reply(Some(further))), expected);
+        }
         let broken = reply(Some(MasterState {
             link: LinkState::Broken,
             is_level: false,

@@ -56,6 +56,19 @@ fn kept_paths_sockets_and_the_state_of_subd_are_left_out() {
 }
 
 #[test]
+fn files_with_large_holes_are_named() {
+    let place = tempfile::tempdir().unwrap();
+    for (name, length) in [("large", 20 << 20), ("small", 1 << 20)] {
+        fs::File::create(place.path().join(name)).unwrap().set_len(length).unwrap();
+    }
+    fs::write(place.path().join("full"), vec![1; 20 << 20]).unwrap();
+    let found = directory::read(place.path(), Algorithm::Blake3, None, &Meter::hidden()).unwrap();
+    let expected =
+        "1 files have large holes, which are zeros in the image and take space on machines: /large";
+    assert_eq!(found.warnings, [expected]);
+}
+
+#[test]
 fn what_cannot_be_read_is_named() {
     let missing = std::path::Path::new("/nowhere/at/all");
     let error = directory::read(missing, Algorithm::Blake3, None, &Meter::hidden()).err().unwrap();

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use api::dominator::{Status, SubSummary};
+use api::subd::{Alarm, Poll, PollRequest};
+use testing::eventually::eventually;
 
 use crate::converges::Scenario;
 use crate::trees;
@@ -132,8 +134,13 @@ fn a_root_that_is_read_only_or_broken_is_a_failure_that_names_the_cause() {
     disk.scenario.fleet.require(Some("test/2")).unwrap();
     let read_only = "its root is mounted read-only: nothing can be changed";
     assert_eq!(disk.wait_for(Status::UpdateFailed), read_only);
+    // A subd that starts there says so, too.
     disk.start_subd_again();
-    disk.wait_for(Status::Unreachable);
+    let request = PollRequest { have: None, wait_ms: 0 };
+    eventually("the root is reported as read-only", || {
+        let reply = disk.scenario.fleet.ask_sub::<Poll>(0, &request);
+        reply.is_ok_and(|reply| reply.alarms == [Alarm::ReadOnly])
+    });
     assert_eq!(disk.wait_for(Status::UpdateFailed), read_only);
     run(&format!("mount -o remount,rw {}", disk.root.display()));
     disk.wait_for(Status::Synced);

@@ -313,7 +313,13 @@ impl Executor<'_> {
         let mut last = known.unwrap_or_else(|| update.last(outcome));
         let reboot = self.reboots(update, &last.outcome);
         last.awaits_boot = reboot;
-        let closed = self.close_journal(machine, update, phase, &last);
+        let closed = self.close_journal(machine, update, phase, &last).map_err(|why| {
+            let tree = match update.tree {
+                TreeState::New => "all changes were made",
+                TreeState::Old { .. } | TreeState::Mixed { .. } => "all changes were undone",
+            };
+            format!("{tree}, but that cannot be recorded: {why}")
+        });
         update.known = Some(last.clone());
         let journal = closed.map_or_else(JournalState::Stuck, |()| JournalState::Closed);
         UpdateEnd { last, settled: update.settled(), journal, reboot }

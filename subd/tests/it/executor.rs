@@ -298,9 +298,9 @@ fn after_a_reboot_the_health_is_checked_and_the_previous_tree_booted_again() {
 fn what_cannot_be_noted_is_noted_later_and_nothing_is_done_twice() {
     let (place, machine) = (Place::new(), Recorder::new(Health::Passed));
     // The second note is made when the slots are empty.
-    for (refused, journal) in
-        [(1, JournalState::Closed), (3, JournalState::Stuck(PersistError::Locked.to_string()))]
-    {
+    let why =
+        format!("all changes were made, but that cannot be recorded: {}", PersistError::Locked);
+    for (refused, journal) in [(1, JournalState::Closed), (3, JournalState::Stuck(why))] {
         let place = if refused == 1 { &place } else { &Place::new() };
         machine.notes_to_refuse.set(refused);
         let work = place.journal(None, false);

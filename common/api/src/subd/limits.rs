@@ -106,7 +106,7 @@ impl std::fmt::Display for Alarm {
             Self::WriteFailed(why) => write!(formatter, "the root cannot be written: {why}"),
             Self::ScannerStalled(what) => write!(formatter, "the scanner stalls: {what}"),
             Self::JournalStuck(why) => {
-                write!(formatter, "an update can neither be finished nor rolled back: {why}")
+                write!(formatter, "an update cannot be closed: {why}")
             }
         }
     }

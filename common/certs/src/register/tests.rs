@@ -45,10 +45,15 @@ fn an_authority_is_made_once_and_only_for_its_owner() {
         format!("{} is not the directory of an authority: it has no ca.key", empty.display())
     );
     let root = Register::open(&path).unwrap();
-    let below = root.authority().create_intermediate(&AuthorityOptions {
-        name: "Zone".into(),
-        ..AuthorityOptions::default()
-    });
+    let called = |name: &str| {
+        let options = AuthorityOptions { name: name.into(), ..AuthorityOptions::default() };
+        root.lock().unwrap().create_intermediate(&options)
+    };
+    let below = called("Zone");
+    let twice = called("Zone").unwrap_err().to_string();
+    let want = "the authority has made an intermediate called Zone before: give another --name";
+    assert_eq!(twice, want);
+    assert_eq!(called("Other").unwrap().certificate().common_name, "Other");
     let made = Register::create(&empty, below.unwrap()).unwrap();
     assert_eq!(names(&empty), ["ca.key", "ca.pem", "chain.pem"]);
     let opened = Register::open(&empty).unwrap();

@@ -11,7 +11,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use tokio::net::TcpStream;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::either::Either;
 use tokio_util::sync::CancellationToken;
@@ -61,9 +61,16 @@ pub(super) struct Connection {
     pub(super) service: Arc<Service>,
     pub(super) tracked: Tracked,
     pub(super) stop: CancellationToken,
-    /// Returned when the connection ends.
-    pub(super) _place: OwnedSemaphorePermit,
+    pub(super) place: Place,
     pub(super) permit: Option<ConnectionPermit>,
+}
+
+/// The place of a connection among those that may be open.
+pub(super) enum Place {
+    /// Returned when the connection ends.
+    Taken { _permit: OwnedSemaphorePermit },
+    /// It takes one when its handshake has ended.
+    TakenLater(Arc<Semaphore>),
 }
 
 /// The requests and replies of one connection.
@@ -102,14 +109,24 @@ impl Connection {
         // Tasks of the connection end with it, however it ends.
         let _end = self.tracked.stop.clone().drop_guard();
         let accepted = tokio::time::timeout(HANDSHAKE_TIMEOUT, self.accept(stream));
+        let gives_way = async {
+            match &self.permit {
+                Some(permit) => permit.gives_way().await,
+                None => std::future::pending().await,
+            }
+        };
         // Boxed, because the handshake needs its memory for a moment only.
-        let (stream, local, session) = match Box::pin(accepted).await {
+        let accepted = tokio::select! {
+            accepted = Box::pin(accepted) => accepted.map_err(|_| Refusal::Slow),
+            () = gives_way => Err(Refusal::Arriving),
+        };
+        let (stream, local, session, place) = match accepted {
             Ok(Ok(accepted)) => accepted,
             Ok(Err(error)) => {
                 tracing::debug!(%address, "handshake failed: {error}");
                 return self.refuse(address, Refusal::Handshake);
             }
-            Err(_) => return self.refuse(address, Refusal::Slow),
+            Err(refusal) => return self.refuse(address, refusal),
         };
         let is_insecure = service.routes.security.is_insecure();
         let identity = match &session {
@@ -124,6 +141,7 @@ impl Connection {
         let is_anonymous = !is_insecure && session.is_none();
         let caller = Caller { address, local, unpacks: false, identity };
         self.serve(stream, session, caller, is_anonymous).await;
+        drop(place);
     }
 
     /// Answers the requests of `caller`.
@@ -199,21 +217,27 @@ impl Connection {
         self.service.refuse(limiter, address, refusal);
     }
 
-    /// Makes the handshake. Returns the byte stream, the local address, and the session of a caller
-    /// with a certificate.
+    /// Makes the handshake and waits for a place. Returns the byte stream, the local address, the
+    /// session of a caller with a certificate, and the place.
     async fn accept(
         &self,
         stream: TcpStream,
-    ) -> io::Result<(Bytestream, SocketAddr, Option<PeerSession>)> {
+    ) -> io::Result<(Bytestream, SocketAddr, Option<PeerSession>, Option<OwnedSemaphorePermit>)>
+    {
         crate::socket::prepare(&stream)?;
         let local = stream.local_addr()?;
-        match &self.service.routes.security {
-            Security::Insecure => Ok((Either::Left(stream), local, None)),
+        let (stream, session) = match &self.service.routes.security {
+            Security::Insecure => (Either::Left(stream), None),
             Security::Tls(config) => {
                 let (stream, session) = config.accept(stream).await?;
-                Ok((Either::Right(Box::new(stream)), local, session))
+                (Either::Right(Box::new(stream)), session)
             }
-        }
+        };
+        let place = match &self.place {
+            Place::Taken { .. } => None,
+            Place::TakenLater(places) => Arc::clone(places).acquire_owned().await.ok(),
+        };
+        Ok((stream, local, session, place))
     }
 }
 

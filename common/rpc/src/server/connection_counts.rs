@@ -1,9 +1,9 @@
 //! Counts how many connections each peer has, and refuses those beyond its limit.
 //!
-//! A new connection is *unidentified*: only its address is known. After the TLS handshake it
-//! belongs to a user, or it is *anonymous*, if the peer showed no certificate. Each source address,
-//! each user and all anonymous peers together have a limit, so that none of them can use up all
-//! connections.
+//! After the TLS handshake a connection belongs to a user, or it is *anonymous*, if the peer showed
+//! no certificate. Each user, each source address of anonymous peers and all anonymous peers
+//! together have a limit, so that none of them can use up all connections. Before that it is one of
+//! the [`handshakes`](super::handshakes).
 // tidy: core
 
 use core::net::{IpAddr, Ipv6Addr};
@@ -39,8 +39,6 @@ impl std::fmt::Display for Source {
 /// The limits of open connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Limits {
-    /// Unidentified connections from one source.
-    pub(super) arriving: usize,
     /// Connections of one user, from all sources.
     pub(super) user: usize,
     /// Anonymous connections from one source.
@@ -56,7 +54,7 @@ pub(super) enum Refusal {
     Rate,
     /// Too many failed handshakes from its source.
     Failures,
-    /// Too many unidentified connections from its source.
+    /// Too many unfinished handshakes, from its source or in total.
     Arriving,
     /// Too many connections of the user.
     User,
@@ -95,11 +93,9 @@ impl Refusal {
     }
 }
 
-/// The owner of a connection, as far as known.
+/// The owner of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ConnectionKind {
-    /// The handshake has not ended.
-    Unidentified(Source),
     /// It belongs to this user.
     User(String),
     /// The peer showed no certificate.
@@ -110,7 +106,6 @@ pub(super) enum ConnectionKind {
 #[derive(Debug)]
 pub(super) struct ConnectionCounts {
     limits: Limits,
-    arriving: BTreeMap<Source, usize>,
     users: BTreeMap<String, usize>,
     strangers: BTreeMap<Source, usize>,
     all_strangers: usize,
@@ -118,18 +113,14 @@ pub(super) struct ConnectionCounts {
 
 impl ConnectionCounts {
     pub(super) fn new(limits: Limits) -> Self {
-        let (arriving, strangers) = (BTreeMap::new(), BTreeMap::new());
-        Self { limits, arriving, users: BTreeMap::new(), strangers, all_strangers: 0 }
+        let (users, strangers) = (BTreeMap::new(), BTreeMap::new());
+        Self { limits, users, strangers, all_strangers: 0 }
     }
 
     /// Counts a connection, or returns why it is refused. Call [`ConnectionCounts::leave`] once for
     /// each counted connection.
     pub(super) fn enter(&mut self, kind: &ConnectionKind) -> Result<(), Refusal> {
         match kind {
-            ConnectionKind::Unidentified(source) => {
-                take(&mut self.arriving, source, 1, self.limits.arriving)
-                    .map_err(|Full| Refusal::Arriving)
-            }
             ConnectionKind::User(user) => {
                 take(&mut self.users, user, 1, self.limits.user).map_err(|Full| Refusal::User)
             }
@@ -145,10 +136,9 @@ impl ConnectionCounts {
         }
     }
 
-    /// Stops counting a connection that has ended or has become another kind.
+    /// Stops counting a connection that has ended.
     pub(super) fn leave(&mut self, kind: &ConnectionKind) {
         match kind {
-            ConnectionKind::Unidentified(source) => give(&mut self.arriving, source, 1),
             ConnectionKind::User(user) => give(&mut self.users, user, 1),
             ConnectionKind::Anonymous(source) => {
                 give(&mut self.strangers, source, 1);
@@ -195,7 +185,7 @@ mod tests {
         Source::of(text.parse().unwrap())
     }
 
-    const LIMITS: Limits = Limits { arriving: 3, user: 2, strangers: 2, all_strangers: 3 };
+    const LIMITS: Limits = Limits { user: 2, strangers: 2, all_strangers: 3 };
 
     #[test]
     fn a_source_is_an_address_or_a_network_that_one_has_whole() {
@@ -215,10 +205,8 @@ mod tests {
         let mut counts = ConnectionCounts::new(LIMITS);
         let stranger = |text| ConnectionKind::Anonymous(source(text));
         let user = |name: &str| ConnectionKind::User(name.to_owned());
-        let arriving = |text| ConnectionKind::Unidentified(source(text));
         let mut enter = |kind: ConnectionKind| counts.enter(&kind);
         let table = [
-            (arriving("10.0.0.1"), [Ok(()), Ok(()), Ok(()), Err(Refusal::Arriving)]),
             (user("a"), [Ok(()), Ok(()), Err(Refusal::User), Err(Refusal::User)]),
             (
                 stranger("10.0.0.1"),
@@ -233,7 +221,7 @@ mod tests {
             let got = [(); 4].map(|()| enter(kind.clone()));
             assert_eq!(got, want, "{kind:?}");
         }
-        assert_eq!([enter(arriving("10.0.0.2")), enter(user("b"))], [Ok(()), Ok(())]);
+        assert_eq!(enter(user("b")), Ok(()));
         // A connection that ends frees a place.
         counts.leave(&stranger("10.0.0.1"));
         assert_eq!(counts.enter(&stranger("10.0.0.2")), Ok(()));
@@ -241,14 +229,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn when_all_have_gone_nothing_is_kept(kinds in proptest::collection::vec(0_u8..9, 0..60)) {
+        fn when_all_have_gone_nothing_is_kept(kinds in proptest::collection::vec(0_u8..6, 0..60)) {
             let mut counts = ConnectionCounts::new(LIMITS);
             let mut state = Vec::new();
             for number in kinds {
                 let at = source(&format!("10.0.0.{}", number % 3));
                 let kind = match number / 3 {
-                    0 => ConnectionKind::Unidentified(at),
-                    1 => ConnectionKind::User(format!("user{number}")),
+                    0 => ConnectionKind::User(format!("user{number}")),
                     _ => ConnectionKind::Anonymous(at),
                 };
                 if counts.enter(&kind).is_ok() {
@@ -260,8 +247,8 @@ mod tests {
             for kind in state {
                 counts.leave(&kind);
             }
-            let left = (counts.arriving.len(), counts.users.len(), counts.strangers.len());
-            prop_assert_eq!((left, counts.all_strangers), ((0, 0, 0), 0));
+            let left = (counts.users.len(), counts.strangers.len(), counts.all_strangers);
+            prop_assert_eq!(left, (0, 0, 0));
         }
     }
 }

@@ -13,21 +13,30 @@ use governor::middleware::NoOpMiddleware;
 use governor::state::keyed::HashMapStateStore;
 use governor::{Quota, RateLimiter};
 
-use super::connection_counts::{ConnectionCounts, ConnectionKind, Limits, Refusal, Source};
 use model::lock::locked;
+use tokio_util::sync::CancellationToken;
 
-/// The most connections at one time; more wait until one ends.
+use super::connection_counts::{ConnectionCounts, ConnectionKind, Full, Limits, Refusal, Source};
+use super::handshakes::{HandshakeLimits, Handshakes};
+
+/// The most connections at one time whose handshake has ended; more wait until one ends.
 pub(super) const CONNECTIONS_MAX: usize = 4_096;
 
 /// The limits of open connections.
 pub(super) const LIMITS: Limits = Limits {
-    // Enough for a rack behind one address that was switched on.
-    arriving: 1_024,
     // Half of all connections. All subs may share one user.
     user: CONNECTIONS_MAX / 2,
     // Browsers and monitoring, behind one proxy.
     strangers: 64,
     all_strangers: CONNECTIONS_MAX / 8,
+};
+
+/// The limits of unfinished handshakes.
+pub(super) const HANDSHAKES: HandshakeLimits = HandshakeLimits {
+    all: 2_048,
+    source: 256,
+    // Enough for a rack behind one address that was switched on.
+    known_source: 1_024,
 };
 
 /// How many connections from one source are accepted in a burst, and then in each second. A fleet
@@ -53,6 +62,7 @@ fn rate((burst, each_second): (u32, u32)) -> Rate {
 }
 
 pub(super) struct ConnectionLimiter {
+    started: Instant,
     arrivals: Rate,
     failures: Rate,
     state: Mutex<State>,
@@ -60,6 +70,7 @@ pub(super) struct ConnectionLimiter {
 
 struct State {
     counts: ConnectionCounts,
+    handshakes: Handshakes<CancellationToken>,
     /// Sources with too many failed handshakes, and until when they are refused.
     barred: BTreeMap<Source, Instant>,
     entered: u32,
@@ -67,10 +78,12 @@ struct State {
 }
 
 impl ConnectionLimiter {
-    pub(super) fn new(limits: Limits) -> Self {
-        let counts = ConnectionCounts::new(limits);
-        let state = State { counts, barred: BTreeMap::new(), entered: 0, logged: None };
-        Self { arrivals: rate(ARRIVALS), failures: rate(FAILURES), state: Mutex::new(state) }
+    pub(super) fn new(limits: Limits, handshakes: HandshakeLimits) -> Self {
+        let (counts, handshakes) = (ConnectionCounts::new(limits), Handshakes::new(handshakes));
+        let barred = BTreeMap::new();
+        let state = Mutex::new(State { counts, handshakes, barred, entered: 0, logged: None });
+        let (arrivals, failures) = (rate(ARRIVALS), rate(FAILURES));
+        Self { started: Instant::now(), arrivals, failures, state }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -94,8 +107,15 @@ impl ConnectionLimiter {
             return Err(Refusal::Failures);
         }
         self.arrivals.check_key(&source).map_err(|_| Refusal::Rate)?;
-        let kind = ConnectionKind::Unidentified(source);
-        state.counts.enter(&kind)?;
+        let ended = CancellationToken::new();
+        let (number, oldest) = state
+            .handshakes
+            .enter(source, ended.clone(), self.started.elapsed())
+            .map_err(|Full| Refusal::Arriving)?;
+        if let Some(oldest) = oldest {
+            oldest.cancel();
+        }
+        let kind = PermitKind::Handshake { number, ended };
         Ok(ConnectionPermit { limiter: Arc::clone(self), source, kind })
     }
 
@@ -114,12 +134,29 @@ impl ConnectionLimiter {
 pub(super) struct ConnectionPermit {
     limiter: Arc<ConnectionLimiter>,
     source: Source,
-    kind: ConnectionKind,
+    kind: PermitKind,
+}
+
+enum PermitKind {
+    Handshake {
+        number: u64,
+        /// Cancelled when the handshake gives way to a newer one.
+        ended: CancellationToken,
+    },
+    Settled(ConnectionKind),
 }
 
 impl ConnectionPermit {
     pub(super) fn limiter(&self) -> &ConnectionLimiter {
         &self.limiter
+    }
+
+    /// Waits until the handshake must give way to a newer one.
+    pub(super) async fn gives_way(&self) {
+        match &self.kind {
+            PermitKind::Handshake { ended, .. } => ended.cancelled().await,
+            PermitKind::Settled(_) => std::future::pending().await,
+        }
     }
 
     /// Records that the connection belongs to `user`, or to nobody if `user` is `None`.
@@ -130,8 +167,11 @@ impl ConnectionPermit {
         };
         let mut state = self.limiter.state();
         state.counts.enter(&kind)?;
-        state.counts.leave(&self.kind);
-        self.kind = kind;
+        if user.is_some() {
+            state.handshakes.note_known(self.source, self.limiter.started.elapsed());
+        }
+        let former = std::mem::replace(&mut self.kind, PermitKind::Settled(kind));
+        state.leave(&former);
         Ok(())
     }
 
@@ -146,6 +186,15 @@ impl ConnectionPermit {
 
 impl Drop for ConnectionPermit {
     fn drop(&mut self) {
-        self.limiter.state().counts.leave(&self.kind);
+        self.limiter.state().leave(&self.kind);
+    }
+}
+
+impl State {
+    fn leave(&mut self, kind: &PermitKind) {
+        match kind {
+            PermitKind::Handshake { number, .. } => self.handshakes.leave(*number),
+            PermitKind::Settled(kind) => self.counts.leave(kind),
+        }
     }
 }

@@ -10,8 +10,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::connection::{Connection, Tracked};
-use super::connection_limiter::{CONNECTIONS_MAX, ConnectionLimiter, ConnectionPermit, LIMITS};
+use super::connection::{Connection, Place, Tracked};
+use super::connection_limiter::{
+    CONNECTIONS_MAX, ConnectionLimiter, ConnectionPermit, HANDSHAKES, LIMITS,
+};
 use super::dispatch::Service;
 use super::router::Router;
 
@@ -27,11 +29,19 @@ pub async fn serve<S>(listener: TcpListener, router: Router<S>, stop: Cancellati
     let server = Server::new(router, stop.clone());
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let is_insecure = server.service.routes.security.is_insecure();
-    let limiter = (!is_insecure).then(|| Arc::new(ConnectionLimiter::new(LIMITS)));
+    let limiter = (!is_insecure).then(|| Arc::new(ConnectionLimiter::new(LIMITS, HANDSHAKES)));
     let (security, until) = (server.service.routes.security.clone(), stop.clone());
     server.tracker.spawn(async move { security.reload_until(until).await });
     loop {
-        let accepted = stop.run_until_cancelled(next(&listener, &places)).await;
+        let accepted = match &limiter {
+            // The handshakes have places of their own, and those that wait do not keep others out.
+            Some(_) => {
+                let place = Place::TakenLater(Arc::clone(&places));
+                let accepted = stop.run_until_cancelled(listener.accept()).await;
+                accepted.map(|accepted| (accepted, place))
+            }
+            None => stop.run_until_cancelled(next(&listener, &places)).await,
+        };
         let Some((accepted, place)) = accepted else { break };
         match accepted {
             Ok((stream, address)) => {
@@ -92,21 +102,20 @@ impl Server {
         place: OwnedSemaphorePermit,
         cut: CancellationToken,
     ) {
-        self.start_connection(stream, address, place, cut, None);
+        self.start_connection(stream, address, Place::Taken { _permit: place }, cut, None);
     }
 
     fn start_connection(
         &self,
         stream: TcpStream,
         address: SocketAddr,
-        place: OwnedSemaphorePermit,
+        place: Place,
         cut: CancellationToken,
         permit: Option<ConnectionPermit>,
     ) {
         let tracked = Tracked { tracker: self.tracker.clone(), stop: cut };
         let (service, stop) = (Arc::clone(&self.service), self.stop.clone());
-        let connection =
-            Connection { service, tracked: tracked.clone(), stop, _place: place, permit };
+        let connection = Connection { service, tracked: tracked.clone(), stop, place, permit };
         hyper::rt::Executor::execute(&tracked, connection.run(stream, address));
     }
 
@@ -125,7 +134,7 @@ impl Server {
 async fn next(
     listener: &TcpListener,
     places: &Arc<Semaphore>,
-) -> (io::Result<(TcpStream, SocketAddr)>, OwnedSemaphorePermit) {
-    let place = Arc::clone(places).acquire_owned().await.expect("the semaphore is never closed");
-    (listener.accept().await, place)
+) -> (io::Result<(TcpStream, SocketAddr)>, Place) {
+    let permit = Arc::clone(places).acquire_owned().await.expect("the semaphore is never closed");
+    (listener.accept().await, Place::Taken { _permit: permit })
 }

@@ -130,7 +130,7 @@ impl Sub {
     pub(super) fn check_not_finishing_update(&self, view: &View) -> Check<()> {
         if let Some(why) = view.stuck() {
             let detail = format!(
-                "the update can neither be finished nor rolled back: {why}; subd tries again, and \
+                "the update cannot be closed: {why}; subd tries again, and \
                  the update continues when the cause is repaired"
             );
             return stop(Status::UpdateStuck, detail);

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use api::subd::GetConfiguration;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
@@ -116,5 +117,29 @@ async fn who_fails_again_and_again_is_turned_away_for_a_while() {
     while stranger(&lab, "127.0.0.4", address).await.is_err() {
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn connections_that_say_nothing_keep_nobody_out() {
+    let lab = Lab::new();
+    let server = served(&lab).await;
+    let address = server.address;
+    lab.issue("a", &Wanted { name: "a", powers: Some(&["*.*"]), ..Wanted::default() });
+    // Each connection takes two descriptors of this process.
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    setrlimit(Resource::RLIMIT_NOFILE, most, most).unwrap();
+    // More than there are places for handshakes and for connections, from nine addresses.
+    let mut silent = Vec::new();
+    for number in 0..5_000 {
+        let source = format!("127.0.5.{}", number % 9);
+        // Those beyond the limit of their address are ended.
+        silent.push(connect(&source, address).await.unwrap());
+    }
+    lab.client("a", address).call::<GetConfiguration>(&()).await.unwrap();
+    let mut stranger = stranger(&lab, "127.0.0.1", address).await.unwrap();
+    let metrics = page(&mut stranger, "/metrics").await.unwrap();
+    assert!(refused(&metrics, "arriving") >= 5_000 - 9 * 256, "{metrics}");
+    drop(silent);
     server.stop().await;
 }

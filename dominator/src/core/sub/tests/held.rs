@@ -174,8 +174,8 @@ fn an_update_that_can_neither_be_finished_nor_rolled_back_is_left_to_the_machine
                      -> commit 1
         0   accepted updating         the update was ordered
         0   polled   updating         carrying out the update and its triggers
-        0   polled   update-stuck     the update can neither be finished nor rolled back
-        3600 wake     update-stuck     the update can neither be finished nor rolled back
+        0   polled   update-stuck     the update cannot be closed: read-only; subd tries
+        3600 wake     update-stuck     the update cannot be closed: read-only; subd tries
         3600 polled   synced           equals base
                      -> cleanup of 1
     "#]]);
