@@ -116,12 +116,7 @@ pub fn read(
         walk.visit(&entry.map_err(walk_error)?)?;
         meter.add(1);
     }
-    let sparse: Vec<TreePath> = walk
-        .files_to_hash
-        .iter()
-        .filter(|file| file.is_sparse())
-        .map(|file| file.tree_path.clone())
-        .collect();
+    let warnings = walk.warnings();
     meter.start("Hashing files", Unit::Items, Some(walk.files_to_hash.len() as u64));
     let mut files = BTreeMap::new();
     let ids = hash_all(algorithm, &walk.files_to_hash, meter)?;
@@ -139,23 +134,6 @@ pub fn read(
         files.insert(object, (unhashed.path, size_bytes));
     }
     meter.finish();
-    let mut warnings = Vec::new();
-    let named = |what: &str, paths: &[TreePath]| {
-        let shown: Vec<String> = paths.iter().take(3).map(TreePath::to_string).collect();
-        let more = if paths.len() > shown.len() { ", ..." } else { "" };
-        format!("{} {what}: {}{more}", paths.len(), shown.join(", "))
-    };
-    if !walk.sockets.is_empty() {
-        warnings.push(named("sockets are left out", &walk.sockets));
-    }
-    if !walk.mounts.is_empty() {
-        warnings.push(named("mount points are taken as empty directories", &walk.mounts));
-    }
-    if !sparse.is_empty() {
-        let what =
-            "files have large holes, which are zeros in the image and take space on machines";
-        warnings.push(named(what, &sparse));
-    }
     Ok(DirectoryTree { builder: walk.builder, contents: DirectoryContents { files }, warnings })
 }
 
@@ -171,6 +149,26 @@ struct Walk<'call> {
 }
 
 impl Walk<'_> {
+    /// Names what is left out, and what will not be as it is here.
+    fn warnings(&self) -> Vec<String> {
+        let files = self.files_to_hash.iter().filter(|file| file.is_sparse());
+        let sparse = files.map(|file| file.tree_path.clone()).collect();
+        let found = [
+            ("sockets are left out", &self.sockets),
+            ("mount points are taken as empty directories", &self.mounts),
+            (
+                "files have large holes, which are zeros in the image and take space on machines",
+                &sparse,
+            ),
+        ];
+        let named = |(what, paths): (&str, &Vec<TreePath>)| {
+            let shown: Vec<String> = paths.iter().take(3).map(TreePath::to_string).collect();
+            let more = if paths.len() > shown.len() { ", ..." } else { "" };
+            format!("{} {what}: {}{more}", paths.len(), shown.join(", "))
+        };
+        found.into_iter().filter(|(_, paths)| !paths.is_empty()).map(named).collect()
+    }
+
     fn visit(&mut self, entry: &DirEntry) -> Result<(), DirectoryError> {
         let path = entry.path();
         let tree_path = tree_path(self.root, path)?;

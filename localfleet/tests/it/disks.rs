@@ -8,7 +8,7 @@ use std::process::Command;
 
 use api::dominator::{Status, SubSummary};
 use api::subd::{Alarm, Poll, PollRequest};
-use testing::eventually::eventually;
+use testing::eventually;
 
 use crate::converges::Scenario;
 use crate::trees;

@@ -234,7 +234,7 @@ impl Sub {
                 ],
             ),
             Status::UpdateStuck => StatusTexts::new(
-                "an update cannot be closed: the tree may be a mixture, or its end cannot be recorded",
+                "an update cannot be closed: the tree may be mixed, or its end cannot be recorded",
                 "repair of the cause, such as a full disk or a failing medium",
                 "subd tries again by itself; then the update continues",
                 vec![by_hand("examine the machine soon: disk full, read-only, or failing?")],

@@ -34,6 +34,13 @@ impl Site {
         self.meanwhile(|site| fs::write(site.record_path(image), bytes).unwrap());
     }
 
+    /// Has an operator believe the other content of `image`: the dominator does not by itself.
+    fn accept(&mut self, image: &str) {
+        self.wait_for(Status::ImageNotReady, "image-changed: ");
+        let accepted = self.fleet.domtool(&["accept-image", image, "--why", "deceived"]).unwrap();
+        assert!(accepted.status.success(), "{accepted:?}");
+    }
+
     /// Waits until the dominator says that the machine is so, and gives the detail.
     fn wait_for(&mut self, status: Status, detail: &str) {
         eventually(&format!("a machine is {status}: {detail}"), || {
@@ -77,6 +84,7 @@ fn a_stolen_image_server_installs_nothing_that_is_not_signed() {
     let triggers = model::trigger::Triggers::from_json(&more).unwrap();
     let content = Content { triggers, ..third.image.content.clone() };
     site.forge("web/3", &forged(content, third.image.notes.clone()));
+    site.accept("web/3");
     site.wait_for(Status::SignatureRefused, "web/3 has 0 of 2 signatures that count");
     let filter = Some(model::filter::Filter::new(["/var/log/.*", "/etc/.*"]).unwrap());
     let tree = Content { filter, ..third.image.content.clone() };
@@ -91,6 +99,7 @@ fn a_stolen_image_server_installs_nothing_that_is_not_signed() {
     };
     let (of_third, of_second) = (&third.image.notes.signatures, &honest.image.notes.signatures);
     site.forge("web/3", &with(Vec::new()));
+    site.accept("web/3");
     site.wait_for(Status::SignatureRefused, "no signatures of web/3 were offered");
     site.forge("web/3", &with(of_third[..1].to_vec()));
     site.wait_for(Status::SignatureRefused, "web/3 has 1 of 2 signatures that count");
