@@ -391,14 +391,21 @@ async fn a_full_disk_is_told_and_loses_nothing() {
     // It goes on.
     let third = Edit::of(&first, &source).remove("/filler").done();
     assert_eq!(sub.converge(5, &source, &third).await.outcome, UpdateOutcome::Done);
-    // Filled to the brim between the two calls: without journal nothing is begun.
+    // Filled to the brim between the two calls, and no reserve: without journal nothing is begun.
     let fourth = Edit::of(&third, &source).file("/a", "c").directory("/d", 0o755).done();
     let (_, plan) = sub.plan(&fourth).await;
     sub.fetch_for(6, &source, &plan).await;
     let (reply, plan) = sub.plan(&fourth).await;
     sub.prepare(&request(6, &reply, &fourth, plan)).await.unwrap();
-    let brim = std::fs::write(sub.at("/.subd/brim"), vec![0; 4 << 20]);
-    assert_eq!(brim.unwrap_err().kind(), std::io::ErrorKind::StorageFull);
+    for reserved in std::fs::read_dir(sub.at("/.subd/reserve")).unwrap() {
+        let path = reserved.unwrap().path();
+        std::fs::remove_file(&path).or_else(|_| std::fs::remove_dir(&path)).unwrap();
+    }
+    let fill = || {
+        let brim = std::fs::write(sub.at("/.subd/brim"), vec![0; 4 << 20]);
+        assert_eq!(brim.unwrap_err().kind(), std::io::ErrorKind::StorageFull);
+    };
+    fill();
     let UpdateOutcome::RolledBack(why) = sub.commit(6).await.outcome else { panic!() };
     assert!(why.starts_with("cannot write the journal: No space left"), "{why}");
     assert_eq!(to_text(&sub.rescanned().await), to_text(&third));
@@ -406,6 +413,15 @@ async fn a_full_disk_is_told_and_loses_nothing() {
     sub.poll_until(|reply| reply.alarms.is_empty()).await;
     assert_eq!(sub.converge(7, &source, &fourth).await.outcome, UpdateOutcome::Done);
     assert_eq!(to_text(&sub.rescanned().await), to_text(&fourth));
+    // With the reserve it is carried out.
+    let fifth = Edit::of(&fourth, &source).file("/a", "d").remove("/d").done();
+    let (_, plan) = sub.plan(&fifth).await;
+    sub.fetch_for(8, &source, &plan).await;
+    let (reply, plan) = sub.plan(&fifth).await;
+    sub.prepare(&request(8, &reply, &fifth, plan)).await.unwrap();
+    fill();
+    assert_eq!(sub.commit(8).await.outcome, UpdateOutcome::Done);
+    assert_eq!(to_text(&sub.rescanned().await), to_text(&fifth));
     source.stop().await;
     sub.stop().await;
 }
