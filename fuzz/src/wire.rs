@@ -83,6 +83,7 @@ pub const METHODS: &[Decoders] = decoders![
     dominator::orders::PauseUpdates,
     dominator::orders::ResumeUpdates,
     dominator::orders::ForceDisruptiveUpdate,
+    dominator::orders::GoOn,
     dominator::orders::FastUpdate,
     dominator::orders::WatchSub,
     dominator::orders::SetDefaultImage,
@@ -93,6 +94,7 @@ pub const METHODS: &[Decoders] = decoders![
     dominator::settings::GetSubConfiguration,
     mdb::GetMdb,
     subd::OfferImage,
+    subd::GetRefusedChanges,
     image_server::notes::ChangeSignatures,
     image_server::replication::directories::GetMadeDirectories,
 ];

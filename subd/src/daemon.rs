@@ -47,6 +47,7 @@ use crate::state::persisted_state::{PersistError, PersistedState, SavedState, St
 use crate::state::{ReportState, State};
 use crate::trust::Trust;
 use crate::update::Updater;
+use crate::update::end_refusals;
 use crate::update::executor::Executor;
 use crate::update::recovery::{Resumed, remove_leftovers};
 use crate::update::update_task::TimedServices;
@@ -159,6 +160,7 @@ impl Daemon {
         parts.tasks.spawn(Arc::clone(&updater).watch_reboots());
         let service = parts.service(&options, security, &updater);
         parts.tasks.spawn(end_pauses(Arc::clone(&parts.report_state), parts.stop.clone()));
+        parts.tasks.spawn(end_refusals(Arc::clone(&parts.report_state), parts.stop.clone()));
         if options.limits.device_speed.is_none() {
             let (root, report_state) = (Arc::clone(&parts.root), Arc::clone(&parts.report_state));
             let budgets = Arc::clone(&parts.budgets);

@@ -15,8 +15,9 @@ use api::fault::{Fault, FaultCode};
 use api::object_server::IDS_MAX;
 use api::subd::{
     Cleanup, Commit, Configuration, DIRECTORIES_MAX, EncodedDirectory, Fetch, GetConfiguration,
-    GetDirectories, GetDirectoriesReply, OfferImage, POLL_WAIT_MS_MAX, Poll, PollReply,
-    PollRequest, Prepare, ScanCounters, SetConfiguration, SetConfigurationRequest,
+    GetDirectories, GetDirectoriesReply, GetRefusedChanges, GetRefusedChangesReply, OfferImage,
+    POLL_WAIT_MS_MAX, Poll, PollReply, PollRequest, Prepare, ScanCounters, SetConfiguration,
+    SetConfigurationRequest,
 };
 use model::display::error_chain;
 use model::escape::ByteText;
@@ -38,7 +39,7 @@ use crate::interface::operator::refuse_if_paused;
 use crate::limits::Budgets;
 use crate::root::Root;
 use crate::scan::Scanner;
-use crate::state::{Measured, ReportState};
+use crate::state::{Measured, ReportState, State};
 use crate::update::Updater;
 
 mod metrics;
@@ -219,6 +220,10 @@ pub fn router(service: &Arc<Service>, security: &Security) -> Router<Arc<Service
         })
         .method::<Cleanup, _>(async |service, _, request| {
             blocking(move || service.cleanup(&request.objects)).await
+        })
+        .method::<GetRefusedChanges, _>(async |service, _, ()| {
+            let changes = |state: &State| state.refusals.in_force().cloned().collect();
+            Ok(GetRefusedChangesReply { changes: service.report_state.read(changes) })
         })
         .method::<GetConfiguration, _>(async |service, _, ()| {
             Ok(service.report_state.read(|state| state.persisted.configuration.clone()))

@@ -44,6 +44,9 @@ pub use directory::{AttributeList, Directory, ENTRIES_MAX, OpenedFile, errno_of}
 pub use file::{ALIGNMENT, AlignedBuffer, Kind, Status};
 pub use locks::Locks;
 
+/// The operation of an error of setting an extended attribute.
+pub const SET_ATTRIBUTE: &str = "set an extended attribute of";
+
 /// The longest piece of a path that is given to the kernel at once, in bytes. Linux refuses
 /// strings of 4,096 bytes; longer paths are opened in several steps.
 const PIECE_BYTES_MAX: usize = 4_000;
@@ -272,6 +275,11 @@ pub enum RootError {
     BadName { operation: &'static str, directory: TreePath, name: String, why: &'static str },
     #[error("{path} is not a regular file")]
     NotRegular { path: TreePath },
+    #[error(
+        "{path} is on another file-system than the root, such as a btrfs subvolume, and nothing \
+         can be moved between them: remove it, and subd makes it again"
+    )]
+    OtherFileSystem { path: TreePath },
 }
 
 impl RootError {
@@ -307,13 +315,38 @@ impl RootError {
             Self::Open { source, .. } | Self::NoProc { source } | Self::Call { source, .. } => {
                 Some(*source)
             }
-            Self::BadName { .. } | Self::NotRegular { .. } => None,
+            Self::BadName { .. } | Self::NotRegular { .. } | Self::OtherFileSystem { .. } => None,
         }
     }
 
     /// True if the file-system has no space or no inodes left.
     pub fn is_full(&self) -> bool {
         matches!(self.errno(), Some(Errno::ENOSPC | Errno::EDQUOT))
+    }
+
+    /// True if the error is about the entry, and not about the file-system or this process.
+    pub fn is_about_entry(&self) -> bool {
+        let is_general = matches!(
+            self.errno(),
+            Some(
+                Errno::EIO
+                    | Errno::EROFS
+                    | Errno::ENOSPC
+                    | Errno::EDQUOT
+                    | Errno::EUCLEAN
+                    | Errno::ENODEV
+                    | Errno::ENOMEM
+                    | Errno::EMFILE
+                    | Errno::ENFILE
+                    | Errno::EINTR
+            )
+        );
+        !is_general
+    }
+
+    /// True if an extended attribute could not be set.
+    pub fn is_of_attribute(&self) -> bool {
+        matches!(self, Self::Call { operation, .. } if *operation == SET_ATTRIBUTE)
     }
 
     /// True if the entry does not exist.

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`cache_changes`] | which objects were added to the cache or removed, by generation |
 //! | [`persisted_state`] | `state.json` |
+//! | [`refusals`] | the changes that the machine refuses |
 //! | [`directories`] | `/.subd` and what it holds |
 //!
 //! [`ReportState`] owns everything that a poll reports. Other modules report changes to it. It
@@ -11,24 +12,26 @@
 //!
 //! # Invariants
 //!
-//! * `generation` grows when the report of the scanned tree or the set of cached objects changed,
-//!   and never otherwise.
+//! * `generation` grows when the report of the scanned tree, the refused changes or the set of
+//!   cached objects changed, and never otherwise.
 //! * `status` grows on every other change that a poll reports. Free space, counters and the clock
 //!   are reported as they are at that time and change no number.
 //! * All parts of a reply are of the same time.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
 use api::subd::{
     Activity, Alarm, CacheReport, FetchProgress, FreeSpace, LastFetch, LastUpdate, Limits,
     LimitsReport, Load, PollReply, ScanCounters, ScanReport, SubIdentity, SubVersion,
-    TriggerFailure, UpdatePhase,
+    TriggerFailure, UNREADABLE_MAX, UpdatePhase,
 };
 use model::display::error_chain;
 use model::filter::Patterns;
 use model::lock::locked;
 use model::object::ObjectId;
+use model::plan::RefusedChange;
 use model::scope::{ScanSettings, Scope};
 use model::tree::{Time, Tree};
 use model::trigger::Triggers;
@@ -36,10 +39,12 @@ use tokio::sync::watch;
 
 use crate::state::cache_changes::ChangeLog;
 use crate::state::persisted_state::{PersistError, PersistedState, SavedState};
+use crate::state::refusals::Refusals;
 
 pub mod cache_changes;
 pub mod directories;
 pub mod persisted_state;
+pub mod refusals;
 pub mod reserve;
 
 /// The most trigger failures that are remembered.
@@ -87,6 +92,7 @@ pub struct State {
     pub scope: Scope,
     /// At most one of each kind.
     pub alarms: BTreeSet<Alarm>,
+    pub refusals: Refusals,
 }
 
 impl State {
@@ -128,6 +134,7 @@ pub struct ReportState {
     inner: Mutex<ReportedState>,
     version: watch::Sender<SubVersion>,
     exclusions: Patterns,
+    started: Instant,
 }
 
 impl ReportState {
@@ -153,10 +160,12 @@ impl ReportState {
             persisted,
             scope,
             alarms: BTreeSet::new(),
+            refusals: Refusals::default(),
         };
         let cached = cached.into_iter().collect();
         let inner = ReportedState { state, cached, changes: ChangeLog::new(version.generation) };
-        Self { saved, inner: Mutex::new(inner), version: watch::Sender::new(version), exclusions }
+        let (inner, version) = (Mutex::new(inner), watch::Sender::new(version));
+        Self { saved, inner, version, exclusions, started: Instant::now() }
     }
 
     fn lock(&self) -> MutexGuard<'_, ReportedState> {
@@ -342,6 +351,24 @@ impl ReportState {
         self.record(inner, news);
     }
 
+    /// The time at which a refusal ends that ends at `end` after the start.
+    pub fn end_of(&self, end: Duration) -> Instant {
+        self.started + end
+    }
+
+    /// Changes the refused changes; `change` also gets the time since the start.
+    pub fn change_refusals<T>(&self, change: impl FnOnce(&mut Refusals, Duration) -> T) -> T {
+        let mut inner = self.lock();
+        let state = &mut inner.state;
+        let before: Vec<RefusedChange> = state.refusals.in_force().cloned().collect();
+        let result = change(&mut state.refusals, self.started.elapsed());
+        if !state.refusals.in_force().eq(&before) {
+            state.version.generation += 1;
+            self.version.send_replace(state.version);
+        }
+        result
+    }
+
     fn record(&self, mut inner: MutexGuard<'_, ReportedState>, news: Vec<(ObjectId, bool)>) {
         let ReportedState { state, changes, .. } = &mut *inner;
         if !news.is_empty() {
@@ -370,7 +397,7 @@ impl ReportState {
             version: state.version,
             identity: state.identity.clone(),
             activity: state.activity(),
-            scan: state.scan_report().filter(|_| moved).cloned(),
+            scan: state.scan_report().filter(|_| moved).map(|scan| reported(scan, &state.refusals)),
             scanned: state.is_scanned(),
             scope: state.scope,
             exclusions: self.exclusions.lines().to_vec(),
@@ -391,6 +418,15 @@ impl ReportState {
             clock: measured.clock,
         }
     }
+}
+
+/// Returns the report of a scan with the refused changes.
+fn reported(scan: &ScanReport, refusals: &Refusals) -> ScanReport {
+    let refused = refusals.in_force();
+    let refused =
+        refused.map(|refused| (refused.path.clone(), format!("not changed: {}", refused.why)));
+    let unreadable = refused.chain(scan.unreadable.iter().cloned()).take(UNREADABLE_MAX).collect();
+    ScanReport { unreadable, ..scan.clone() }
 }
 
 /// Records the result of an update. `done` has the triggers of the image if the update was carried

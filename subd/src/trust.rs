@@ -31,6 +31,7 @@ use model::filter::Patterns;
 use model::image::Content;
 use model::image::required::RequiredImage;
 use model::lock::locked;
+use model::plan::RefusedChanges;
 use model::signing::keys::TEXT_BYTES_MAX;
 use model::signing::signature::are_bounded;
 use model::signing::{Signature, TrustedKeys};
@@ -292,14 +293,16 @@ impl Trust {
         Err(Fault::new(FaultCode::Unavailable, text + &troubles.join("; ")))
     }
 
-    /// Verifies that a plan leads from `scan` to the signed tree. Blocks.
+    /// Verifies that a plan leads from `scan` to the signed tree, except for what is `refused`.
+    /// Blocks.
     pub fn verify(
         &self,
         request: &PrepareRequest,
         scan: &Snapshot,
+        refused: &RefusedChanges,
         exclusions: &Patterns,
     ) -> Result<VerifiedUpdate, Fault> {
-        let verified = self.verified_update(request, scan, exclusions);
+        let verified = self.verified_update(request, scan, refused, exclusions);
         verified.map_err(|refusal| {
             let (update_id, image) = (request.update_id, &request.image);
             tracing::warn!(update_id, %image, "refused an update: {}", error_chain(&refusal));
@@ -311,6 +314,7 @@ impl Trust {
         &self,
         request: &PrepareRequest,
         scan: &Snapshot,
+        refused: &RefusedChanges,
         exclusions: &Patterns,
     ) -> Result<VerifiedUpdate, Refusal> {
         let trust_state = self.trust_state()?;
@@ -319,7 +323,7 @@ impl Trust {
             .filter(|offered| offered.image.digest == request.image_digest)
             .ok_or_else(|| Refusal::Unsigned { image: request.image.clone() })?;
         let OfferedImage { image, signatures } = &*offered;
-        let case = UpdateCase { request, image, signatures, scan, exclusions };
+        let case = UpdateCase { request, image, signatures, scan, refused, exclusions };
         verification::verify_update(&case, &self.policy(&trust_state))
     }
 }

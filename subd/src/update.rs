@@ -7,6 +7,7 @@
 //! | [`step`] | the steps, the phases and the file flags that are cleared, as data (core) |
 //! | `used_paths` | refuses what a read-only root or the kernel would refuse |
 //! | [`metadata`] | sets and compares owner, mode, attributes and time |
+//! | `probe` | finds out what the file-system would refuse, before services are stopped |
 //! | [`stage`], [`prepared`] | creates everything that is new in `/.subd/staging/<id>` |
 //! | [`activate`] | executes the steps, or undoes them |
 //! | [`journal`] | the record of an update that survives a crash |
@@ -28,6 +29,7 @@
 //!   outcome is `stuck`, the journal stays, and no other update is accepted.
 //! * Services that were stopped are started again, whatever happens.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -50,6 +52,7 @@ use crate::root::Root;
 use crate::scan::Scanner;
 use crate::state::directories::Directories;
 use crate::state::persisted_state::{PersistedState, StateDirectory};
+use crate::state::refusals::{FailedChange, FailedIn};
 use crate::state::{ReportState, Snapshot, State, note_reboot, note_update};
 use crate::trust::Trust;
 use crate::trust::verification::VerifiedUpdate;
@@ -64,6 +67,7 @@ pub mod executor;
 pub mod journal;
 pub mod metadata;
 pub mod prepared;
+mod probe;
 mod reboot;
 pub mod recovery;
 pub mod running_update;
@@ -135,12 +139,14 @@ impl Updater {
         let reported = self.report_state.read(|state| {
             state.scan_report().map(|report| report.occupied.clone()).unwrap_or_default()
         });
+        let refused = self.report_state.read(|state| state.refusals.known());
         let trust = self.trust.clone();
         let checking = tokio::task::spawn_blocking(move || {
             used_paths::admit(&root, &reported, &request.plan)?;
             let step_plan = check_plan(&request, &settings, &exclusions)?;
             // `admit` below compares the digest of the tree again.
-            let verify = |trust: &Trust| trust.verify(&request, &snapshot_before, &exclusions);
+            let verify =
+                |trust: &Trust| trust.verify(&request, &snapshot_before, &refused, &exclusions);
             let verified = trust.as_deref().map(verify).transpose()?;
             Ok::<_, Fault>((request, step_plan, verified))
         });
@@ -200,7 +206,14 @@ impl Updater {
             updater.stage(spec, &step_plan, &snapshot)
         });
         let result = match staging.await {
-            Ok(result) => result.map_err(|error| error_chain(&error)),
+            Ok(Ok(prepared)) => Ok(prepared),
+            Ok(Err(error)) => {
+                let text = error_chain(&error);
+                if let StageError::Refused { changes } = error {
+                    self.take_failed_changes(changes).await;
+                }
+                Err(text)
+            }
             Err(error) => Err(error.to_string()),
         };
         self.report_state.set_cache(|| self.cache.ids());
@@ -215,6 +228,18 @@ impl Updater {
                 tracing::warn!(update_id, error = text, "cannot stage the update");
                 self.note(staged_spec.not_prepared(text), None, UpdatePhase::Idle).await;
             }
+        }
+    }
+
+    /// Records what staging found, and has the paths scanned again that have changed since.
+    async fn take_failed_changes(&self, changes: Vec<FailedChange>) {
+        let changed = changes.iter().filter(|change| change.is_race);
+        let changed: BTreeSet<_> = changed.map(|change| change.refused.path.clone()).collect();
+        self.note_failed_changes(changes, FailedIn::Staging);
+        if !changed.is_empty()
+            && let Ok(snapshot) = self.scanner.scan_touched(changed).await
+        {
+            self.report_state.take_snapshot(snapshot, self.identity.read(&self.root));
         }
     }
 
@@ -378,6 +403,28 @@ impl Updater {
             state.update = phase;
         };
         self.report_state.persist_behind(change).await;
+    }
+}
+
+/// Lets refused changes be tried again when their time is over, until `stop` is cancelled.
+pub async fn end_refusals(report_state: Arc<ReportState>, stop: CancellationToken) {
+    let mut versions = report_state.watch();
+    loop {
+        versions.borrow_and_update();
+        let end = report_state.read(|state| state.refusals.next_end());
+        let wait = async {
+            match end {
+                Some(end) => tokio::time::sleep_until(report_state.end_of(end).into()).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            news = versions.changed() => if news.is_err() { return },
+            () = wait => {
+                report_state.change_refusals(|refusals, now| refusals.expire(now));
+            }
+            () = stop.cancelled() => return,
+        }
     }
 }
 

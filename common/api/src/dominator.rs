@@ -58,7 +58,7 @@ pub enum Status {
     Held,
     /// Differs, but the update would remove too much.
     UnsafeUpdate,
-    /// Differs, but kept content or a mount is in the way.
+    /// Differs, and what cannot be changed holds its image back.
     Blocked,
     /// Differs, but the budget of concurrent updates is used up.
     WaitingForBudget,
@@ -78,10 +78,12 @@ pub enum Status {
     FetchFailed,
     /// Differs, but its image lacks signatures that the machine trusts.
     SignatureRefused,
+    /// Equals its required image, except for paths that cannot be changed.
+    PartlySynced,
 }
 
 impl Status {
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 28] = [
         Self::Connecting,
         Self::Unreachable,
         Self::PollFailed,
@@ -109,6 +111,7 @@ impl Status {
         Self::TriggerFailed,
         Self::FetchFailed,
         Self::SignatureRefused,
+        Self::PartlySynced,
     ];
 
     /// Returns the name in JSON, commands and metrics.
@@ -128,6 +131,7 @@ impl Status {
             Self::Updating => "updating",
             Self::Rebooting => "rebooting",
             Self::Synced => "synced",
+            Self::PartlySynced => "partly-synced",
             Self::UpdatesDisabled => "updates-disabled",
             Self::Paused => "paused",
             Self::Held => "held",

@@ -60,6 +60,8 @@ pub fn methods() -> Vec<MethodInfo> {
         MethodInfo::of::<subd::GetFiles>(),
         MethodInfo::of::<subd::CheckHealth>(),
         MethodInfo::of::<subd::OfferImage>(),
+        MethodInfo::of::<subd::GetRefusedChanges>(),
+        MethodInfo::of::<dominator::orders::GoOn>(),
         reserve("Subd.AddObjects", Power),
         MethodInfo::of::<image_server::AddImage>(),
         MethodInfo::of::<image_server::GetImage>(),

@@ -12,7 +12,7 @@ use crate::codec::{CodecError, Encoding, encode};
 use crate::subd::ScanReport;
 use model::filter::Patterns;
 use model::object::{Algorithm, ObjectId};
-use model::plan::{Need, Plan, ScannedTree, plan, safety};
+use model::plan::{Need, Plan, RefusedChanges, ScannedTree, plan, safety};
 use model::tree::{Tree, TreeError};
 use model::trigger::Trigger;
 
@@ -39,6 +39,8 @@ pub struct PlanJob {
     pub exclusions: Patterns,
     /// The required image.
     pub image: Arc<RequiredImage>,
+    /// Changes that the machine refuses.
+    pub refused: Arc<RefusedChanges>,
 }
 
 /// How many more entries than its image a machine may have for a plan to be made. Each would be an
@@ -120,6 +122,7 @@ impl PlanJob {
             kept_directories: &kept_directories,
             externally_linked: &externally_linked,
             occupied: &occupied,
+            refused: &self.refused,
             times: self.scan.times,
         };
         let plan = plan(&have, &want);

@@ -10,6 +10,7 @@
 mod limits;
 mod operator;
 mod poll;
+mod refused;
 
 use serde::{Deserialize, Serialize};
 
@@ -34,8 +35,9 @@ pub use operator::{
 pub use poll::{
     Activity, CacheReport, Complaint, FetchFailure, FetchProgress, FreeSpace, Health, LastFetch,
     LastUpdate, POLL_WAIT_MS_MAX, Poll, PollReply, PollRequest, ScanCounters, ScanReport,
-    SubIdentity, SubVersion, TriggerFailure, UpdateOutcome, UpdatePhase,
+    SubIdentity, SubVersion, TriggerFailure, UNREADABLE_MAX, UpdateOutcome, UpdatePhase,
 };
+pub use refused::{GetRefusedChanges, GetRefusedChangesReply, REFUSED_MAX};
 
 /// Returns directories of the scanned tree by digest.
 pub enum GetDirectories {}

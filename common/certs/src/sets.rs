@@ -43,8 +43,13 @@ const IMAGES: &[&str] = &[
 ];
 
 /// Methods for reading the state of machines, except their files.
-const MACHINES: &[&str] =
-    &["MdbServer.GetMdb", "Subd.GetConfiguration", "Subd.GetDirectories", "Subd.Poll"];
+const MACHINES: &[&str] = &[
+    "MdbServer.GetMdb",
+    "Subd.GetConfiguration",
+    "Subd.GetDirectories",
+    "Subd.GetRefusedChanges",
+    "Subd.Poll",
+];
 
 /// Methods for reading the state of a dominator.
 const FLEET: &[&str] = &[
@@ -90,6 +95,7 @@ impl Set {
                 "Subd.Commit",
                 "Subd.Fetch",
                 "Subd.GetDirectories",
+                "Subd.GetRefusedChanges",
                 "Subd.OfferImage",
                 "Subd.Poll",
                 "Subd.Prepare",

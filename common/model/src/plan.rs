@@ -7,7 +7,7 @@
 //! # Invariants
 //!
 //! * `plan(t, t)` is empty.
-//! * Applying `plan(have, want)` to `have` gives `want`, kept paths aside.
+//! * Applying `plan(have, want)` to `have` gives `want`, kept and blocked paths aside.
 //! * No operation touches a kept path, and nothing that holds one is removed or replaced.
 //! * Nothing is removed that the plan does not name: a directory goes only when it is empty.
 //! * An operation needs nothing that a later one provides.
@@ -15,6 +15,7 @@
 pub mod apply;
 pub mod diff;
 mod order;
+pub mod refused;
 pub mod safety;
 
 use std::collections::BTreeMap;
@@ -27,6 +28,7 @@ use crate::tree::{Leaf, Node};
 
 pub use apply::{ApplyError, apply};
 pub use diff::{ScannedTree, plan};
+pub use refused::{FormerTree, RefusedChange, RefusedChanges, RefusedKind, first_that_holds};
 
 /// One change of one path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -133,6 +135,16 @@ pub enum Obstacle {
     MountPoint,
     /// The path is or holds an active swap file.
     SwapFile,
+    /// The machine has refused the change.
+    Refused {
+        /// What failed, for people.
+        why: String,
+    },
+    /// The root of another file-system is there, such as a btrfs subvolume, and is left as it is.
+    Boundary,
+    /// Another blocked path would have to change first: a directory above it, the file that it
+    /// links to, or what it holds.
+    Needs { path: TreePath },
 }
 
 impl std::fmt::Display for Obstacle {
@@ -146,6 +158,11 @@ impl std::fmt::Display for Obstacle {
             }
             Self::MountPoint => formatter.write_str("it is or holds a mount point"),
             Self::SwapFile => formatter.write_str("it is or holds an active swap file"),
+            Self::Refused { why } => formatter.write_str(why),
+            Self::Boundary => formatter.write_str(
+                "another file-system, such as a btrfs subvolume, is there and is left as it is",
+            ),
+            Self::Needs { path } => write!(formatter, "{path} would have to change first"),
         }
     }
 }
@@ -176,7 +193,8 @@ impl Occupant {
 pub struct Plan {
     /// The operations, in the order in which they are carried out.
     pub operations: Vec<Operation>,
-    /// Blocked paths; a plan that has any must not be carried out.
+    /// The paths that have to change and cannot, sorted; the operations leave them out. A Prepare
+    /// has none.
     pub blocked: Vec<Blocked>,
 }
 
@@ -185,6 +203,12 @@ impl Plan {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.operations.is_empty() && self.blocked.is_empty()
+    }
+
+    /// Returns the operations alone, as a Prepare has them.
+    #[must_use]
+    pub fn without_blocked(&self) -> Self {
+        Self { operations: self.operations.clone(), blocked: Vec::new() }
     }
 
     /// Returns the objects that new files need.

@@ -18,6 +18,7 @@ use api::subd::{
 use model::image::ImageName;
 use model::object::ObjectId;
 use model::path::TreePath;
+use model::plan::{Action, RefusedChange, RefusedChanges, RefusedKind};
 use model::scope::{ScanSettings, Scope};
 use model::tree::Tree;
 
@@ -62,6 +63,8 @@ pub struct SubModel {
     journal: Option<Box<PrepareRequest>>,
     pub last_update: Option<LastUpdate>,
     pub last_image: Option<ImageName>,
+    /// Paths that cannot be changed, which it finds out when an update of them is staged.
+    pub obstacles: BTreeSet<TreePath>,
 
     // In memory.
     pub version: SubVersion,
@@ -71,6 +74,7 @@ pub struct SubModel {
     staged: Option<Box<PrepareRequest>>,
     fetching: Option<Box<FetchRequest>>,
     last_fetch: Option<LastFetch>,
+    refused: Vec<RefusedChange>,
 }
 
 fn busy(text: &str) -> Fault {
@@ -90,6 +94,7 @@ impl SubModel {
             journal: None,
             last_update: None,
             last_image: None,
+            obstacles: BTreeSet::new(),
             version: SubVersion { instance: 0, generation: 0, status: 0 },
             scan: None,
             last_scan: None,
@@ -97,6 +102,7 @@ impl SubModel {
             staged: None,
             fetching: None,
             last_fetch: None,
+            refused: Vec::new(),
         }
     }
 
@@ -108,6 +114,7 @@ impl SubModel {
         self.fetching = None;
         self.update = UpdatePhase::Idle;
         self.last_fetch = None;
+        self.refused.clear();
     }
 
     /// Starts as `instance`. The caller ends the update in the journal, if there is one, and starts
@@ -147,6 +154,11 @@ impl SubModel {
         });
         let scan = self.scan.as_ref().filter(|_| is_news).map(|scan| ScanReport {
             kept_directories: scan.kept_directories.clone(),
+            unreadable: self
+                .refused
+                .iter()
+                .map(|one| (one.path.clone(), one.why.clone()))
+                .collect(),
             ..ScanReport::of(self.scope, &scan.tree)
         });
         PollReply {
@@ -365,12 +377,47 @@ impl SubModel {
         }
         let staged = self.staged.take().expect("a prepared update is staged");
         self.version.status += 1;
+        if self.finds_obstacles(&staged) {
+            self.end(&staged, UpdateOutcome::NotPrepared("paths cannot be changed".to_owned()));
+            return None;
+        }
         if staged.plan.objects().keys().all(|object| self.cache.contains(object)) {
             self.update = UpdatePhase::Prepared(id);
             return Some(self.staged.insert(staged).expires_seconds);
         }
         self.end(&staged, UpdateOutcome::NotPrepared("an object is missing".to_owned()));
         None
+    }
+
+    /// Refuses the changes of paths that cannot be changed. Returns true if there are any.
+    fn finds_obstacles(&mut self, staged: &PrepareRequest) -> bool {
+        let operations = staged.plan.operations.iter();
+        let found = operations.filter(|operation| self.obstacles.contains(&operation.path));
+        let refused = found.map(|operation| RefusedChange {
+            path: operation.path.clone(),
+            kind: match operation.action {
+                Action::Remove => RefusedKind::Removal,
+                _ => RefusedKind::Any,
+            },
+            why: "it cannot be changed".to_owned(),
+        });
+        let refused: Vec<RefusedChange> = refused.collect();
+        self.version.generation += u64::from(!refused.is_empty());
+        self.refused.extend(refused.iter().cloned());
+        !refused.is_empty()
+    }
+
+    /// The changes that it refuses.
+    #[must_use]
+    pub fn refused(&self) -> RefusedChanges {
+        self.refused.iter().cloned().collect()
+    }
+
+    /// Removes all obstacles, and forgets what was refused.
+    pub fn remove_obstacles(&mut self) {
+        self.obstacles.clear();
+        self.refused.clear();
+        self.version.generation += 1;
     }
 
     /// Drops the update with this id if it is still staged.

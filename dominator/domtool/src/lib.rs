@@ -16,6 +16,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use api::dominator::Status;
 use api::fault::FaultCode;
 use api::method::Method;
 use clap::{Parser, Subcommand};
@@ -236,8 +237,8 @@ enum ToolError {
     NoProgress,
     #[error("no machine of the machine database is called {pattern}")]
     NoMatch { pattern: String },
-    #[error("no machine that matches {pattern} has the status wrong-machine")]
-    NoWrongMachine { pattern: String },
+    #[error("no machine that matches {pattern} has the status {status}")]
+    NoneHas { pattern: String, status: Status },
     #[error("cannot read the answer")]
     Answer {
         #[source]
@@ -267,8 +268,8 @@ impl ToolError {
                     &[]
                 }
             }
-            Self::NoMatch { .. } | Self::NoWrongMachine { .. } => {
-                &["domtool list-subs --status wrong-machine shows the machines to decide on"]
+            Self::NoMatch { .. } | Self::NoneHas { .. } => {
+                &["domtool list-subs --status STATUS shows the machines to decide on"]
             }
             _ => &[],
         }

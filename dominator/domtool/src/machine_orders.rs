@@ -1,5 +1,5 @@
-//! Orders that look before or after: `clear-safety-shutoff` asks for confirmation, `trust` resolves
-//! patterns, `fast-update` watches the machine.
+//! Orders that look before or after: `clear-safety-shutoff` asks for confirmation, `trust` and
+//! `go-on` resolve patterns, `fast-update` watches the machine.
 
 use std::collections::BTreeSet;
 use std::io::{IsTerminal as _, Write as _};
@@ -7,17 +7,17 @@ use std::time::Duration;
 
 use api::dominator::explain::{DifferenceSummary, Explain, ExplainRequest};
 use api::dominator::orders::{
-    FastUpdate, FastUpdateRequest, Trust, TrustRequest, WatchSub, WatchSubReply, WatchSubRequest,
-    is_pattern,
+    FastUpdate, FastUpdateRequest, GoOn, GoOnRequest, Trust, TrustRequest, WatchSub, WatchSubReply,
+    WatchSubRequest, is_pattern,
 };
 use api::dominator::{
-    ClearSafetyShutoff, ClearSafetyShutoffRequest, ListSubs, ListSubsRequest, Status,
+    ClearSafetyShutoff, ClearSafetyShutoffRequest, ListSubs, ListSubsRequest, Status, TagFilter,
 };
 use clap::{Args, Subcommand};
 use daemon::{EXIT_DONE, EXIT_FAILED, EXIT_PARTLY};
 use model::display::{counted, error_chain, safe_text, utc};
 use model::time_parse;
-use rpc::client::Client;
+use rpc::client::{CallError, Client};
 use system::clock::wall;
 use tokio::time::Instant;
 use tool::{Format, Output};
@@ -49,6 +49,15 @@ pub(super) enum Command {
         domtool trust web1 --why 'new disk, installed anew'\n  \
         domtool trust 'web*' --why 'all were copied from one template'")]
     Trust(TrustArguments),
+    /// Install an image on machines without the paths that are blocked there
+    ///
+    /// For machines with the status blocked. Look first: domtool explain HOST. The rest of the
+    /// image is installed, and the machine is then partly-synced. The order holds until the machine
+    /// requires another image.
+    #[command(after_help = "Examples:\n  \
+        domtool go-on web1 --why 'works without the device'\n  \
+        domtool go-on --tag tier=front --why 'tried on web1'")]
+    GoOn(GoOnArguments),
     /// Update one machine at once and show the progress
     ///
     /// The machine is scanned at once, failures are retried, and it goes before other machines.
@@ -91,6 +100,19 @@ pub(super) struct TrustArguments {
     why: RequiredWhy,
 }
 
+#[derive(Debug, Args)]
+pub(super) struct GoOnArguments {
+    /// Name of the machine in the machine database, or a pattern that matches machines with the
+    /// status blocked
+    #[arg(value_name = "HOST", required_unless_present = "tags")]
+    hosts: Vec<String>,
+    /// All blocked machines with this tag; may be given several times
+    #[arg(long = "tag", value_name = "NAME[=VALUE]")]
+    tags: Vec<String>,
+    #[command(flatten)]
+    why: RequiredWhy,
+}
+
 pub(super) async fn run(
     client: &Client,
     format: Format,
@@ -101,6 +123,7 @@ pub(super) async fn run(
             clear_safety_shutoff(client, format, arguments).await
         }
         Command::Trust(arguments) => trust(client, format, arguments).await,
+        Command::GoOn(arguments) => go_on(client, format, arguments).await,
         Command::FastUpdate { hostname, why, timeout } => {
             fast_update(client, format, hostname, &why.why, *timeout).await
         }
@@ -157,7 +180,6 @@ fn is_yes(answer: &str) -> bool {
     ["y", "yes"].contains(&answer.trim().to_ascii_lowercase().as_str())
 }
 
-/// Trusts each machine and prints the names of those for which it succeeded.
 async fn trust(
     client: &Client,
     format: Format,
@@ -165,15 +187,49 @@ async fn trust(
 ) -> Result<Output, ToolError> {
     let mut hostnames = BTreeSet::new();
     for host in &arguments.hosts {
-        hostnames.extend(machines_to_trust(client, host).await?);
+        hostnames.extend(machines_with(client, host, Status::WrongMachine).await?);
     }
+    order_each(format, hostnames, "trusted", async |hostname| {
+        let request = TrustRequest { hostname, why: arguments.why.why.clone(), who: who() };
+        call::<Trust>(client, &request).await.map(|_| ())
+    })
+    .await
+}
+
+async fn go_on(
+    client: &Client,
+    format: Format,
+    arguments: &GoOnArguments,
+) -> Result<Output, ToolError> {
+    let mut hostnames = BTreeSet::new();
+    for host in &arguments.hosts {
+        hostnames.extend(machines_with(client, host, Status::Blocked).await?);
+    }
+    for tag in &arguments.tags {
+        let tags = vec![TagFilter::parse(tag)];
+        let request = ListSubsRequest { tags, ..ListSubsRequest::default() };
+        hostnames.extend(those_with(client, &request, tag, Status::Blocked).await?);
+    }
+    let done = "updated without the blocked paths";
+    order_each(format, hostnames, done, async |hostname| {
+        let request = GoOnRequest { hostname, why: arguments.why.why.clone(), who: who() };
+        call::<GoOn>(client, &request).await.map(|_| ())
+    })
+    .await
+}
+
+/// Gives an order to each machine, and prints the names of those for which it succeeded.
+async fn order_each(
+    format: Format,
+    hostnames: BTreeSet<String>,
+    done: &str,
+    order: impl AsyncFn(String) -> Result<(), CallError>,
+) -> Result<Output, ToolError> {
     let is_single = hostnames.len() == 1;
-    let (mut trusted, mut has_failed) = (Vec::new(), false);
+    let (mut ordered, mut has_failed) = (Vec::new(), false);
     for hostname in hostnames {
-        let (why, who) = (arguments.why.why.clone(), who());
-        let request = TrustRequest { hostname: hostname.clone(), why, who };
-        match call::<Trust>(client, &request).await {
-            Ok(_) => trusted.push(hostname),
+        match order(hostname.clone()).await {
+            Ok(()) => ordered.push(hostname),
             Err(error) if is_single => return Err(error.into()),
             Err(error) => {
                 eprintln!("{}", error_chain(&error));
@@ -181,33 +237,47 @@ async fn trust(
             }
         }
     }
-    eprintln!("{} trusted.", counted(trusted.len() as u64, "machine"));
+    eprintln!("{} {done}.", counted(ordered.len() as u64, "machine"));
     let code = match has_failed {
-        true if trusted.is_empty() => EXIT_FAILED,
+        true if ordered.is_empty() => EXIT_FAILED,
         true => EXIT_PARTLY,
         false => EXIT_DONE,
     };
     let lines = |names: &Vec<String>| names.iter().map(|name| format!("{name}\n")).collect();
-    Ok(Output { text: format.render(&trusted, lines), code })
+    Ok(Output { text: format.render(&ordered, lines), code })
 }
 
-/// Resolves `host`: a name stands for itself, a pattern for its machines that are `wrong-machine`.
-async fn machines_to_trust(client: &Client, host: &str) -> Result<Vec<String>, ToolError> {
+/// Resolves `host`: a name stands for itself, a pattern for its machines with this status.
+async fn machines_with(
+    client: &Client,
+    host: &str,
+    status: Status,
+) -> Result<Vec<String>, ToolError> {
     if !is_pattern(host) {
         return Ok(vec![host.to_owned()]);
     }
     let request = ListSubsRequest { hosts: vec![host.to_owned()], ..ListSubsRequest::default() };
-    let mut subs = call::<ListSubs>(client, &request).await?.subs;
-    if subs.iter().any(|sub| sub.hostname == host) {
-        return Ok(vec![host.to_owned()]);
+    those_with(client, &request, host, status).await
+}
+
+/// Returns the machines that match `text` and have this status.
+async fn those_with(
+    client: &Client,
+    request: &ListSubsRequest,
+    text: &str,
+    status: Status,
+) -> Result<Vec<String>, ToolError> {
+    let mut subs = call::<ListSubs>(client, request).await?.subs;
+    if subs.iter().any(|sub| sub.hostname == text) {
+        return Ok(vec![text.to_owned()]);
     }
-    let pattern = host.to_owned();
+    let pattern = text.to_owned();
     if subs.is_empty() {
         return Err(ToolError::NoMatch { pattern });
     }
-    subs.retain(|sub| sub.status == Status::WrongMachine);
+    subs.retain(|sub| sub.status == status);
     if subs.is_empty() {
-        return Err(ToolError::NoWrongMachine { pattern });
+        return Err(ToolError::NoneHas { pattern, status });
     }
     Ok(subs.into_iter().map(|sub| sub.hostname).collect())
 }

@@ -143,6 +143,7 @@ pub(crate) mod tests {
             tree: have.clone(),
             exclusions: Patterns::new::<&str>([]).unwrap(),
             image: Arc::clone(&image),
+            refused: Arc::default(),
         };
         let planned = Arc::new(job.run().unwrap());
         OrderedUpdate { update_id: 7, former: None, image, tree: have.clone(), planned }

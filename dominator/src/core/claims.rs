@@ -63,6 +63,8 @@ pub enum Claim {
     UnderWay(UpdateClaim),
     /// For a fetch.
     Fetch(Download),
+    /// None: the machine cannot get this image, because paths are blocked.
+    Blocked(ImageName),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -199,6 +201,9 @@ impl ClaimTable {
     pub fn claim(&mut self, claimant: ClaimantId, claim: Claim, now: Now) {
         match claim {
             Claim::Fetch(download) => self.network.ask(claimant, download),
+            Claim::Blocked(image) => {
+                self.record(claimant, &image, Some(UpdateFailure::Blocked), now);
+            }
             Claim::UnderWay(update) => {
                 self.budget.count(claimant, update.demand.clone());
                 self.updates.insert(claimant, HeldClaim { update, state: ClaimState::Begun });
@@ -244,21 +249,30 @@ impl ClaimTable {
             Release::Fetch => self.network.cancel(claimant),
             Release::Update(end) => {
                 self.budget.release(claimant);
-                if let Some(held) = self.updates.remove(&claimant) {
-                    self.ended(claimant, &held.update, end, now);
+                let held = self.updates.remove(&claimant);
+                let result = match end {
+                    UpdateEnd::Withdrawn => None,
+                    UpdateEnd::Good => Some(None),
+                    UpdateEnd::Failed(failed) => Some(Some(failed)),
+                };
+                if let (Some(HeldClaim { update, .. }), Some(result)) = (held, result)
+                    && let Some(image) = update.image.filter(|_| update.is_new)
+                {
+                    self.record(claimant, &image, result, now);
                 }
             }
         }
         self.advance(now);
     }
 
-    fn ended(&mut self, claimant: ClaimantId, update: &UpdateClaim, end: UpdateEnd, now: Now) {
-        let result = match end {
-            UpdateEnd::Withdrawn => return,
-            UpdateEnd::Good => None,
-            UpdateEnd::Failed(failed) => Some(failed),
-        };
-        let Some(image) = update.image.as_ref().filter(|_| update.is_new) else { return };
+    /// Records how the update of a machine to `image` ended.
+    fn record(
+        &mut self,
+        claimant: ClaimantId,
+        image: &ImageName,
+        result: Option<UpdateFailure>,
+        now: Now,
+    ) {
         if !self.breaker.record(claimant, image, result, now.wall) {
             return;
         }

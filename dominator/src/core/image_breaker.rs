@@ -4,10 +4,12 @@
 //! the update. Repairs are not counted. The last result of each machine counts. Updates to an image
 //! stop when at least `failures_min` machines have failed, and
 //!
-//! * they are more than `percent` of all that were updated to it; or
+//! * they are more than `percent` of all that were updated to it;
 //! * they are so many more than with other images that the probability is less than 1 in 10,000
 //!   (Fisher's exact test, one-sided). The bound is that low because the test is repeated after
-//!   each failure.
+//!   each failure; or
+//! * machines that cannot get the image, because paths are blocked, are more than `blocked_percent`
+//!   of all that could or could not. They count for nothing else.
 //!
 //! When an operator resumes the updates, counting starts from zero.
 // tidy: core
@@ -44,6 +46,8 @@ pub enum UpdateFailure {
     Vanished,
     /// The update has not ended in time.
     Overdue,
+    /// Paths that cannot be changed hold the update back.
+    Blocked,
 }
 
 impl UpdateFailure {
@@ -57,6 +61,7 @@ impl UpdateFailure {
             Self::NotConverging => "not converging",
             Self::Vanished => "vanished",
             Self::Overdue => "not done in time",
+            Self::Blocked => "blocked",
         }
     }
 }
@@ -66,6 +71,8 @@ impl UpdateFailure {
 pub struct FailureLimits {
     /// The share of the machines that may fail, in percent.
     pub percent: u8,
+    /// The share of the machines that may be blocked, in percent.
+    pub blocked_percent: u8,
     /// Updates do not stop before so many machines have failed; at least one.
     pub failures_min: u32,
 }
@@ -83,7 +90,11 @@ struct ImageResults {
 
 impl ImageResults {
     fn updated(&self) -> u32 {
-        self.counts.values().sum()
+        self.counts.values().sum::<u32>() - self.blocked()
+    }
+
+    fn blocked(&self) -> u32 {
+        self.counts.get(&Some(UpdateFailure::Blocked)).copied().unwrap_or_default()
     }
 
     fn failed(&self) -> u32 {
@@ -102,7 +113,8 @@ impl ImageResults {
     /// Returns `3 of 21 machines failed after the update to it (2 vanished, 1 stuck)`.
     fn summary(&self) -> String {
         let kind = |(result, count): (&Option<UpdateFailure>, &u32)| {
-            result.filter(|_| *count > 0).map(|failed| format!("{count} {}", failed.text()))
+            let failed = result.filter(|failed| *failed != UpdateFailure::Blocked && *count > 0)?;
+            Some(format!("{count} {}", failed.text()))
         };
         let kinds: Vec<String> = self.counts.iter().filter_map(kind).collect();
         format!(
@@ -155,6 +167,13 @@ impl ImageBreaker {
     fn stop_reason(&self, image: &ImageName) -> Option<String> {
         let results = self.results.get(image)?;
         let (updated, failed) = (results.updated(), results.failed());
+        let (blocked, percent) = (results.blocked(), self.limits.blocked_percent);
+        if blocked >= self.limits.failures_min
+            && u64::from(blocked) * 100 > u64::from(updated + blocked) * u64::from(percent)
+        {
+            let machines = counted((updated + blocked).into(), "machine");
+            return Some(format!("{blocked} of {machines} are blocked, more than {percent} %"));
+        }
         if failed < self.limits.failures_min {
             return None;
         }
@@ -258,7 +277,8 @@ fn precise(number: u64) -> f64 {
 mod tests {
     use super::*;
 
-    const LIMITS: FailureLimits = FailureLimits { percent: 10, failures_min: 3 };
+    const LIMITS: FailureLimits =
+        FailureLimits { percent: 10, blocked_percent: 20, failures_min: 3 };
 
     fn image(name: &str) -> ImageName {
         ImageName::new(name).unwrap()

@@ -15,10 +15,11 @@
 //!   Commit is sent. Recording takes time, so before sending it is checked that the update is still
 //!   wanted ([`Sub::is_commit_wanted`]).
 //! * A machine gets no call before its identity was checked: another machine may answer.
-//! * `synced` means: the plan from a complete scan in the scope of the required image is empty, and
-//!   all paths that the last update changed have been scanned since.
+//! * `synced` means: the plan from a complete scan in the scope of the required image is empty, no
+//!   path is blocked, and all paths that the last update changed have been scanned since.
 // tidy: core
 
+mod blocked;
 mod calls;
 mod claims;
 mod event;
@@ -50,6 +51,7 @@ pub use event::{
 pub use polls::View;
 pub use report::PreviewInput;
 
+use blocked::BlockedPaths;
 use calls::{Calls, LimitsSync, SignatureOffer};
 use claims::SubClaims;
 use identity_check::IdentityCheck;
@@ -107,6 +109,7 @@ pub struct Sub {
     offer: SignatureOffer,
     fetch: Option<Fetching>,
     updates: Updates,
+    blocked: BlockedPaths,
     prefetch: Prefetch,
     /// The generation in which the object cache was last cleaned up.
     cleaned_generation: Option<u64>,
@@ -141,6 +144,7 @@ impl Sub {
             offer: SignatureOffer::default(),
             fetch: None,
             updates: Updates::default(),
+            blocked: BlockedPaths::default(),
             prefetch: Prefetch::default(),
             cleaned_generation: None,
             shown: ShownStatus {
@@ -202,7 +206,10 @@ impl Sub {
                     self.poll_failed(failure, step);
                 }
             }
-            Event::TreeRead(request_id, tree) => self.trees.take(request_id, tree),
+            Event::TreeRead(request_id, tree, refused) => {
+                self.take_tree(request_id, tree, refused);
+            }
+            Event::FormerRead(request_id, image) => self.blocked.take_former(request_id, image),
             Event::TreeFailed(request_id, failure) => {
                 self.trees.failed(request_id, failure, step);
             }
@@ -239,6 +246,7 @@ impl Sub {
             self.updates.done = None;
             self.updates.approved_plan = None;
             self.orders.forced_plan = None;
+            self.blocked.image_changed();
         }
         self.image = image;
     }

@@ -55,7 +55,13 @@ pub struct BudgetArgs {
           value_parser = clap::value_parser!(u8).range(..=100))]
     pub image_failure_max: u8,
 
-    /// Do not stop updates to an image before so many machines have failed
+    /// Stop updates to an image when more than PERCENT of the machines that should get it are
+    /// blocked
+    #[arg(long, value_name = "PERCENT", default_value_t = 10,
+          value_parser = clap::value_parser!(u8).range(..=100))]
+    pub blocked_percent: u8,
+
+    /// Do not stop updates to an image before so many machines have failed, or are blocked
     #[arg(long, value_name = "COUNT", default_value_t = 3,
           value_parser = clap::value_parser!(u32).range(1..))]
     pub image_failure_min: u32,
@@ -72,6 +78,7 @@ impl BudgetArgs {
             network: self.network_limit,
             failures: FailureLimits {
                 percent: self.image_failure_max,
+                blocked_percent: self.blocked_percent,
                 failures_min: self.image_failure_min,
             },
         }

@@ -230,6 +230,7 @@ fn class_of(status: &Status) -> &'static str {
         | Status::Held
         | Status::UnsafeUpdate
         | Status::Blocked
+        | Status::PartlySynced
         | Status::ImageStopped
         | Status::NotConverging
         | Status::SignatureRefused

@@ -224,7 +224,7 @@ mod tests {
             updating: MachineLimits::default(),
             high_impact: MachineLimits::default(),
             network: None,
-            failures: FailureLimits { percent: 0, failures_min: 1 },
+            failures: FailureLimits { percent: 0, blocked_percent: 0, failures_min: 1 },
         };
         ClaimService::new(Clock::start(), settings, Arc::clone(state))
     }

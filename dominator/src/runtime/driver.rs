@@ -311,71 +311,81 @@ impl Driver {
         }
     }
 
+    /// Makes a claim. The future reads the answer, if there will be one.
+    fn claim(&self, claim: Claim) -> Option<BoxFuture<'static, Event>> {
+        let (shared, claimant) = (Arc::clone(&self.shared), self.handle.claimant);
+        let purpose = match &claim {
+            Claim::Update(_) => Some(ClaimKind::Update),
+            Claim::Fetch(_) => Some(ClaimKind::Fetch),
+            Claim::UnderWay(_) | Claim::Blocked(_) => None,
+        };
+        shared.claim_service.claim(claimant, claim);
+        let purpose = purpose?;
+        Some(Box::pin(async move {
+            let answer = shared.claim_service.answer(claimant, purpose);
+            answer.map_or(Event::Wake, |answer| Event::Claimed(purpose, answer))
+        }))
+    }
+
     fn carry_out(&mut self, effect: Effect) {
         let (client, shared) = (self.client.clone(), Arc::clone(&self.shared));
-        let future: BoxFuture<'static, Event> = match effect {
-            Effect::Poll(request_id, request) => {
-                Box::pin(poll(client, shared, request_id, request))
-            }
-            Effect::ReadTree(request_id, root) => {
-                Box::pin(read_tree(client, shared, request_id, root))
-            }
-            Effect::Plan(request_id, job) => Box::pin(plan(shared, request_id, job)),
-            Effect::Call(request_id, call) => {
-                tracing::debug!(host = %self.machine.hostname, "{}", call.name());
-                Box::pin(call_sub(client, request_id, call))
-            }
-            Effect::Commit(request_id, ordered) => {
-                tracing::debug!(host = %self.machine.hostname, "commit");
-                let (host, handle) = (self.machine.hostname.clone(), Arc::clone(&self.handle));
-                Box::pin(async move {
-                    match commit(&client, &shared, &host, &handle, ordered).await {
-                        Ok(()) => Event::Accepted(request_id),
-                        Err(failure) => Event::CallFailed(request_id, failure),
-                    }
-                })
-            }
-            Effect::ReportIdentity(news) => {
-                let hostname = &self.machine.hostname;
-                return self.shared.identities.take_report(
-                    hostname,
-                    &self.handle.registration,
-                    news,
-                );
-            }
-            Effect::Scan(request_id, have) => Box::pin(scan(client, request_id, have)),
-            Effect::Claim(claim) => {
-                let claimant = self.handle.claimant;
-                let purpose = match &claim {
-                    Claim::Update(_) => ClaimKind::Update,
-                    Claim::Fetch(_) => ClaimKind::Fetch,
-                    Claim::UnderWay(_) => return shared.claim_service.claim(claimant, claim),
-                };
-                shared.claim_service.claim(claimant, claim);
-                // Reads the answer when the future runs, not now.
-                Box::pin(async move {
-                    let answer = shared.claim_service.answer(claimant, purpose);
-                    answer.map_or(Event::Wake, |answer| Event::Claimed(purpose, answer))
-                })
-            }
-            Effect::Release(what) => {
-                return shared.claim_service.release(self.handle.claimant, what);
-            }
-            Effect::ActivityKnown => {
-                return shared.claim_service.activity_known(self.handle.claimant);
-            }
-            Effect::StatusChanged(status, detail) => {
-                tracing::info!(host = %self.machine.hostname, %status, "{detail}");
-                shared.history.status(&self.machine.hostname, status, &detail);
-                return;
-            }
-            // Removed by [`Handle::step`].
-            Effect::OrderAnswered(_) => return,
-            Effect::UpdateEnded(update_id, outcome) => {
-                shared.history.ended(&self.machine.hostname, update_id, outcome);
-                return;
-            }
-        };
+        let future: BoxFuture<'static, Event> =
+            match effect {
+                Effect::Poll(request_id, request) => {
+                    Box::pin(poll(client, shared, request_id, request))
+                }
+                Effect::ReadTree(request_id, root) => {
+                    Box::pin(read_tree(client, shared, request_id, root))
+                }
+                Effect::ReadFormer(request_id, name) => Box::pin(async move {
+                    Event::FormerRead(request_id, shared.images.former(&name).await)
+                }),
+                Effect::Plan(request_id, job) => Box::pin(plan(shared, request_id, job)),
+                Effect::Call(request_id, call) => {
+                    tracing::debug!(host = %self.machine.hostname, "{}", call.name());
+                    Box::pin(call_sub(client, request_id, call))
+                }
+                Effect::Commit(request_id, ordered) => {
+                    tracing::debug!(host = %self.machine.hostname, "commit");
+                    let (host, handle) = (self.machine.hostname.clone(), Arc::clone(&self.handle));
+                    Box::pin(async move {
+                        match commit(&client, &shared, &host, &handle, ordered).await {
+                            Ok(()) => Event::Accepted(request_id),
+                            Err(failure) => Event::CallFailed(request_id, failure),
+                        }
+                    })
+                }
+                Effect::ReportIdentity(news) => {
+                    let hostname = &self.machine.hostname;
+                    return self.shared.identities.take_report(
+                        hostname,
+                        &self.handle.registration,
+                        news,
+                    );
+                }
+                Effect::Scan(request_id, have) => Box::pin(scan(client, request_id, have)),
+                Effect::Claim(claim) => match self.claim(claim) {
+                    Some(answering) => answering,
+                    None => return,
+                },
+                Effect::Release(what) => {
+                    return shared.claim_service.release(self.handle.claimant, what);
+                }
+                Effect::ActivityKnown => {
+                    return shared.claim_service.activity_known(self.handle.claimant);
+                }
+                Effect::StatusChanged(status, detail) => {
+                    tracing::info!(host = %self.machine.hostname, %status, "{detail}");
+                    shared.history.status(&self.machine.hostname, status, &detail);
+                    return;
+                }
+                // Removed by [`Handle::step`].
+                Effect::OrderAnswered(_) => return,
+                Effect::UpdateEnded(update_id, outcome) => {
+                    shared.history.ended(&self.machine.hostname, update_id, outcome);
+                    return;
+                }
+            };
         self.running.push(future);
     }
 }

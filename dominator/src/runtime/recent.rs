@@ -9,6 +9,7 @@ use api::subd::ScanReport;
 use model::filter::Patterns;
 use model::lock::locked;
 use model::object::ObjectId;
+use model::plan::RefusedChanges;
 
 /// The most plans that are held. A fleet has few images; what else differs, differs for one
 /// machine.
@@ -79,6 +80,7 @@ struct PlanInput {
     image: ObjectId,
     scan: Arc<ScanReport>,
     exclusions: Patterns,
+    refused: Arc<RefusedChanges>,
 }
 
 #[derive(Debug)]
@@ -97,6 +99,7 @@ impl Plans {
             (input.tree, input.image) == (job.tree.digest(), job.image.digest)
                 && *input.scan == *job.scan
                 && input.exclusions == job.exclusions
+                && input.refused == job.refused
         })?;
         Some(Planned { key: job.key, ..found })
     }
@@ -108,6 +111,7 @@ impl Plans {
             image: job.image.digest,
             scan: Arc::clone(&job.scan),
             exclusions: job.exclusions.clone(),
+            refused: Arc::clone(&job.refused),
         };
         self.0.add(input, planned.clone(), planned.plan.operations.len());
     }
@@ -150,6 +154,7 @@ mod tests {
             tree,
             exclusions: Patterns::new::<&str>([]).unwrap(),
             image,
+            refused: Arc::default(),
         }
     }
 

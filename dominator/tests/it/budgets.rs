@@ -58,7 +58,7 @@ fn limits(given: &[&str], each: Option<u32>) -> MachineLimits {
 }
 
 fn failures(failures_min: u32) -> FailureLimits {
-    FailureLimits { percent: 10, failures_min }
+    FailureLimits { percent: 10, blocked_percent: 10, failures_min }
 }
 
 fn count(world: &World, status: Status) -> usize {

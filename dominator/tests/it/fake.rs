@@ -257,7 +257,7 @@ impl FakeSub {
         self.work();
         self.news.notify_waiters();
         match answer {
-            Answer::Accepted | Answer::Tree(_) | Answer::Scanned(_) => Ok(Done {}),
+            Answer::Accepted | Answer::Tree(..) | Answer::Scanned(_) => Ok(Done {}),
             Answer::Failed(fault) => Err(fault),
         }
     }

@@ -158,7 +158,7 @@ fn a_thousand_machines_that_come_back_at_the_same_moment_are_no_herd() {
 #[test]
 fn a_full_disk_of_the_dominator_is_the_fault_of_no_machine_and_no_image() {
     let mut world = world_of(300, 5, NONE);
-    let failures = FailureLimits { percent: 10, failures_min: 3 };
+    let failures = FailureLimits { percent: 10, blocked_percent: 10, failures_min: 3 };
     world.limit(ClaimSettings { failures, ..no_limits() });
     let now = converge(&mut world, 3 * MINUTE);
     world.tally.clear();

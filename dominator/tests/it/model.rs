@@ -3,6 +3,7 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use api::fault::{Fault, FaultCode};
@@ -14,7 +15,7 @@ use dominator::core::sub::{Call, Failure, FailureKind, RequestId};
 use model::image::ImageName;
 use model::object::ObjectId;
 use model::path::TreePath;
-use model::plan::apply;
+use model::plan::{RefusedChanges, apply};
 use model::scope::{Coverage, ScanSettings, Scope};
 use model::tree::{Time, Tree, TreeBuilder};
 use testing::random::Random;
@@ -56,7 +57,7 @@ pub enum Request {
 /// The answer to a [`Request`].
 #[derive(Clone, Debug)]
 pub enum Answer {
-    Tree(Tree),
+    Tree(Tree, Arc<RefusedChanges>),
     Scanned(SubVersion),
     Accepted,
     Failed(Fault),
@@ -275,7 +276,9 @@ impl Model {
         };
         let started = match request {
             Request::ReadTree(root) => match self.sub.scanned() {
-                Some(tree) if tree.digest() == root => return Answer::Tree(tree.clone()),
+                Some(tree) if tree.digest() == root => {
+                    return Answer::Tree(tree.clone(), Arc::new(self.sub.refused()));
+                }
                 _ => Err(Fault::new(FaultCode::Stale, "the tree has changed")),
             },
             Request::Scan => {

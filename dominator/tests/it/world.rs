@@ -27,7 +27,7 @@ use dominator::core::timing::Now;
 use model::image::ImageName;
 use model::image::required::RequiredImage;
 use model::mdb::Machine;
-use model::tree::{Leaf, Node, Time, Tree, TreeBuilder};
+use model::tree::{Time, Tree};
 
 pub use claims::no_limits;
 use claims::{NEVER, Tally};
@@ -36,7 +36,7 @@ use disk::Disk;
 use crate::model::{Answer, Model, Request, Work, failure};
 use testing::random::Random;
 use testing::sub_model::Task;
-use troubles::Troubles;
+use troubles::{Troubles, drifted};
 
 /// The timeout of a call.
 const CALL_LIMIT: Duration = Duration::from_secs(30);
@@ -634,7 +634,7 @@ impl World {
                     self.must_be_within_budget();
                 }
                 let event = match answer {
-                    Answer::Tree(tree) => Event::TreeRead(request_id, tree),
+                    Answer::Tree(tree, refused) => Event::TreeRead(request_id, tree, Some(refused)),
                     Answer::Scanned(version) => Event::Scanned(request_id, Ok(version)),
                     Answer::Failed(fault) if is_scan => {
                         Event::Scanned(request_id, Err(failure(fault)))
@@ -684,7 +684,8 @@ impl World {
         let Some(driver) = &mut self.drivers[host] else { return };
         let request_id = match &event {
             Event::Polled(request_id, _)
-            | Event::TreeRead(request_id, _)
+            | Event::TreeRead(request_id, ..)
+            | Event::FormerRead(request_id, _)
             | Event::Planned(request_id, _)
             | Event::TreeFailed(request_id, _)
             | Event::Scanned(request_id, _)
@@ -751,19 +752,16 @@ impl World {
             Effect::ReadTree(request_id, root) => {
                 ("read-tree", request_id, Message::Ask(Request::ReadTree(root)), CALL_LIMIT)
             }
+            Effect::ReadFormer(request_id, name) => {
+                let former = self.images.get(name.as_str()).cloned();
+                return self.answer_soon(host, request_id, Event::FormerRead(request_id, former));
+            }
             Effect::Scan(request_id, _) => {
                 ("scan", request_id, Message::Ask(Request::Scan), CALL_LIMIT)
             }
             Effect::Plan(request_id, job) => {
                 let planned = job.run().map(Arc::new).map_err(|error| error.to_string());
-                let event = Box::new(Event::Planned(request_id, planned));
-                let run = self.run;
-                self.open(host, request_id, false);
-                self.schedule(
-                    Duration::from_millis(2),
-                    Happening::ToDominator { host, run, event },
-                );
-                return;
+                return self.answer_soon(host, request_id, Event::Planned(request_id, planned));
             }
             Effect::Call(request_id, call) => {
                 self.must_be_known(host);
@@ -792,15 +790,21 @@ impl World {
             }
         };
         self.open(host, request_id, name == "poll");
-        self.send(host, name, request_id, message, limit);
+        self.send(host, name, (request_id, message), limit);
+    }
+
+    /// Answers what the dominator does by itself.
+    fn answer_soon(&mut self, host: usize, request_id: RequestId, event: Event) {
+        let (run, event) = (self.run, Box::new(event));
+        self.open(host, request_id, false);
+        self.schedule(Duration::from_millis(2), Happening::ToDominator { host, run, event });
     }
 
     fn send(
         &mut self,
         host: usize,
         name: &'static str,
-        request_id: RequestId,
-        message: Message,
+        (request_id, message): (RequestId, Message),
         limit: Duration,
     ) {
         *self.effects.entry(name).or_default() += 1;
@@ -862,37 +866,4 @@ fn machine(host: usize, image: &str) -> Machine {
         required_image: image.to_owned(),
         ..Machine::default()
     }
-}
-
-/// Returns `tree` with one random change.
-fn drifted(tree: &Tree, random: &mut Random) -> Tree {
-    let mut builder = TreeBuilder::new(tree.algorithm());
-    let nodes: Vec<_> = tree.nodes().collect();
-    let files: Vec<usize> = nodes
-        .iter()
-        .enumerate()
-        .filter(|(_, (_, node))| matches!(node, Node::Leaf(Leaf::File(_))))
-        .map(|(index, _)| index)
-        .collect();
-    let chosen =
-        if files.is_empty() { 0 } else { files[random.below(files.len() as u64) as usize] };
-    let linked = nodes.iter().any(|(_, node)| {
-        matches!(node, Node::Leaf(Leaf::HardLink(target)) if *target == nodes[chosen].0)
-    });
-    let kind = random.below(4);
-    for (index, (path, mut node)) in nodes.into_iter().enumerate() {
-        if index == chosen {
-            match (&mut node, kind) {
-                (_, 0) if !linked && !path.is_root() => continue,
-                (Node::Leaf(Leaf::File(file)), 1) => {
-                    file.object = tree.algorithm().digest(&random.number().to_le_bytes());
-                }
-                (node, 2) => node.metadata_mut().unwrap().mode ^= 0o011,
-                (Node::Leaf(Leaf::File(file)), _) => file.mtime.seconds += 1,
-                _ => {}
-            }
-        }
-        builder.insert(path, node).unwrap();
-    }
-    builder.finish().unwrap()
 }

@@ -169,7 +169,7 @@ pub fn own_directories(
 mod tests {
     use super::*;
     use model::object::Algorithm;
-    use model::plan::{ScannedTree, plan};
+    use model::plan::{RefusedChanges, ScannedTree, plan};
     use model::tree::text::from_text;
     use std::fmt::Write as _;
 
@@ -200,6 +200,7 @@ mod tests {
             kept_directories: &kept,
             externally_linked: &linked,
             occupied: &occupied,
+            refused: &RefusedChanges::default(),
             times: model::tree::TimePrecision::default(),
         };
         plan(&have, want)

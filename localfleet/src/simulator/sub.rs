@@ -174,7 +174,7 @@ mod tests {
     use api::fault::FaultCode;
     use api::subd::{Activity, ExpectedState, FetchFailure, FetchObject, LastFetch};
     use model::object::Algorithm;
-    use model::plan::{ScannedTree, plan};
+    use model::plan::{RefusedChanges, ScannedTree, plan};
     use model::scope::Scope;
     use model::tree::text::from_text;
     use model::trigger::Triggers;
@@ -200,6 +200,7 @@ mod tests {
             kept_directories: &kept,
             externally_linked: &linked,
             occupied: &occupied,
+            refused: &RefusedChanges::default(),
             times: model::tree::TimePrecision::default(),
         };
         let report = sub.report(None, Time::default());

@@ -40,6 +40,8 @@ const CLOCK_CHECK_INTERVAL: Duration = Duration::from_secs(30);
 pub fn add_methods(router: Router<Arc<Service>>) -> Router<Arc<Service>> {
     router
         .method::<ScanNow, _>(async |service, _, request| {
+            // An operator who looks again may have removed an obstacle.
+            service.report_state.change_refusals(|refusals, _| refusals.clear());
             service.scanner.boost(request.content, request.media);
             Ok(Done {})
         })

@@ -20,7 +20,7 @@ use nix::sys::time::TimeSpec;
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchownat, fsync, linkat, symlinkat, unlinkat};
 
 use crate::root::directory::{Directory, errno_of};
-use crate::root::{Kind, RootError, Status, open_below};
+use crate::root::{Kind, RootError, SET_ATTRIBUTE, Status, open_below};
 
 impl Directory {
     /// Creates the empty file `name`, which must not exist, and opens it for writing.
@@ -164,7 +164,7 @@ impl Directory {
 
     /// Sets an extended attribute of the entry `name`, not following a symlink.
     pub fn set_xattr(&self, name: &[u8], key: &[u8], value: &[u8]) -> Result<(), RootError> {
-        self.on("set an extended attribute of", name, || {
+        self.on(SET_ATTRIBUTE, name, || {
             xattr::set(self.descriptor_path(name), OsStr::from_bytes(key), value).map_err(errno_of)
         })
     }

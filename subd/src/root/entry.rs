@@ -16,7 +16,7 @@ use nix::sys::time::TimeSpec;
 use nix::unistd::{Gid, Uid, fchownat};
 
 use crate::root::directory::{AttributeList, Directory, errno_of, read_attributes};
-use crate::root::{Kind, RootError, Status, open_below};
+use crate::root::{Kind, RootError, SET_ATTRIBUTE, Status, open_below};
 
 /// An entry of any kind; of a symlink the link itself.
 #[derive(Debug)]
@@ -100,7 +100,7 @@ impl OpenEntry {
 
     /// As [`Directory::set_xattr`].
     pub fn set_xattr(&self, key: &[u8], value: &[u8]) -> Result<(), RootError> {
-        self.on("set an extended attribute of", || {
+        self.on(SET_ATTRIBUTE, || {
             xattr::set_deref(self.name(), OsStr::from_bytes(key), value).map_err(errno_of)
         })
     }

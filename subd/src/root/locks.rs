@@ -76,6 +76,29 @@ impl Directory {
     }
 }
 
+impl Directory {
+    /// Returns why entries of `other` cannot be moved into this directory, as far as its flags
+    /// tell: ext4 and XFS refuse that for directories with a project id, and all file-systems for
+    /// encrypted directories.
+    pub fn barrier_to(&self, other: &Self) -> Result<Option<&'static str>, RootError> {
+        let has = |directory: &Self| -> Result<_, RootError> {
+            let flags = StatxFlags::BASIC_STATS;
+            let found = statx(directory.as_fd(), "", AtFlags::EMPTY_PATH, flags);
+            let is_encrypted =
+                found.is_ok_and(|found| found.stx_attributes.contains(StatxAttributes::ENCRYPTED));
+            // Not every file-system has such flags.
+            let flags = ioctl_getflags(directory.as_fd()).unwrap_or(IFlags::empty());
+            Ok((flags.contains(IFlags::PROJECT_INHERIT), is_encrypted))
+        };
+        let (here, there) = (has(self)?, has(other)?);
+        Ok(match (here.0 && !there.0, here.1 && !there.1) {
+            (true, _) => Some("its directory has a project id, and nothing can be moved into it"),
+            (_, true) => Some("its directory is encrypted, and nothing can be moved into it"),
+            _ => None,
+        })
+    }
+}
+
 fn locks_of(directory: BorrowedFd<'_>, name: &[u8], how: AtFlags) -> Result<(u64, Locks), Errno> {
     let found =
         statx(directory, name, how | AtFlags::STATX_DONT_SYNC, StatxFlags::INO).map_err(errno)?;

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use api::subd::UNREADABLE_MAX;
 use model::path::TreePath;
 use model::plan::Occupant;
 use model::tree::{Child, Entry, Metadata, Name, Tree, TreeError, Xattrs};
@@ -43,9 +44,6 @@ const THROTTLE_ENTRIES: usize = 256;
 
 /// How often a changing entry is read in one pass.
 const TRIES: usize = 3;
-
-/// The most unreadable paths that are reported.
-const UNREADABLE_MAX: usize = 100;
 
 /// What a complete pass found.
 #[derive(Debug)]

@@ -91,6 +91,9 @@ pub fn own_directory(parent: &Directory, name: &[u8]) -> Result<Directory, RootE
     }
     let directory = parent.open_child(name)?;
     let status = directory.status()?;
+    if status.filesystem != parent.status()?.filesystem {
+        return Err(RootError::OtherFileSystem { path: directory.path().clone() });
+    }
     if (status.uid, status.gid, status.mode) != (0, 0, 0o700) {
         parent.set_owner(name, 0, 0)?;
         parent.set_mode(name, 0o700)?;

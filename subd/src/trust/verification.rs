@@ -7,8 +7,9 @@
 //!
 //! # Invariants
 //!
-//! * If the plan is accepted, the plan from its result to the signed tree is empty, and it has put
-//!   or changed nothing at paths that the signed tree does not have.
+//! * If the plan is accepted, the plan from its result to the signed tree is empty, except for
+//!   paths that this machine has found to be blocked; and it has put or changed nothing at paths
+//!   that the signed tree does not have.
 //! * The scan used the settings of the signed image, so that the filter in force is the signed one.
 //! * The content of computed files is not signed; their path, mode, owner and attributes are.
 // tidy: core
@@ -24,7 +25,8 @@ use model::image::{Content, ImageName};
 use model::object::ObjectId;
 use model::path::TreePath;
 use model::plan::{
-    Action, ApplyError, Blocked, Difference, Operation, Plan, ScannedTree, apply, plan,
+    Action, ApplyError, Blocked, Difference, Obstacle, Operation, Plan, RefusedChanges,
+    ScannedTree, apply, plan,
 };
 use model::scope::Scope;
 use model::signing::{Endorsed, Policy, Signature, TrustedKeys, endorse};
@@ -78,6 +80,8 @@ pub struct UpdateCase<'a> {
     pub signatures: &'a [Signature],
     /// The scan that the plan is staged upon.
     pub scan: &'a Snapshot,
+    /// Changes that have failed on this machine.
+    pub refused: &'a RefusedChanges,
     pub exclusions: &'a Patterns,
 }
 
@@ -186,7 +190,7 @@ pub fn verify_update(
     case: &UpdateCase<'_>,
     policy: &SigningPolicy<'_>,
 ) -> Result<VerifiedUpdate, Refusal> {
-    let UpdateCase { request, image, signatures, scan, exclusions } = *case;
+    let UpdateCase { request, image, signatures, scan, refused, exclusions } = *case;
     let accepted = verify_signatures(&image.content, signatures, policy)?;
     expect_same_order(request, image)?;
     let name = || image.name().clone();
@@ -199,15 +203,16 @@ pub fn verify_update(
     let after = apply(have, &request.plan).map_err(|source| Refusal::Misfit { source })?;
     let want = required_tree(image, exclusions).map_err(|source| Refusal::Tree { source })?;
     let want = with_computed(&want, &after)?;
-    let left = plan_between(&after, &want, report);
-    let first = left.operations.first().map(|operation| (&operation.path, in_words(operation)));
-    let blocked = || left.blocked.first().map(|Blocked { path, why }| (path, why.to_string()));
-    if let Some((path, why)) = first.or_else(blocked) {
-        let more = left.operations.len() + left.blocked.len() - 1;
-        return Err(Refusal::Elsewhere { path: path.clone(), why, more });
+    let left = plan_between(&after, &want, report, refused);
+    if let [first, others @ ..] = &*left.operations {
+        let (path, why, more) = (first.path.clone(), in_words(first), others.len());
+        return Err(Refusal::Elsewhere { path, why, more });
     }
+    expect_blocked_unchanged(&request.plan, &left.blocked)?;
     expect_tame(&request.plan, have, &want, report)?;
-    let changed = plan_between(have, &want, report).changed_paths().cloned().collect();
+    let is_blocked = |path: &TreePath| left.blocked.iter().any(|blocked| blocked.path == *path);
+    let all = plan_between(have, &want, report, &RefusedChanges::default());
+    let changed = all.changed_paths().filter(|path| !is_blocked(path)).cloned().collect();
     Ok(VerifiedUpdate { accepted, changed })
 }
 
@@ -228,6 +233,18 @@ fn expect_same_order(request: &PrepareRequest, image: &RequiredImage) -> Result<
         None => Ok(()),
         Some((_, what)) => Err(Refusal::Other { what, image: content.name.clone() }),
     }
+}
+
+/// Refuses operations on paths that are not as signed afterwards, because they are blocked: these
+/// stay as they are.
+fn expect_blocked_unchanged(plan: &Plan, blocked: &[Blocked]) -> Result<(), Refusal> {
+    let why_of: BTreeMap<&TreePath, &Obstacle> =
+        blocked.iter().map(|Blocked { path, why }| (path, why)).collect();
+    let changed = plan.operations.iter().find_map(|operation| {
+        let why = why_of.get(&operation.path)?;
+        Some(Refusal::Elsewhere { path: operation.path.clone(), why: why.to_string(), more: 0 })
+    });
+    changed.map_or(Ok(()), Err)
 }
 
 /// Refuses operations that a comparison of the trees does not show, and that no planner makes. A
@@ -260,7 +277,7 @@ fn expect_tame(plan: &Plan, have: &Tree, want: &Tree, report: &ScanReport) -> Re
     Ok(())
 }
 
-fn plan_between(have: &Tree, want: &Tree, report: &ScanReport) -> Plan {
+fn plan_between(have: &Tree, want: &Tree, report: &ScanReport, refused: &RefusedChanges) -> Plan {
     let kept_directories: BTreeSet<TreePath> = report.kept_directories.iter().cloned().collect();
     let externally_linked: BTreeSet<TreePath> = report.externally_linked.iter().cloned().collect();
     let occupied: BTreeMap<_, _> = report.occupied.iter().cloned().collect();
@@ -270,6 +287,7 @@ fn plan_between(have: &Tree, want: &Tree, report: &ScanReport) -> Plan {
         kept_directories: &kept_directories,
         externally_linked: &externally_linked,
         occupied: &occupied,
+        refused,
         times,
     };
     plan(&have, want)

@@ -26,6 +26,9 @@ use crate::update::step_plan::SlotPath;
 /// The reason why a directory cannot be removed that is not empty.
 const NOT_EMPTY: &str = "it holds something that is not in the scan";
 
+/// The reason why what was removed cannot be put back.
+const MADE_AGAIN: &str = "it was made again during the update";
+
 /// The most retries of an undo, in total, where another process has changed something: a user who
 /// swaps entries back and forth must not keep the tree from being undone.
 const UNDO_RETRIES_MAX: usize = 2_000;
@@ -53,7 +56,7 @@ pub enum StepError {
 
 impl StepError {
     /// True if another process has changed the entry or a directory above it.
-    fn is_foreign_change(&self) -> bool {
+    pub fn is_foreign_change(&self) -> bool {
         match self {
             Self::Root { source } | Self::Refused { source, .. } => {
                 // Changed between the check and the rename.
@@ -150,6 +153,7 @@ impl Activation<'_> {
                 self.exchange(path, *slot, *inode, former, displaced)
             }
             Step::Vanish { path, slot, former } => self.vanish(path, *slot, former),
+            Step::RemoveDirectory { path, .. } => self.remove_directory(path),
             Step::Unlock { path, inode, .. } => self.set_locks(path, *inode, Locks::NONE),
             Step::Lock { path, inode, locks } => self.set_locks(path, *inode, *locks),
             Step::Change { path, inode, wanted, .. } => Target::with(self.root, path, |target| {
@@ -280,6 +284,18 @@ impl Activation<'_> {
         })
     }
 
+    fn remove_directory(&self, path: &TreePath) -> Result<(), StepError> {
+        let (parent, name) = self.root.parent(path)?;
+        match parent.remove_directory(name) {
+            // It was done.
+            Err(error) if error.is_absent() => Ok(()),
+            Err(error) if matches!(error.errno(), Some(Errno::ENOTEMPTY | Errno::EEXIST)) => {
+                Err(changed(path, NOT_EMPTY))
+            }
+            other => Ok(other?),
+        }
+    }
+
     /// Undoes one step; does nothing if it was not done, which the slots show.
     fn undo_step(&self, managed: Attributes, step: &Step) -> Result<(), StepError> {
         match step {
@@ -312,17 +328,16 @@ impl Activation<'_> {
                 self.undo_exchange(path, &slot_name(*slot), *inode, former)
             }
             Step::Vanish { path, slot, former } => {
-                let slot = slot_name(*slot);
-                if status_if_present(self.slots, &slot)?.is_none() {
-                    return Ok(());
-                }
+                self.undo_vanish(path, &slot_name(*slot), former)
+            }
+            Step::RemoveDirectory { path, former } => {
                 let (parent, name) = self.root.parent(path)?;
                 match status_if_present(&parent, name)? {
-                    None => Ok(self.slots.rename_noreplace(&slot, &parent, name)?),
-                    // The removed directory was empty.
-                    Some(again) if former.directory && again.kind == Kind::Directory => Ok(()),
-                    Some(_) => Err(changed(path, "it was made again during the update")),
+                    None => parent.make_directory(name, 0o700)?,
+                    Some(present) if present.kind == Kind::Directory => {}
+                    Some(_) => return Err(changed(path, MADE_AGAIN)),
                 }
+                Ok(Target::OpenEntry(&parent.open_entry(name)?).apply(managed, former)?)
             }
             Step::Unlock { path, inode, locks } => self.put_locks_back(path, *inode, *locks),
             Step::Lock { path, inode, .. } => self.put_locks_back(path, *inode, Locks::NONE),
@@ -336,6 +351,24 @@ impl Activation<'_> {
                 });
                 unless_gone(undone)
             }
+        }
+    }
+
+    fn undo_vanish(
+        &self,
+        path: &TreePath,
+        slot: &[u8],
+        former: &FormerEntry,
+    ) -> Result<(), StepError> {
+        if status_if_present(self.slots, slot)?.is_none() {
+            return Ok(());
+        }
+        let (parent, name) = self.root.parent(path)?;
+        match status_if_present(&parent, name)? {
+            None => Ok(self.slots.rename_noreplace(slot, &parent, name)?),
+            // The removed directory was empty.
+            Some(again) if former.directory && again.kind == Kind::Directory => Ok(()),
+            Some(_) => Err(changed(path, MADE_AGAIN)),
         }
     }
 
@@ -455,11 +488,11 @@ fn expect_inode(path: &TreePath, present: &Status, inode: u64) -> Result<(), Ste
 }
 
 fn expect_former(path: &TreePath, present: &Status, former: &FormerEntry) -> Result<(), StepError> {
-    expect_inode(path, present, former.inode)?;
-    let directory = present.kind == Kind::Directory;
-    let same_content = present.size_bytes == former.size_bytes && present.mtime == former.mtime;
-    match directory == former.directory && (directory || same_content) {
+    // An overlay may give a file of its lower layer another inode when it is renamed.
+    let is_same = present.inode == former.inode
+        || (present.size_bytes, present.mtime) == (former.size_bytes, former.mtime);
+    match is_same && (present.kind == Kind::Directory) == former.directory {
         true => Ok(()),
-        false => Err(changed(path, "its content was modified")),
+        false => Err(changed(path, "another inode is there")),
     }
 }

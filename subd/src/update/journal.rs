@@ -31,7 +31,11 @@ use crate::update::step::{Script, Step};
 pub const JOURNAL_BYTES_MAX: u64 = 1 << 30;
 
 /// The version of the format.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
+
+/// The version of journals that releases before [`Step::RemoveDirectory`] can read. It is written
+/// where no such step is needed.
+const FORMAT_WITHOUT_REMOVAL: u32 = 1;
 
 const NAME: &[u8] = b"update";
 const TEMPORARY: &[u8] = b"update.new";
@@ -78,7 +82,7 @@ pub struct Journal {
 enum Record {
     /// The first line: the version of the format.
     Journal {
-        /// [`FORMAT`].
+        /// At most [`FORMAT`].
         format: u32,
     },
     Head(Box<JournalHead>),
@@ -138,7 +142,12 @@ impl Journal {
     /// Writes it to `out`.
     fn write(&self, out: &mut impl Write) -> Result<(), JournalError> {
         let mut lines = Lines { out, hasher: Hasher::new(Algorithm::Blake3), length: 0 };
-        lines.put(&RecordOf::Journal { format: FORMAT })?;
+        let is_new = |step: &Step| matches!(step, Step::RemoveDirectory { .. });
+        let format = match self.script.steps.iter().any(is_new) {
+            true => FORMAT,
+            false => FORMAT_WITHOUT_REMOVAL,
+        };
+        lines.put(&RecordOf::Journal { format })?;
         lines.put(&RecordOf::Head(&self.head))?;
         for taken in &self.taken {
             lines.put(&RecordOf::Taken(taken))?;
@@ -168,7 +177,7 @@ impl Journal {
             let record = serde_json::from_slice(&line)
                 .map_err(|error| damaged(format!("line {number}: {error}")))?;
             match (number, record) {
-                (1, Record::Journal { format: FORMAT }) => {}
+                (1, Record::Journal { format: FORMAT_WITHOUT_REMOVAL | FORMAT }) => {}
                 (1, Record::Journal { format }) => return Err(JournalError::Format { format }),
                 (2, Record::Head(read)) => head = Some(read),
                 (3.., Record::Taken(one)) => taken.push(one),

@@ -16,7 +16,7 @@ use nix::sys::stat::{Mode, fchmod};
 use nix::unistd::{Gid, Uid, fchown};
 use xattr::FileExt;
 
-use crate::root::{Directory, Kind, OpenEntry, Root, RootError, Status, errno_of};
+use crate::root::{Directory, Kind, OpenEntry, Root, RootError, SET_ATTRIBUTE, Status, errno_of};
 use crate::update::step::EntryMetadata;
 
 const CAPABILITY: &[u8] = b"security.capability";
@@ -142,7 +142,7 @@ impl Target<'_> {
         match self {
             Self::Entry(directory, name) => directory.set_xattr(name, key, value),
             Self::OpenEntry(held) => held.set_xattr(key, value),
-            Self::Itself(directory) => on_file("set an extended attribute of", directory, |file| {
+            Self::Itself(directory) => on_file(SET_ATTRIBUTE, directory, |file| {
                 file.set_xattr(std::ffi::OsStr::from_bytes(key), value)
             }),
         }
@@ -181,7 +181,7 @@ impl Target<'_> {
     }
 }
 
-/// Returns in what `status` differs from `node`.
+/// Returns in what `status` differs from `node`; size and time last.
 pub fn visible_difference(status: &Status, node: &Node) -> Option<&'static str> {
     let (kind, mtime) = match node {
         Node::Directory(_) => (status.kind == Kind::Directory, None),
@@ -195,11 +195,6 @@ pub fn visible_difference(status: &Status, node: &Node) -> Option<&'static str> 
     if !kind {
         return Some("kind");
     }
-    if let Node::Leaf(Leaf::File(file)) = node
-        && file.size_bytes != status.size_bytes
-    {
-        return Some("size");
-    }
     if let Some(metadata) = node.metadata() {
         if status.kind != Kind::Symlink && metadata.mode != status.mode {
             return Some("mode");
@@ -207,6 +202,11 @@ pub fn visible_difference(status: &Status, node: &Node) -> Option<&'static str> 
         if (metadata.uid, metadata.gid) != (status.uid, status.gid) {
             return Some("owner");
         }
+    }
+    if let Node::Leaf(Leaf::File(file)) = node
+        && file.size_bytes != status.size_bytes
+    {
+        return Some("size");
     }
     mtime.filter(|mtime| *mtime != status.mtime).map(|_| "mtime")
 }

@@ -4,10 +4,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::subd::{Health, LastUpdate, TriggerFailure, UpdateOutcome};
+use model::display::error_chain;
 use model::path::TreePath;
+use model::plan::RefusedKind;
+use model::tree::Tree;
+use nix::errno::Errno;
 use system::clock::wall;
 
 use crate::root::Directory;
+use crate::state::refusals::FailedChange;
+use crate::update::activate::StepError;
 use crate::update::journal::Journal;
 use crate::update::step::{Phase, Step};
 
@@ -38,6 +44,8 @@ pub struct RunningUpdate {
     /// The time from the first visible change to the last.
     pub(super) window: Duration,
     pub(super) failures: Vec<TriggerFailure>,
+    /// The step for which all were undone, if one failed.
+    pub(super) failed_step: Option<FailedStep>,
     pub(super) health: Option<Health>,
 }
 
@@ -82,6 +90,52 @@ impl TreeState {
     }
 }
 
+/// A step that failed because of what is at its path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct FailedStep {
+    path: TreePath,
+    kind: RefusedKind,
+    why: String,
+    is_race: bool,
+}
+
+impl FailedStep {
+    /// Returns the step that failed with `error`; `None` if the error is not about its path.
+    pub(super) fn of(step: &Step, error: &StepError) -> Option<Self> {
+        let is_race = error.is_foreign_change();
+        let (is_about_entry, why, leaves) = match error {
+            StepError::Changed { what, .. } => {
+                (true, format!("it changed since it was scanned: {what}"), false)
+            }
+            StepError::Root { source } | StepError::Refused { source, .. } => {
+                let leaves = source.errno() == Some(Errno::EXDEV);
+                (source.is_about_entry(), error_chain(source), leaves)
+            }
+        };
+        let (path, kind) = match step {
+            Step::Vanish { path, .. } | Step::RemoveDirectory { path, .. } => {
+                (path.clone(), RefusedKind::Removal)
+            }
+            // The directory takes nothing from the staging area.
+            Step::Appear { path, .. } if leaves => (path.parent()?, RefusedKind::Below),
+            Step::Appear { path, .. } | Step::Exchange { path, .. } | Step::Change { path, .. } => {
+                (path.clone(), RefusedKind::Any)
+            }
+            Step::Link { .. } | Step::Unlock { .. } | Step::Lock { .. } => return None,
+        };
+        is_about_entry.then_some(Self { path, kind, why, is_race })
+    }
+
+    /// Returns it as a change that failed on a machine with the tree `scanned`.
+    pub(super) fn change(self, scanned: &Tree) -> FailedChange {
+        let Self { path, kind, why, is_race } = self;
+        match is_race {
+            true => FailedChange::race(&path, kind, why, scanned),
+            false => FailedChange::lasting(&path, kind, why),
+        }
+    }
+}
+
 /// The services of a running update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ServiceState {
@@ -112,6 +166,7 @@ impl RunningUpdate {
             slots: None,
             window: Duration::ZERO,
             failures: Vec::new(),
+            failed_step: None,
             health: None,
         }
     }

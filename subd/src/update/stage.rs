@@ -6,24 +6,32 @@
 //! the [`Script`] is complete.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use api::subd::FreeSpace;
 use model::display::error_chain;
 use model::object::ObjectId;
 use model::path::TreePath;
+use model::plan::RefusedKind;
 use model::scope::Attributes;
 use model::tree::{Child, File, Leaf, Node, Special, TimePrecision, Tree};
+use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::cache::{Cache, CacheError, Retrieved, Visible};
 use crate::fetch::policy::shortage;
 use crate::root::{Directory, Kind, Locks, Root, RootError, Status};
 use crate::state::directories::remove_all;
+use crate::state::refusals::FailedChange;
+use crate::update::activate::is_gone;
 use crate::update::metadata::{Target, metadata_of, visible_difference};
+use crate::update::probe::Probe;
 use crate::update::step::unlock;
 use crate::update::step::{EntryMetadata, FormerEntry, Script, Step};
-use crate::update::step_plan::{PlannedStep, SlotPath, StagedEntry, StepPlan};
+use crate::update::step_plan::{PlannedStep, SlotPath, StagedEntry, StagedItem, StepPlan};
+
+/// A file-system with so much free space is not full.
+const ROOM_BYTES: u64 = 16 << 20;
 
 /// An update that cannot be staged.
 #[derive(Debug, thiserror::Error)]
@@ -48,6 +56,10 @@ pub enum StageError {
     },
     #[error("{path} changed since it was scanned: {what}")]
     Changed { path: TreePath, what: &'static str },
+    #[error("{path} is the root of another file-system")]
+    OtherFileSystem { path: TreePath },
+    #[error("{path} cannot be replaced: {why}")]
+    Closed { path: TreePath, why: &'static str },
     #[error(
         "{need_bytes} bytes are needed for copies of objects and for new entries; \
          {free_bytes} bytes and {free_inodes} inodes are free"
@@ -65,6 +77,17 @@ pub enum StageError {
         path: TreePath,
         what: &'static str,
     },
+    /// Some changes of single paths would fail; never empty.
+    #[error("{} cannot be changed: {}", changes[0].refused.path, first_of(changes))]
+    Refused { changes: Vec<FailedChange> },
+}
+
+fn first_of(changes: &[FailedChange]) -> String {
+    let why = &changes[0].refused.why;
+    match changes.len() - 1 {
+        0 => why.clone(),
+        others => format!("{why} (and {others} other paths)"),
+    }
 }
 
 /// An object that was moved into the staging area.
@@ -72,6 +95,17 @@ pub enum StageError {
 pub struct TakenObject {
     pub object: ObjectId,
     pub place: SlotPath,
+}
+
+/// What of an entry must be as it was scanned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Compared {
+    /// Only its kind: it is replaced or removed, whatever its content is by then.
+    Kind,
+    /// Its kind, owner and mode: it gets other metadata.
+    Rights,
+    /// Also its content: it gets another name.
+    All,
 }
 
 /// Stages the entries of one update.
@@ -118,31 +152,207 @@ impl Stager<'_> {
         self.check_space(step_plan)?;
         let mut inodes: BTreeMap<u32, u64> = BTreeMap::new();
         let mut steps: Vec<Step> = Vec::new();
+        let (mut failed, mut failed_slots) = (Vec::new(), BTreeSet::new());
         for staged in &step_plan.staged {
-            let (place, path) = (&staged.place, &staged.path);
-            let fail = |source| StageError::Root { path: path.clone(), source };
-            let inode = match &staged.what {
-                StagedEntry::Entry { node, takes_object } => {
-                    self.make(place, path, node, *takes_object, taken)?
-                }
-                StagedEntry::LinkToStaged(carrier) => self.link(carrier, place).map_err(fail)?,
-                StagedEntry::LinkToLive(carrier) => {
-                    let inode = self.live(carrier)?.inode;
-                    let (carrier, place) = (carrier.clone(), place.clone());
-                    steps.push(Step::Link { carrier, inode, place });
-                    inode
-                }
+            let place = &staged.place;
+            let needs_failed = match &staged.what {
+                StagedEntry::LinkToStaged(carrier) => failed_slots.contains(&carrier.slot),
+                _ => failed_slots.contains(&place.slot),
             };
-            if place.below.is_root() {
-                inodes.insert(place.slot, inode);
+            if needs_failed {
+                failed_slots.insert(place.slot);
+                continue;
+            }
+            match self.entry(staged, taken, &mut steps) {
+                Ok(inode) if place.below.is_root() => {
+                    inodes.insert(place.slot, inode);
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    failed_slots.insert(place.slot);
+                    let kind = match &staged.what {
+                        StagedEntry::Entry { node, .. } => {
+                            RefusedKind::Become(Box::new(node.clone()))
+                        }
+                        _ => RefusedKind::Any,
+                    };
+                    failed.push(self.failed_change(error, kind)?);
+                }
             }
         }
+        let mut probe = Probe::new(self.root, self.slots);
+        let mut spare_slot = step_plan.first_spare_slot();
         for planned in &step_plan.steps {
-            steps.push(self.step(planned, &inodes)?);
+            let kind = match planned {
+                PlannedStep::Appear { slot, .. } | PlannedStep::Exchange { slot, .. }
+                    if failed_slots.contains(slot) =>
+                {
+                    continue;
+                }
+                PlannedStep::Vanish { .. } => RefusedKind::Removal,
+                PlannedStep::Change { node, .. } => RefusedKind::Become(Box::new(node.clone())),
+                PlannedStep::Appear { .. } | PlannedStep::Exchange { .. } => RefusedKind::Any,
+            };
+            match self.steps(planned, &inodes, &mut probe, &mut spare_slot) {
+                Ok(tried) => steps.extend(tried),
+                Err(error) => failed.push(self.failed_change(error, kind)?),
+            }
+        }
+        drop(probe);
+        if !failed.is_empty() {
+            return Err(StageError::Refused { changes: failed });
         }
         let steps = unlock(steps, |path| self.locks(path))?;
         self.root.sync_filesystem().map_err(|source| StageError::Area { source })?;
         Ok(Script { update_id, managed: self.managed, steps })
+    }
+
+    /// Stages one entry, and returns its inode.
+    fn entry(
+        &self,
+        staged: &StagedItem,
+        taken: &mut Vec<TakenObject>,
+        steps: &mut Vec<Step>,
+    ) -> Result<u64, StageError> {
+        let (place, path) = (&staged.place, &staged.path);
+        match &staged.what {
+            StagedEntry::Entry { node, takes_object } => {
+                self.make(place, path, node, *takes_object, taken)
+            }
+            StagedEntry::LinkToStaged(carrier) => self
+                .link(carrier, place)
+                .map_err(|source| StageError::Root { path: path.clone(), source }),
+            StagedEntry::LinkToLive(carrier) => {
+                let inode = self.live(carrier, Compared::All)?.inode;
+                let (carrier, place) = (carrier.clone(), place.clone());
+                steps.push(Step::Link { carrier, inode, place });
+                Ok(inode)
+            }
+        }
+    }
+
+    /// Returns the steps for a planned one: more than one if a directory must be replaced that
+    /// cannot be moved.
+    fn steps(
+        &self,
+        planned: &PlannedStep,
+        inodes: &BTreeMap<u32, u64>,
+        probe: &mut Probe<'_>,
+        spare_slot: &mut u32,
+    ) -> Result<Vec<Step>, StageError> {
+        let step = self.step(planned, inodes)?;
+        let area = |source| StageError::Area { source };
+        if matches!(step, Step::Exchange { .. }) && !probe.exchanges().map_err(area)? {
+            return self.entry_by_entry(step, spare_slot);
+        }
+        match self.try_out(&step, probe) {
+            Ok(()) => Ok(vec![step]),
+            // Such as a directory in the lower layer of an overlay.
+            Err(StageError::Root { source, .. }) if source.errno() == Some(Errno::EXDEV) => {
+                self.entry_by_entry(step, spare_slot)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Returns the steps that do the same as `step` without moving a directory, and without an
+    /// exchange.
+    fn entry_by_entry(&self, step: Step, spare_slot: &mut u32) -> Result<Vec<Step>, StageError> {
+        let (path, displaced, appears) = match step {
+            Step::Exchange { path, slot, inode, displaced, .. } => {
+                let appears = Step::Appear { path: path.clone(), slot, inode };
+                (path, displaced, Some(appears))
+            }
+            other => (other.path().clone(), Vec::new(), None),
+        };
+        let mut steps = Vec::new();
+        // The deepest first.
+        for path in displaced.into_iter().rev().chain([path]) {
+            let former = former_of(&self.live(&path, Compared::Kind)?);
+            if former.directory {
+                let former = self.entry_metadata(&path, false)?;
+                steps.push(Step::RemoveDirectory { path, former });
+            } else {
+                steps.push(Step::Vanish { path, slot: *spare_slot, former });
+                *spare_slot += 1;
+            }
+        }
+        steps.extend(appears);
+        Ok(steps)
+    }
+
+    /// Finds out whether the file-system would refuse a step.
+    fn try_out(&self, step: &Step, probe: &mut Probe<'_>) -> Result<(), StageError> {
+        let fail = |source| StageError::Root { path: step.path().clone(), source };
+        let is_directory = |former: &FormerEntry| former.directory;
+        match step {
+            Step::Exchange { path, former, .. } | Step::Vanish { path, former, .. }
+                if is_directory(former) =>
+            {
+                probe.directory_moves(path).map_err(fail)?;
+            }
+            Step::Change { former, wanted, .. }
+                if former.metadata.xattrs != wanted.metadata.xattrs
+                    || (former.metadata.uid, former.metadata.gid)
+                        != (wanted.metadata.uid, wanted.metadata.gid) =>
+            {
+                let is_directory =
+                    matches!(self.scanned.get(step.path()), Some(Child::Directory(_)));
+                probe.takes_metadata(is_directory, self.managed, wanted).map_err(fail)?;
+            }
+            _ => {}
+        }
+        if let Step::Appear { path, .. } | Step::Exchange { path, .. } = step
+            && let Some(why) = probe.refuses_entries(path).map_err(fail)?
+        {
+            return Err(StageError::Closed { path: path.clone(), why });
+        }
+        Ok(())
+    }
+
+    /// Returns the change that failed with `error`; other changes can be made without it.
+    ///
+    /// # Errors
+    ///
+    /// `error` if it is not about one path.
+    fn failed_change(
+        &self,
+        error: StageError,
+        kind: RefusedKind,
+    ) -> Result<FailedChange, StageError> {
+        match error {
+            StageError::Changed { path, what } => {
+                let why = format!("it changed since it was scanned: {what}");
+                Ok(FailedChange::race(&path, kind, why, self.scanned))
+            }
+            StageError::Root { path, source } if self.is_about_entry(&source) => {
+                let why = error_chain(&source);
+                Ok(match is_gone(&source) {
+                    true => FailedChange::race(&path, kind, why, self.scanned),
+                    false => FailedChange::lasting(&path, kind, why),
+                })
+            }
+            StageError::Mismatch { path, what } => {
+                let why = format!("it cannot be made as it is wanted: its {what} differs");
+                Ok(FailedChange::lasting(&path, kind, why))
+            }
+            StageError::Closed { path, why } => {
+                let directory = path.parent().unwrap_or(path);
+                Ok(FailedChange::lasting(&directory, RefusedKind::Below, why.to_owned()))
+            }
+            StageError::OtherFileSystem { path } => {
+                let why = "the root of another file-system is there".to_owned();
+                Ok(FailedChange::lasting(&path, RefusedKind::Boundary, why))
+            }
+            other => Err(other),
+        }
+    }
+
+    /// True if the error is about the entry, and not about the file-system as a whole. A
+    /// file-system also says that it is full if an attribute is larger than it can store.
+    fn is_about_entry(&self, error: &RootError) -> bool {
+        let is_roomy = || self.root.space().is_ok_and(|space| space.free_bytes >= ROOM_BYTES);
+        error.is_about_entry() || (error.is_full() && error.is_of_attribute() && is_roomy())
     }
 
     /// Checks that the new entries fit on the file-system.
@@ -225,15 +435,15 @@ impl Stager<'_> {
                 path: path.clone(),
                 slot: *slot,
                 inode: inode_in(slot),
-                former: former_of(&self.live(path)?),
+                former: former_of(&self.live(path, Compared::Kind)?),
                 displaced: displaced.clone(),
             },
             PlannedStep::Vanish { path, slot } => {
-                let former = former_of(&self.live(path)?);
+                let former = former_of(&self.live(path, Compared::Kind)?);
                 Step::Vanish { path: path.clone(), slot: *slot, former }
             }
             PlannedStep::Change { path, node } => {
-                let status = self.live(path)?;
+                let status = self.live(path, Compared::Rights)?;
                 let wanted = metadata_of(node);
                 let wanted = wanted.expect("a change to a hard link is refused before");
                 if visible_difference(&status, node) == Some("kind") {
@@ -250,8 +460,8 @@ impl Stager<'_> {
         })
     }
 
-    /// Reads the status of `path` and compares it with the scan.
-    fn live(&self, path: &TreePath) -> Result<Status, StageError> {
+    /// Reads the status of `path`, which must still be as it was scanned.
+    fn live(&self, path: &TreePath, compared: Compared) -> Result<Status, StageError> {
         let changed = |what| StageError::Changed { path: path.clone(), what };
         let scanned = match self.scanned.get(path) {
             None => return Err(changed("the scan saw nothing there")),
@@ -264,7 +474,12 @@ impl Stager<'_> {
         };
         let status = Target::with(self.root, path, |target| target.status())
             .map_err(|source| StageError::Root { path: path.clone(), source })?;
-        match visible_difference(&status, &scanned) {
+        let matters = |what: &&str| match compared {
+            Compared::Kind => *what == "kind",
+            Compared::Rights => !matches!(*what, "size" | "mtime"),
+            Compared::All => true,
+        };
+        match visible_difference(&status, &scanned).filter(matters) {
             Some(what) => Err(changed(what)),
             None => Ok(status),
         }
@@ -274,11 +489,19 @@ impl Stager<'_> {
         match Target::with(self.root, path, |target| target.status()) {
             Err(error) if error.is_absent() => Ok(()),
             Err(source) => Err(StageError::Root { path: path.clone(), source }),
+            Ok(status) if self.is_boundary(&status)? => {
+                Err(StageError::OtherFileSystem { path: path.clone() })
+            }
             Ok(_) => {
                 let what = "something is there now";
                 Err(StageError::Changed { path: path.clone(), what })
             }
         }
+    }
+
+    fn is_boundary(&self, status: &Status) -> Result<bool, StageError> {
+        let slots = self.slots.status().map_err(|source| StageError::Area { source })?;
+        Ok(status.kind == Kind::Directory && status.filesystem != slots.filesystem)
     }
 
     /// Reads the inode number and the flags of `path`; `None` if nothing is there.

@@ -47,11 +47,12 @@ pub struct Script {
     pub steps: Vec<Step>,
 }
 
-/// The entry that was at a path when the update was staged, as far as it must still be the same.
+/// The entry that was at a path when the update was staged. It must still be the same inode, or a
+/// file of the same length and time; its content may have changed, because the image decides what
+/// is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FormerEntry {
     pub inode: u64,
-    /// True for a directory; then size and time do not matter.
     pub directory: bool,
     /// Its length, in bytes.
     pub size_bytes: u64,
@@ -99,6 +100,12 @@ pub enum Step {
         /// The entry at the path.
         former: FormerEntry,
     },
+    /// Remove an empty directory that cannot be moved or exchanged.
+    RemoveDirectory {
+        path: TreePath,
+        /// What it gets when it is made again.
+        former: EntryMetadata,
+    },
     /// Clear the immutable and append-only flags of an inode.
     Unlock {
         path: TreePath,
@@ -125,6 +132,7 @@ impl Step {
             | Self::Appear { path, .. }
             | Self::Exchange { path, .. }
             | Self::Vanish { path, .. }
+            | Self::RemoveDirectory { path, .. }
             | Self::Unlock { path, .. }
             | Self::Lock { path, .. }
             | Self::Change { path, .. } => path,
@@ -245,7 +253,7 @@ fn needed(step: &Step) -> Vec<TreePath> {
     let (parent, itself) = match step {
         Step::Change { .. } => (false, true),
         Step::Appear { .. } => (true, false),
-        Step::Exchange { .. } | Step::Vanish { .. } => (true, true),
+        Step::Exchange { .. } | Step::Vanish { .. } | Step::RemoveDirectory { .. } => (true, true),
         // A link is made before all other steps, and clears the flags of its file itself.
         Step::Link { .. } | Step::Unlock { .. } | Step::Lock { .. } => (false, false),
     };
@@ -255,7 +263,7 @@ fn needed(step: &Step) -> Vec<TreePath> {
 
 /// True if the step replaces or removes the entry at its path.
 fn goes(step: &Step) -> bool {
-    matches!(step, Step::Exchange { .. } | Step::Vanish { .. })
+    matches!(step, Step::Exchange { .. } | Step::Vanish { .. } | Step::RemoveDirectory { .. })
 }
 
 impl Script {
@@ -330,6 +338,7 @@ mod locking_tests {
                 Step::Appear { .. } => "appear",
                 Step::Exchange { .. } => "exchange",
                 Step::Vanish { .. } => "vanish",
+                Step::RemoveDirectory { .. } => "remove directory",
                 Step::Unlock { inode: 7, locks: IMMUTABLE, .. } => "unlock",
                 Step::Lock { inode: 7, locks: IMMUTABLE, .. } => "lock",
                 Step::Change { .. } => "change",

@@ -116,6 +116,17 @@ pub struct StepPlan {
 }
 
 impl StepPlan {
+    /// Returns the first number that is that of no slot, nor are those after it.
+    pub fn first_spare_slot(&self) -> u32 {
+        let slots = self.steps.iter().map(|step| match step {
+            PlannedStep::Appear { slot, .. }
+            | PlannedStep::Exchange { slot, .. }
+            | PlannedStep::Vanish { slot, .. } => *slot + 1,
+            PlannedStep::Change { .. } => 0,
+        });
+        slots.max().unwrap_or_default()
+    }
+
     /// Returns the needed objects: id and size in bytes, in staging order.
     pub fn objects(&self) -> impl Iterator<Item = (ObjectId, u64)> {
         self.staged.iter().filter_map(|staged| match &staged.what {

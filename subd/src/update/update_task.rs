@@ -11,6 +11,7 @@ use api::subd::{CheckHealthReply, Health, LastUpdate, TriggerFailure, UpdateOutc
 use model::image::HealthCheck;
 use model::lock::locked;
 use model::path::TreePath;
+use model::plan::RefusedChange;
 use model::trigger::Triggers;
 use model::trigger::services::ServiceCall;
 use tokio::runtime::Handle;
@@ -20,6 +21,7 @@ use crate::machine::command_runner::check_health;
 use crate::machine::services::ServiceDriver;
 use crate::scan::{Pause, Stopped};
 use crate::state::persisted_state::PersistError;
+use crate::state::refusals::{FailedChange, FailedIn};
 use crate::state::{Snapshot, note_reboot, note_update};
 use crate::trust::accepted_image;
 use crate::trust::verification::AcceptedImage;
@@ -28,7 +30,7 @@ use crate::update::executor::{Executor, JournalState, Machine, Services, UpdateE
 use crate::update::journal::JournalHead;
 use crate::update::prepared::{forget_taken, free};
 use crate::update::recovery::Resumed;
-use crate::update::running_update::{FinalTree, RunningUpdate};
+use crate::update::running_update::{FailedStep, FinalTree, RunningUpdate};
 
 /// The longest delay between two retries, as a multiple of the first.
 const RETRY_GROWTH_MAX: u32 = 20;
@@ -233,20 +235,10 @@ impl Updater {
             update = self.free(update).await;
         }
         self.report_state.set_cache(|| self.cache.ids());
-        let scanned = match last.outcome {
-            // The tree has changed again since it was scanned.
-            UpdateOutcome::Undone(_) => {
-                self.scanner.scan_touched(update.paths().cloned().collect()).await
-            }
-            _ => match scanning {
-                Some(scanning) => scanning.await,
-                None => Err(Stopped),
-            },
-        };
-        if let Ok(snapshot) = scanned {
-            let identity = self.identity.read(&self.root);
-            last.verified_generation = Some(self.report_state.take_snapshot(snapshot, identity));
+        if let Some(failed) = update.failed_step.take() {
+            self.note_failed_step(failed);
         }
+        last.verified_generation = self.verify(&update, &last.outcome, scanning).await;
         if reboot {
             last.trigger_failures.extend(self.reboot().await);
         }
@@ -285,6 +277,46 @@ impl Updater {
                 self.retry_until_closed(OpenJournal::Update(Box::new(update)), why);
             }
         }
+    }
+
+    /// Reports the scan after an update, and returns its generation.
+    async fn verify(
+        &self,
+        update: &RunningUpdate,
+        outcome: &UpdateOutcome,
+        scanning: Option<Scanning>,
+    ) -> Option<u64> {
+        let scanned = match outcome {
+            // The tree has changed again since it was scanned.
+            UpdateOutcome::Undone(_) => {
+                self.scanner.scan_touched(update.paths().cloned().collect()).await
+            }
+            _ => scanning?.await,
+        };
+        let identity = self.identity.read(&self.root);
+        scanned.ok().map(|snapshot| self.report_state.take_snapshot(snapshot, identity))
+    }
+
+    /// Records that a step failed after services were stopped.
+    fn note_failed_step(&self, failed: FailedStep) {
+        let snapshot = self.report_state.read(|state| state.snapshot.clone());
+        let Some(tree) = snapshot.as_ref().and_then(|snapshot| snapshot.tree.as_ref()) else {
+            return;
+        };
+        self.note_failed_changes(vec![failed.change(tree)], FailedIn::Commit);
+    }
+
+    /// Records changes that failed, which plans then leave out.
+    pub(super) fn note_failed_changes(&self, changes: Vec<FailedChange>, failed_in: FailedIn) {
+        self.report_state.change_refusals(|refusals, now| {
+            for change in changes {
+                let RefusedChange { path, why, .. } = change.refused.clone();
+                tracing::warn!(%path, "cannot be changed: {why}");
+                if !refusals.add(change, failed_in, now) {
+                    tracing::warn!(%path, "is not remembered: too many paths cannot be changed");
+                }
+            }
+        });
     }
 
     /// Frees the slots in a blocking thread.

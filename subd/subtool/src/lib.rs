@@ -140,6 +140,9 @@ enum Command {
         /// Do work of high impact without asking the machine's disruption command
         #[arg(long)]
         force_disruption: bool,
+        /// Leave out the paths that the machine cannot change; then exit with 3
+        #[arg(long)]
+        go_on: bool,
         /// Object server as the machine reaches it, instead of the imageserver; may be repeated
         #[arg(long, value_name = "ADDR")]
         source: Vec<String>,

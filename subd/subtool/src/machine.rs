@@ -3,12 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::fault::FaultCode;
 use api::method::Method;
 use api::planning::{PlanJob, PlanKey, Planned};
-use api::subd::{Poll, PollReply, PollRequest, SetConfiguration};
+use api::subd::{GetRefusedChanges, Poll, PollReply, PollRequest, SetConfiguration};
 use api::subd::{ScanReport, SetConfigurationRequest};
 use model::filter::Patterns;
 use model::image::required::RequiredImage;
+use model::plan::RefusedChanges;
 use model::scope::Scope;
 use model::tree::Tree;
 use rpc::client::{CallError, Client};
@@ -158,6 +160,17 @@ impl Machine {
         self.call::<SetConfiguration>(&request).await.map(|_| ())
     }
 
+    /// Returns the changes that the machine refuses; none if its release does not tell.
+    async fn refused_changes(&self) -> Result<RefusedChanges, CallError> {
+        match self.call::<GetRefusedChanges>(&()).await {
+            Ok(reply) => Ok(reply.changes.into_iter().collect()),
+            Err(error) => match error.code() {
+                Some(FaultCode::NoMethod | FaultCode::Denied) => Ok(RefusedChanges::default()),
+                _ => Err(error),
+            },
+        }
+    }
+
     /// Plans the update to `image`; `None` if the machine does not scan with its settings.
     pub async fn compare(
         &self,
@@ -173,6 +186,7 @@ impl Machine {
             scan: Arc::clone(&scan),
             exclusions: Patterns::new(&reply.exclusions)?,
             image: Arc::clone(image),
+            refused: Arc::new(self.refused_changes().await?),
         };
         let planned = self.reader.compute(move || job.run()).await??;
         Ok(Some(Comparison { reply, scan, planned }))

@@ -15,7 +15,7 @@ use model::display::{counted, size};
 use model::image::ImageName;
 use model::image::required::RequiredImage;
 use model::object::ObjectId;
-use model::plan::Plan;
+use model::plan::{Blocked, Plan};
 use rpc::client::CallError;
 use serde::Serialize;
 
@@ -43,6 +43,8 @@ pub struct Order {
     pub force_unsafe: bool,
     /// Do not ask the machine's disruption command.
     pub force_disruption: bool,
+    /// Leave out what is blocked.
+    pub go_on: bool,
 }
 
 /// The result of a push.
@@ -63,12 +65,16 @@ pub struct Report {
     pub trigger_failures: Vec<TriggerFailure>,
     /// How the health check ended, if there was one.
     pub health: Option<Health>,
+    /// Paths that were left out, with the reasons.
+    pub blocked: Vec<String>,
 }
 
 impl Report {
     /// True if triggers or the health check failed.
     pub fn is_partial(&self) -> bool {
-        !self.trigger_failures.is_empty() || matches!(self.health, Some(Health::Failed(_)))
+        !self.trigger_failures.is_empty()
+            || !self.blocked.is_empty()
+            || matches!(self.health, Some(Health::Failed(_)))
     }
 }
 
@@ -95,7 +101,9 @@ pub async fn push(
         };
         let plan = Arc::clone(&comparison.planned.plan);
         let is_known = comparison.reply.last_image.as_ref() == Some(order.image.name());
-        if plan.is_empty() && is_known {
+        let is_done = plan.is_empty() || (order.go_on && plan.operations.is_empty());
+        if is_done && is_known {
+            report.blocked = paths_of(&plan.blocked);
             report.image = Some(order.image.name().clone());
             clean(machine, &comparison.reply).await?;
             return Ok(report);
@@ -120,20 +128,24 @@ pub async fn push(
 /// Refuses blocked and unsafe plans.
 fn refuse(order: &Order, comparison: &Comparison) -> Result<(), ToolError> {
     let planned = &comparison.planned;
-    if !planned.plan.blocked.is_empty() {
-        let blocked = planned.plan.blocked.iter().take(PATHS_NAMED);
-        let mut texts: Vec<String> =
-            blocked.map(|blocked| format!("{}: {}", blocked.path, blocked.why)).collect();
-        let more = planned.plan.blocked.len() - texts.len();
-        if more > 0 {
-            texts.push(format!("and {more} more"));
-        }
-        return Err(ToolError::Blocked(texts));
+    if !planned.plan.blocked.is_empty() && !order.go_on {
+        return Err(ToolError::Blocked(paths_of(&planned.plan.blocked)));
     }
     if !planned.dangers.is_empty() && !order.force_unsafe {
         return Err(ToolError::Unsafe(planned.dangers.clone()));
     }
     Ok(())
+}
+
+/// Lists the first of these paths, with the reasons.
+fn paths_of(blocked: &[Blocked]) -> Vec<String> {
+    let named = blocked.iter().take(PATHS_NAMED);
+    let mut texts: Vec<String> = named.map(|one| format!("{}: {}", one.path, one.why)).collect();
+    let more = blocked.len() - texts.len();
+    if more > 0 {
+        texts.push(format!("and {more} more"));
+    }
+    texts
 }
 
 /// Waits until the machine is not busy with another update or fetch.
@@ -274,7 +286,7 @@ async fn prepare(
     progress: &mut Progress,
 ) -> Result<bool, ToolError> {
     let content = &order.image.content;
-    let plan = Plan::clone(&comparison.planned.plan);
+    let plan = comparison.planned.plan.without_blocked();
     let changes = match plan.operations.len() as u64 {
         0 => "no change but the name of the image and its triggers".to_owned(),
         count => counted(count, "change"),

@@ -67,7 +67,7 @@ pub(super) async fn run(arguments: &Arguments, security: &Security) -> Result<Ou
         Command::ShowUpdate { image, rescan } => {
             session.show_update(image, *rescan, &mut progress).await
         }
-        Command::PushImage { image, force_unsafe, force_disruption, source } => {
+        Command::PushImage { image, force_unsafe, force_disruption, go_on, source } => {
             let sources = match source.as_slice() {
                 [] => vec![session.images.peer().authority()],
                 given => given.to_vec(),
@@ -77,6 +77,7 @@ pub(super) async fn run(arguments: &Arguments, security: &Security) -> Result<Ou
                 sources,
                 force_unsafe: *force_unsafe,
                 force_disruption: *force_disruption,
+                go_on: *go_on,
             };
             let report = push(&session.machine, &order, &mut progress).await?;
             progress.close();
@@ -316,6 +317,7 @@ fn pushed(report: &Report) -> Rows {
             format!("{}.{:03} ms", report.window_ns / 1_000_000, report.window_ns / 1_000 % 1_000),
         ),
     ];
+    rows.extend(report.blocked.iter().map(|blocked| ("not changed", blocked.clone())));
     for failure in &report.trigger_failures {
         let end = failure.output.trim_end().lines().last().unwrap_or_default();
         rows.push(("failed trigger", format!("{} {}: {end}", failure.verb, failure.service)));

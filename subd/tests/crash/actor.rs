@@ -12,7 +12,7 @@ use api::subd::{ExpectedState, Health, LastUpdate, PrepareRequest};
 use model::display::error_chain;
 use model::image::{HealthCheck, ImageName};
 use model::object::Algorithm;
-use model::plan::{ScannedTree, plan};
+use model::plan::{RefusedChanges, ScannedTree, plan};
 use model::scope::{Attributes, ScanSettings, Scope};
 use model::tree::text::from_text;
 use model::tree::{TimePrecision, Tree};
@@ -75,6 +75,7 @@ fn run(directory: &Path) -> Result<String, Box<dyn Error>> {
         kept_directories: &kept_directories(),
         externally_linked: &BTreeSet::new(),
         occupied: &BTreeMap::new(),
+        refused: &RefusedChanges::default(),
         times: TimePrecision::default(),
     };
     let plan = plan(&have, &want);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use api::subd::{Health, LastUpdate, TriggerFailure, UpdateOutcome};
 use model::image::{HealthCheck, ImageName};
 use model::object::{Algorithm, ObjectId};
-use model::plan::{ScannedTree, plan};
+use model::plan::{RefusedChanges, ScannedTree, plan};
 use model::scope::Attributes;
 use model::tree::{File, Leaf, Metadata, Node, Time, TimePrecision, Tree, TreeBuilder};
 use model::trigger::Triggers;
@@ -132,6 +132,7 @@ impl Place {
                 kept_directories: &BTreeSet::new(),
                 externally_linked: &BTreeSet::new(),
                 occupied: &BTreeMap::new(),
+                refused: &RefusedChanges::default(),
                 times: TimePrecision::default(),
             },
             &want,

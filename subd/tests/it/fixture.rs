@@ -12,8 +12,8 @@ use api::object_server::GetObjects;
 use api::object_stream::ObjectHead;
 use api::subd::{
     Commit, CommitRequest, ExpectedState, Fetch, FetchObject, FetchRequest, GetDirectories,
-    GetDirectoriesRequest, LastFetch, LastUpdate, Poll, PollReply, PollRequest, Prepare,
-    PrepareRequest, SetConfigurationRequest,
+    GetDirectoriesRequest, GetRefusedChanges, LastFetch, LastUpdate, Poll, PollReply, PollRequest,
+    Prepare, PrepareRequest, SetConfigurationRequest,
 };
 use bytes::Bytes;
 use clap::Parser;
@@ -212,11 +212,13 @@ impl Sub {
         let kept: BTreeSet<TreePath> = scan.kept_directories.iter().cloned().collect();
         let linked: BTreeSet<TreePath> = scan.externally_linked.iter().cloned().collect();
         let occupied = scan.occupied.iter().cloned().collect();
+        let refused = self.client.call::<GetRefusedChanges>(&()).await.unwrap().changes;
         let have = ScannedTree {
             tree: &tree,
             kept_directories: &kept,
             externally_linked: &linked,
             occupied: &occupied,
+            refused: &refused.into_iter().collect(),
             times: scan.times,
         };
         let plan = plan(&have, want);
@@ -277,7 +279,7 @@ impl Sub {
         let (_, needs) = self.plan(want).await;
         self.fetch_for(id, source, &needs).await;
         let (reply, plan) = self.plan(want).await;
-        let mut request = request(id, &reply, want, plan);
+        let mut request = request(id, &reply, want, plan.without_blocked());
         request.triggers = Triggers::from_json(triggers).unwrap();
         self.prepare(&request).await.unwrap();
         self.commit(id).await

@@ -132,6 +132,8 @@ async fn an_update_that_is_rolled_back_leaves_all_flags_as_they_were() {
     sub.fetch_for(2, &source, &plan).await;
     let (reply, plan) = sub.plan(&second).await;
     sub.prepare(&request(2, &reply, &second, plan)).await.unwrap();
+    // Another file, with another length: the name keeps the first one from using its inode.
+    std::fs::rename(sub.at("/z"), sub.at("/.subd/z")).unwrap();
     std::fs::write(sub.at("/z"), "another length").unwrap();
     let UpdateOutcome::RolledBack(why) = sub.commit(2).await.outcome else { panic!() };
     assert!(why.starts_with("/z changed since it was scanned"), "{why}");

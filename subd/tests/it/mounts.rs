@@ -3,6 +3,7 @@
 //! Each test has a mount namespace of its own: that of its thread, and of those it starts.
 
 mod kinds;
+mod obstacles;
 mod read_only;
 
 use std::path::Path;

@@ -17,7 +17,7 @@ use model::escape::ByteText;
 use model::image::{HealthCheck, ImageName};
 use model::object::Algorithm;
 use model::path::TreePath;
-use model::plan::{Action, Difference, Operation, Plan, ScannedTree, apply, plan};
+use model::plan::{Action, Difference, Operation, Plan, RefusedChanges, ScannedTree, apply, plan};
 use model::scope::{Attributes, ScanSettings};
 use model::tree::text::to_text;
 use model::tree::{
@@ -193,6 +193,7 @@ fn between(have: &Tree, want: &Tree) -> Plan {
         kept_directories: &BTreeSet::new(),
         externally_linked: &BTreeSet::new(),
         occupied: &BTreeMap::new(),
+        refused: &RefusedChanges::default(),
         times: TimePrecision::default(),
     };
     plan(&have, want)

@@ -195,6 +195,31 @@ impl Method for FastUpdate {
     }
 }
 
+/// Installs the required image on one machine without the paths that are blocked there, until it
+/// requires another image.
+pub enum GoOn {}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GoOnRequest {
+    pub hostname: String,
+    /// The reason; must not be empty.
+    pub why: String,
+    /// Who asks, if the call has no certificate.
+    pub who: String,
+}
+
+impl Method for GoOn {
+    const NAME: &'static str = "Dominator.GoOn";
+    const ACCESS: Access = Access::PowerOrOwner;
+    const EFFECT: Effect = Effect::Changes;
+    type Request = GoOnRequest;
+    type Reply = Done;
+
+    fn audit_details(request: &Self::Request) -> CallDetails {
+        CallDetails::default().with("host", &request.hostname).why(&request.why).who(&request.who)
+    }
+}
+
 /// Returns the status of one machine when it has changed.
 pub enum WatchSub {}
 
@@ -254,6 +279,7 @@ impl Status {
             | Self::ImageNotReady
             | Self::InsufficientSpace
             | Self::Synced
+            | Self::PartlySynced
             | Self::UpdatesDisabled
             | Self::Paused
             | Self::Held

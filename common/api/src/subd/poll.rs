@@ -41,6 +41,9 @@ pub struct PollRequest {
     pub wait_ms: u32,
 }
 
+/// The most unreadable paths in a [`ScanReport`].
+pub const UNREADABLE_MAX: usize = 100;
+
 /// The result of a scan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScanReport {
@@ -59,7 +62,8 @@ pub struct ScanReport {
     pub occupied: Vec<(TreePath, Occupant)>,
     /// The precision of times on the file-system.
     pub times: TimePrecision,
-    /// Paths that could not be read, with the errors; at most a hundred.
+    /// Paths that cannot be changed or could not be read, with the errors: at most
+    /// [`UNREADABLE_MAX`].
     pub unreadable: Vec<(TreePath, String)>,
 }
 

@@ -33,6 +33,7 @@ fn sets_may_call_what_they_must() {
             Subd.Commit
             Subd.Fetch
             Subd.GetDirectories
+            Subd.GetRefusedChanges
             Subd.OfferImage
             Subd.Poll
             Subd.Prepare
@@ -63,6 +64,7 @@ fn sets_may_call_what_they_must() {
             Dominator.ForceDisruptiveUpdate
             Dominator.GetConfiguration
             Dominator.GetStatus
+            Dominator.GoOn
             Dominator.ListEvents
             Dominator.ListSubs
             Dominator.PauseUpdates
@@ -88,6 +90,7 @@ fn sets_may_call_what_they_must() {
             ObjectServer.GetObjects
             Subd.GetConfiguration
             Subd.GetDirectories
+            Subd.GetRefusedChanges
             Subd.Pause
             Subd.Poll
             Subd.Resume
@@ -136,6 +139,7 @@ fn sets_may_call_what_they_must() {
             ObjectServer.GetObjects
             Subd.GetConfiguration
             Subd.GetDirectories
+            Subd.GetRefusedChanges
             Subd.Poll
     "#]]
     .assert_eq(&text);

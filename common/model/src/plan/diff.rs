@@ -12,7 +12,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Action, Blocked, Difference, Obstacle, Occupant, Operation, Plan, order};
+use super::{
+    Action, Blocked, Difference, Obstacle, Occupant, Operation, Plan, RefusedChanges, order,
+};
 use crate::path::TreePath;
 use crate::tree::{
     Child, Directory, Entry, File, Leaf, Metadata, Node, Special, Symlink, Time, TimePrecision,
@@ -31,6 +33,8 @@ pub struct ScannedTree<'have> {
     pub externally_linked: &'have BTreeSet<TreePath>,
     /// Paths of the tree that the kernel uses.
     pub occupied: &'have BTreeMap<TreePath, Occupant>,
+    /// Changes that the machine refuses.
+    pub refused: &'have RefusedChanges,
     /// The precision of times on the file-system.
     pub times: TimePrecision,
 }
@@ -41,6 +45,8 @@ pub struct ScannedTree<'have> {
 /// at most `h + w` operations for trees of `h` and `w` entries: first what is put in place or
 /// changed, each after what it needs, libraries first and boot files last; then what is removed,
 /// the deepest first. Equal inputs give equal plans.
+///
+/// What cannot be changed is blocked, with what lies below it, links to it, or holds it.
 ///
 /// Takes one pass over the directories that differ or hold hard links.
 #[must_use]
@@ -55,8 +61,11 @@ pub fn plan(have: &ScannedTree<'_>, want: &Tree) -> Plan {
         puts: Vec::new(),
         removals: Vec::new(),
         blocked: Vec::new(),
+        unmade: BTreeSet::new(),
     };
     planner.walk();
+    planner.block_dependents();
+    planner.blocked.sort_by(|one, other| one.path.cmp(&other.path));
     let mut operations = order::order_puts(planner.puts);
     // A directory comes right before what it holds, so in reverse it comes right after.
     planner.removals.reverse();
@@ -119,6 +128,8 @@ struct Planner<'plan> {
     puts: Vec<Operation>,
     removals: Vec<TreePath>,
     blocked: Vec<Blocked>,
+    /// The blocked paths where something new is required.
+    unmade: BTreeSet<TreePath>,
 }
 
 /// A directory that is being walked: its entries on both sides.
@@ -234,19 +245,17 @@ impl<'plan> Planner<'plan> {
     }
 
     fn remove(&mut self, path: TreePath) {
-        if self.may_move(&path) {
-            self.removals.push(path);
+        let refused = || self.have.refused.of_removal(&path, self.have.tree);
+        match self.occupant(&path).or_else(refused) {
+            Some(why) => self.blocked.push(Blocked { path, why }),
+            None => self.removals.push(path),
         }
     }
 
-    /// True if the kernel uses neither `path` nor anything below it; otherwise it is blocked.
-    fn may_move(&mut self, path: &TreePath) -> bool {
-        let next = self.have.occupied.range(path.clone()..).next();
-        let Some((_, occupant)) = next.filter(|(used, _)| used.starts_with(path)) else {
-            return true;
-        };
-        self.blocked.push(Blocked { path: path.clone(), why: occupant.obstacle() });
-        false
+    /// Returns why `path` cannot be moved, if the kernel uses it or anything below it.
+    fn occupant(&self, path: &TreePath) -> Option<Obstacle> {
+        let (used, occupant) = self.have.occupied.range(path.clone()..).next()?;
+        used.starts_with(path).then(|| occupant.obstacle())
     }
 
     /// The first directory at or below `path` that holds kept content.
@@ -256,10 +265,10 @@ impl<'plan> Planner<'plan> {
     }
 
     fn displace(&mut self, path: TreePath, directory: &'plan Directory, want: &Leaf) {
-        if let Some(kept) = self.kept_below(&path) {
-            let why = Obstacle::HoldsKept { directory: kept.clone() };
-            self.blocked.push(Blocked { path, why });
-            return;
+        let kept = self.kept_below(&path);
+        let kept = kept.map(|kept| Obstacle::HoldsKept { directory: kept.clone() });
+        if let Some(why) = kept.or_else(|| self.have.refused.of_removal(&path, self.have.tree)) {
+            return self.block_new(path, why);
         }
         if let Some(node) = self.new_leaf(&path, want) {
             let displaced = paths_below(&path, directory);
@@ -272,7 +281,7 @@ impl<'plan> Planner<'plan> {
         match want {
             Leaf::Computed(computed) => {
                 let why = Obstacle::NotComputed { source: computed.source.clone() };
-                self.blocked.push(Blocked { path: path.clone(), why });
+                self.block_new(path.clone(), why);
                 None
             }
             Leaf::File(_) => {
@@ -394,8 +403,49 @@ impl<'plan> Planner<'plan> {
     }
 
     fn put(&mut self, path: TreePath, action: Action, reason: Vec<Difference>) {
-        if !matches!(action, Action::Replace { .. }) || self.may_move(&path) {
-            self.puts.push(Operation { path, action, reason });
+        let (node, occupant) = match &action {
+            Action::Create(node) => (node, None),
+            Action::Replace { node, .. } => (node, self.occupant(&path)),
+            Action::Change(node) => {
+                if let Some(why) = self.have.refused.of_put(&path, node) {
+                    return self.blocked.push(Blocked { path, why });
+                }
+                return self.puts.push(Operation { path, action, reason });
+            }
+            Action::Remove => unreachable!("what is removed is not put"),
+        };
+        match occupant.or_else(|| self.have.refused.of_put(&path, node)) {
+            Some(why) => self.block_new(path, why),
+            None => self.puts.push(Operation { path, action, reason }),
+        }
+    }
+
+    /// Blocks `path`, where something new is required.
+    fn block_new(&mut self, path: TreePath, why: Obstacle) {
+        self.unmade.insert(path.clone());
+        self.fates.insert(path.clone(), Fate::New);
+        self.blocked.push(Blocked { path, why });
+    }
+
+    /// Blocks what is put below blocked directories, and links to blocked files.
+    fn block_dependents(&mut self) {
+        if self.unmade.is_empty() {
+            return;
+        }
+        // In component order, so that a directory comes before what it holds, and a file before its
+        // links.
+        for operation in std::mem::take(&mut self.puts) {
+            let is_unmade = |path: &TreePath| self.unmade.contains(path);
+            let file = match &operation.action {
+                Action::Create(Node::Leaf(Leaf::HardLink(first)))
+                | Action::Replace { node: Node::Leaf(Leaf::HardLink(first)), .. } => Some(first),
+                _ => None,
+            };
+            let needs = file.cloned().filter(is_unmade);
+            match needs.or_else(|| operation.path.parent().filter(is_unmade)) {
+                Some(path) => self.block_new(operation.path, Obstacle::Needs { path }),
+                None => self.puts.push(operation),
+            }
         }
     }
 }

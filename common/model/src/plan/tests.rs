@@ -5,24 +5,67 @@ use std::collections::{BTreeMap, BTreeSet};
 use expect_test::{Expect, expect};
 use proptest::prelude::*;
 
-use super::{Action, Difference, Occupant, Plan, ScannedTree, apply, plan};
+use super::{
+    Action, Blocked, Difference, FormerTree, Obstacle, Occupant, Plan, RefusedChange,
+    RefusedChanges, RefusedKind, ScannedTree, apply, first_that_holds, plan,
+};
 use crate::object::Algorithm;
 use crate::path::TreePath;
 use crate::tree::tests::generate::{similar_trees, trees};
 use crate::tree::text::{from_text, to_text};
 use crate::tree::{Child, Leaf, Node, TimePrecision, Tree, TreeBuilder, only_root_writes};
 
-/// The single place that calls the planner.
 fn run(have: &Tree, want: &Tree, kept: &BTreeSet<TreePath>, external: &BTreeSet<TreePath>) -> Plan {
+    run_around(have, want, kept, external, &RefusedChanges::default())
+}
+
+fn run_around(
+    have: &Tree,
+    want: &Tree,
+    kept: &BTreeSet<TreePath>,
+    external: &BTreeSet<TreePath>,
+    refused: &RefusedChanges,
+) -> Plan {
     let occupied = BTreeMap::new();
     let have = ScannedTree {
         tree: have,
         kept_directories: kept,
         externally_linked: external,
         occupied: &occupied,
+        refused,
         times: TimePrecision::default(),
     };
     plan(&have, want)
+}
+
+/// Refused changes of some paths of the trees.
+fn refusals(have: &Tree, want: &Tree, seeds: &[(prop::sample::Index, u8)]) -> RefusedChanges {
+    let paths: BTreeSet<TreePath> =
+        have.nodes().chain(want.nodes()).map(|(path, _)| path).collect();
+    let paths: Vec<TreePath> = paths.into_iter().filter(|path| !path.is_root()).collect();
+    let refuse = |(index, kind): &(prop::sample::Index, u8)| {
+        let path = index.get(&paths).clone();
+        let kind = match (kind, want.get(&path)) {
+            (0, Some(node)) => RefusedKind::Become(Box::new(node.node())),
+            (0 | 1, _) => RefusedKind::Any,
+            (2, _) => RefusedKind::Removal,
+            (3, _) => RefusedKind::Below,
+            _ => RefusedKind::Boundary,
+        };
+        RefusedChange { path, kind, why: "it was refused".to_owned() }
+    };
+    match paths.is_empty() {
+        true => RefusedChanges::default(),
+        false => seeds.iter().map(refuse).collect(),
+    }
+}
+
+/// What a tree has at a path, without how files are shared.
+fn resolved(tree: &Tree, path: &TreePath) -> Option<Node> {
+    match tree.file(path) {
+        Some(file) => Some(Node::Leaf(Leaf::File(file))),
+        None => tree.get(path).map(|child| child.node()),
+    }
 }
 
 fn nothing() -> BTreeSet<TreePath> {
@@ -48,6 +91,28 @@ proptest! {
         let got = apply(&have, &plan).unwrap();
         prop_assert_eq!(to_text(&got), to_text(&want), "{:#?}", plan);
         prop_assert!(run(&got, &want, &nothing(), &nothing()).is_empty());
+    }
+
+    #[test]
+    fn refused_changes_are_left_out_and_nothing_else(
+        (have, want) in similar_trees(Algorithm::Blake3),
+        seeds in prop::collection::vec((any::<prop::sample::Index>(), 0..5_u8), 0..4),
+    ) {
+        let refused = refusals(&have, &want, &seeds);
+        let around = |have: &Tree| run_around(have, &want, &nothing(), &nothing(), &refused);
+        let plan = around(&have);
+        let got = apply(&have, &plan.without_blocked()).unwrap();
+        prop_assert_eq!(&around(&got).operations, &[], "{:#?}", plan);
+        let is_blocked = |path: &TreePath| {
+            path.ancestors().any(|at| plan.blocked.iter().any(|blocked| blocked.path == at))
+        };
+        let paths = want.nodes().chain(got.nodes()).map(|(path, _)| path);
+        for path in paths.filter(|path| !is_blocked(path)) {
+            prop_assert_eq!(resolved(&got, &path), resolved(&want, &path), "{} {:#?}", path, plan);
+        }
+        for Blocked { path, .. } in &plan.blocked {
+            prop_assert_eq!(got.get(path).is_some(), have.get(path).is_some(), "{}", path);
+        }
     }
 
     #[test]
@@ -335,6 +400,7 @@ fn what_the_kernel_uses_is_neither_replaced_nor_removed() {
         kept_directories: &nothing(),
         externally_linked: &nothing(),
         occupied: &occupied.into(),
+        refused: &RefusedChanges::default(),
         times: TimePrecision::default(),
     };
     let plan = plan(&have, &want);
@@ -370,9 +436,95 @@ fn a_time_that_the_file_system_rounds_is_no_difference() {
         kept_directories: &nothing,
         externally_linked: &nothing,
         occupied: &occupied,
+        refused: &RefusedChanges::default(),
         times,
     };
     let plan = plan(&have, &want);
     let paths: Vec<String> = plan.operations.iter().map(|one| one.path.to_string()).collect();
     assert_eq!(paths, ["/b", "/bp"]);
+}
+
+#[test]
+fn what_depends_on_a_refused_change_is_blocked_with_it() {
+    let have = tree(
+        "d 755 0:0 /extra\nf 644 0:0 1.000000000 1 #x /extra/held\n\
+         f 644 0:0 1.000000000 1 #x /extra/loose\nf 644 0:0 1.000000000 1 #x /new\n\
+         d 755 0:0 /user\nf 644 0:0 1.000000000 1 #x /user/file",
+    );
+    let want = tree(
+        "f 644 0:0 1.000000000 1 #y /a\nh /b -> /a\nd 755 0:0 /new\nd 755 0:0 /new/below\n\
+         f 644 0:0 1.000000000 1 #z /new/below/file\nd 700 0:0 /user\n\
+         f 644 0:0 1.000000000 1 #y /user/file\nd 755 0:0 /volume\n\
+         f 644 0:0 1.000000000 1 #y /volume/file",
+    );
+    let refused = |path: &str, kind| {
+        let why = format!("{path} was refused");
+        RefusedChange { path: path.parse().unwrap(), kind, why }
+    };
+    let node = |path: &str| Box::new(want.get(&path.parse().unwrap()).unwrap().node());
+    let refused: RefusedChanges = [
+        refused("/a", RefusedKind::Become(node("/a"))),
+        refused("/extra/held", RefusedKind::Removal),
+        refused("/gone", RefusedKind::Removal),
+        refused("/new", RefusedKind::Any),
+        refused("/user", RefusedKind::Below),
+        refused("/volume", RefusedKind::Boundary),
+    ]
+    .into_iter()
+    .collect();
+    let plan = run_around(&have, &want, &nothing(), &nothing(), &refused);
+    let operations: Vec<String> = plan.operations.iter().map(ToString::to_string).collect();
+    assert_eq!(operations, ["change d 700 0:0 /user (mode)", "remove /extra/loose (extra)"]);
+    let shown = |Blocked { path, why }: &Blocked| format!("{path}: {why}");
+    let blocked: Vec<String> = plan.blocked.iter().map(shown).collect();
+    let expected = [
+        "/a: /a was refused",
+        "/b: /a would have to change first",
+        "/extra: /extra/held would have to change first",
+        "/extra/held: /extra/held was refused",
+        "/new: /new was refused",
+        "/new/below: /new would have to change first",
+        "/new/below/file: /new/below would have to change first",
+        "/user/file: /user was refused",
+        "/volume: another file-system, such as a btrfs subvolume, is there and is left as it is",
+        "/volume/file: /volume would have to change first",
+    ];
+    assert_eq!(blocked, expected);
+}
+
+#[test]
+fn a_new_image_is_held_by_what_it_requires_and_the_former_did_not() {
+    let former = tree(
+        "d 755 0:0 /d\nf 644 0:0 1.000000000 1 #x /linked\nf 644 0:0 1.000000000 1 #x /old\n\
+         f 644 0:0 1.000000000 1 #x /same",
+    );
+    let want = tree(
+        "d 700 0:0 /d\nd 755 0:0 /dir\nf 644 0:0 1.000000000 1 #y /dir/file\n\
+         f 644 0:0 1.000000000 1 #x /a\nh /linked -> /a\nf 644 0:0 1.000000000 1 #x /same",
+    );
+    let refused = Obstacle::Refused { why: String::new() };
+    // The blocked path; whether it holds a machine that had the former image, an unknown one, none.
+    let table = [
+        ("/same", &refused, [false, true, true]),
+        ("/linked", &refused, [false, true, true]),
+        ("/extra", &refused, [false, true, false]),
+        ("/old", &refused, [true, true, false]),
+        ("/a", &refused, [true, true, true]),
+        ("/d", &refused, [true, true, true]),
+        ("/dir", &Obstacle::Boundary, [false, false, false]),
+        ("/a", &Obstacle::Boundary, [true, true, true]),
+    ];
+    for (path, why, expected) in table {
+        let blocked = [Blocked { path: path.parse().unwrap(), why: why.clone() }];
+        let formers = [FormerTree::Known(&former), FormerTree::Unknown, FormerTree::Nothing];
+        let held = formers.map(|former| first_that_holds(&blocked, &want, former).is_some());
+        assert_eq!(held, expected, "{path} {why:?}");
+    }
+    let blocked: [TreePath; 2] = ["/dir", "/dir/file"].map(|path| path.parse().unwrap());
+    let [above, below] = &blocked;
+    let blocked = [
+        Blocked { path: above.clone(), why: Obstacle::Boundary },
+        Blocked { path: below.clone(), why: Obstacle::Needs { path: above.clone() } },
+    ];
+    assert_eq!(first_that_holds(&blocked, &want, FormerTree::Known(&former)), None);
 }

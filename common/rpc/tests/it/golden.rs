@@ -102,6 +102,7 @@ fn methods_of_subd_have_these_bytes() {
     pinned.method::<subd::GetFiles>(samples::get_files());
     pinned.method::<subd::CheckHealth>(((), samples::check_health()));
     pinned.method::<subd::OfferImage>((samples::offer_image(), Default::default()));
+    pinned.method::<subd::GetRefusedChanges>(samples::get_refused_changes());
     pinned.check("Subd.", expect_file!["golden/subd.txt"]);
 }
 
@@ -166,6 +167,7 @@ fn methods_of_the_dominator_have_these_bytes() {
     pinned.method::<dominator::orders::PauseUpdates>(samples::pause_updates());
     pinned.method::<dominator::orders::ResumeUpdates>(samples::resume_updates());
     pinned.method::<dominator::orders::ForceDisruptiveUpdate>(samples::force_disruptive_update());
+    pinned.method::<dominator::orders::GoOn>(samples::go_on());
     pinned.method::<dominator::orders::FastUpdate>(samples::fast_update());
     pinned.method::<dominator::orders::WatchSub>(samples::watch_sub());
     pinned.method::<dominator::orders::SetDefaultImage>(samples::set_default_image());

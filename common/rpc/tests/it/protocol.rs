@@ -74,6 +74,7 @@ fn every_method_is_in_the_table_with_its_access_and_limits() {
         row::<dominator::orders::PauseUpdates>(),
         row::<dominator::orders::ResumeUpdates>(),
         row::<dominator::orders::ForceDisruptiveUpdate>(),
+        row::<dominator::orders::GoOn>(),
         row::<dominator::orders::FastUpdate>(),
         row::<dominator::orders::WatchSub>(),
         row::<dominator::orders::SetDefaultImage>(),
@@ -84,6 +85,7 @@ fn every_method_is_in_the_table_with_its_access_and_limits() {
         row::<dominator::settings::GetSubConfiguration>(),
         row::<mdb::GetMdb>(),
         row::<subd::OfferImage>(),
+        row::<subd::GetRefusedChanges>(),
         row::<image_server::notes::ChangeSignatures>(),
     ];
     let document = document();

@@ -16,7 +16,7 @@ fn settings(places: u32) -> ClaimSettings {
         updating: MachineLimits::new(None, &[at], None),
         high_impact: MachineLimits::default(),
         network: None,
-        failures: FailureLimits { percent: 10, failures_min: 2 },
+        failures: FailureLimits { percent: 10, blocked_percent: 10, failures_min: 2 },
     }
 }
 

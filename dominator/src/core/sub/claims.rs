@@ -350,7 +350,7 @@ impl Sub {
                 }
             }
         }
-        if matches!(status, Status::Synced | Status::TriggerFailed) {
+        if matches!(status, Status::Synced | Status::PartlySynced | Status::TriggerFailed) {
             self.claims.needed = None;
         }
         let is_known = self.polls.reachability != Reachability::Unknown;

@@ -9,8 +9,10 @@ use api::subd::{
     CleanupRequest, FetchRequest, Limits, OfferImageRequest, PollReply, PollRequest,
     PrepareRequest, SetConfigurationRequest, SubVersion, UpdateOutcome,
 };
+use model::image::ImageName;
 use model::mdb::Machine;
 use model::object::ObjectId;
+use model::plan::RefusedChanges;
 use model::signing::Signature;
 use model::tree::Tree;
 
@@ -148,6 +150,8 @@ pub enum SubOrder {
     Retry,
     /// Carries out the pending plan once, even if the machine does not allow disruptive updates.
     ForceDisruptive,
+    /// Installs the required image without what is blocked.
+    GoOn,
     /// Updates the machine now: polls it, has it scan, and tries again what failed.
     FastUpdate,
     /// Pauses the updates of the machine, or ends the pause. A pause ends by itself, by the time of
@@ -185,10 +189,13 @@ pub enum Event {
     Polled(RequestId, Box<PollReply>),
     /// The sub did not answer a poll.
     PollFailed(RequestId, Failure),
-    /// The tree was read.
-    TreeRead(RequestId, Tree),
+    /// The tree was read, and the changes that the machine refuses; `None` if its release does not
+    /// tell.
+    TreeRead(RequestId, Tree, Option<Arc<RefusedChanges>>),
     /// The tree was not read.
     TreeFailed(RequestId, Failure),
+    /// The former image was loaded; `None` if it cannot be.
+    FormerRead(RequestId, Option<Arc<RequiredImage>>),
     /// The plan was made, or could not be made for this reason.
     Planned(RequestId, Result<Arc<Planned>, String>),
     /// The sub accepted the call.
@@ -209,8 +216,10 @@ pub enum Effect {
     OrderAnswered(bool),
     /// Polls the sub.
     Poll(RequestId, PollRequest),
-    /// Reads the tree with this digest.
+    /// Reads the tree with this digest, and the changes that the machine refuses.
     ReadTree(RequestId, ObjectId),
+    /// Loads an image that the machine had before.
+    ReadFormer(RequestId, ImageName),
     /// Makes a plan.
     Plan(RequestId, Box<PlanJob>),
     /// Calls the sub.
@@ -225,7 +234,7 @@ pub enum Effect {
     /// the end of the scan.
     Scan(RequestId, SubVersion),
     /// Makes a claim. [`Event::Claimed`] brings the answer and each change of it, except for
-    /// [`Claim::UnderWay`].
+    /// [`Claim::UnderWay`] and [`Claim::Blocked`].
     Claim(Claim),
     /// Releases a claim.
     Release(Release),

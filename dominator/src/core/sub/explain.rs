@@ -146,7 +146,7 @@ impl Sub {
                 }
             }
             Status::Paused => return self.paused(now.wall).map(|pause| pause.until),
-            Status::Synced | Status::TriggerFailed => None,
+            Status::Synced | Status::PartlySynced | Status::TriggerFailed => None,
             _ => held_until().or_else(next_call),
         };
         let left = elapsed?.saturating_sub(now.elapsed);

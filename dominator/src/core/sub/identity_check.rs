@@ -62,7 +62,7 @@ impl Sub {
         }
         match &check.verdict {
             None => match self.shown.status {
-                Status::Synced | Status::TriggerFailed => stop(
+                Status::Synced | Status::PartlySynced | Status::TriggerFailed => stop(
                     Status::Rescanning,
                     "connected again; checking the identity of the machine",
                 ),

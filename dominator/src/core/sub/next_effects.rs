@@ -18,7 +18,6 @@ use api::subd::{
     SetConfigurationRequest,
 };
 use model::image::required::RequiredImage;
-use model::plan::Plan;
 
 use super::calls::CallPurpose;
 use super::plans::{Missing, describe};
@@ -102,7 +101,11 @@ impl Sub {
         if planned.plan.is_empty() && needs_no_update {
             return self.finish_synced(view, &image, step);
         }
+        if planned.plan.operations.is_empty() && self.is_recorded(view, &image) {
+            return Continue(self.finish_partly_synced(&image, &planned.plan.blocked));
+        }
         self.check_health(view, &image)?;
+        self.check_blocked(view, &image, &planned, step)?;
         self.check_allowed(&planned)?;
         self.check_hold(&image, &planned, step)?;
         check_writable(view)?;
@@ -243,16 +246,8 @@ impl Sub {
         }
     }
 
-    /// Stops if the plan is blocked or unsafe, or if updates of the machine are disabled.
+    /// Stops if the plan is unsafe, or if updates of the machine are disabled.
     fn check_allowed(&self, planned: &Planned) -> Check<()> {
-        if let Some(first) = planned.plan.blocked.first() {
-            let mut detail = format!("{}: {}", first.path, first.why);
-            if planned.plan.blocked.len() > 1 {
-                write!(detail, "; and {} more", planned.plan.blocked.len() - 1)
-                    .expect("writing to a String cannot fail");
-            }
-            return stop(Status::Blocked, detail);
-        }
         if self.machine.disable_updates {
             let detail =
                 format!("{}; the machine database says DisableUpdates", describe(&planned.plan));
@@ -368,7 +363,7 @@ impl Sub {
                     expects: ExpectedState { instance, root: scan.root, scope: scan.scope },
                     image: image.name().clone(),
                     image_digest: image.digest,
-                    plan: Plan::clone(&planned.plan),
+                    plan: planned.plan.without_blocked(),
                     triggers: image.content.triggers.clone(),
                     health_check: image.content.health_check.clone(),
                     force_disruption: self.is_forced(planned),

@@ -66,6 +66,7 @@ impl Sub {
             SubOrder::ClearSafety => self.clear_safety(),
             SubOrder::Retry => self.retry(),
             SubOrder::ForceDisruptive => self.force_disruptive(),
+            SubOrder::GoOn => self.go_on(),
             SubOrder::SetLimits(limits) => self.set_limits(limits),
             SubOrder::FastUpdate => {
                 self.fast_update();

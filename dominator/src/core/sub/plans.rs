@@ -8,13 +8,13 @@ use std::sync::Arc;
 use api::dominator::Status;
 use api::object_server::IDS_MAX;
 use api::planning::{PlanJob, PlanKey, Planned};
-use api::subd::{FetchObject, FreeSpace, ScanReport};
+use api::subd::{FetchObject, FreeSpace, ScanReport, UpdateOutcome};
 use model::display::{counted, size};
 use model::filter::Patterns;
 use model::image::required::RequiredImage;
 use model::object::ObjectId;
 use model::path::TreePath;
-use model::plan::{Operation, Plan};
+use model::plan::{Operation, Plan, RefusedChanges};
 use model::scope::{Coverage, Scope};
 use model::tree::Tree;
 
@@ -25,22 +25,44 @@ use crate::core::timing::{Attempt, RETRY_FIRST, RETRY_LONGEST};
 /// The disk space of a file is its length, rounded up to a multiple of this, in bytes.
 const BLOCK_BYTES: u64 = 4_096;
 
+/// What a report says of the tree and the refused changes. If it is the same, they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct ReportKey {
+    root: ObjectId,
+    instance: u64,
+    /// The number of the scan if it lists paths that cannot be changed or read.
+    scan: Option<u64>,
+    /// The last update if it failed.
+    failed_update: Option<u64>,
+}
+
+impl ReportKey {
+    fn of(view: &View, scan: &ScanReport) -> Self {
+        let last = view.report.last_update.as_ref();
+        Self {
+            root: scan.root,
+            instance: view.report.version.instance,
+            scan: (!scan.unreadable.is_empty()).then_some(view.scan_number),
+            failed_update: last
+                .filter(|last| last.outcome != UpdateOutcome::Done)
+                .map(|last| last.update_id),
+        }
+    }
+}
+
 /// The tree that the sub last reported, and the request that reads it.
 #[derive(Debug, Default)]
 pub(super) struct Trees {
     pub(super) tree: Option<Tree>,
-    asked: Option<(RequestId, ObjectId)>,
+    /// The changes that the machine refuses; `None` if its release does not tell.
+    pub(super) refused: Option<Arc<RefusedChanges>>,
+    /// The report with which they were read.
+    read: Option<ReportKey>,
+    asked: Option<(RequestId, ReportKey)>,
     pub(super) attempt: Attempt,
 }
 
 impl Trees {
-    pub(super) fn take(&mut self, request_id: RequestId, tree: Tree) {
-        if self.asked.take_if(|(asked, _)| *asked == request_id).is_some() {
-            self.tree = Some(tree);
-            self.attempt = Attempt::default();
-        }
-    }
-
     pub(super) fn failed(&mut self, request_id: RequestId, failure: Failure, step: &Step<'_>) {
         if self.asked.take_if(|(asked, _)| *asked == request_id).is_some() {
             let pause = self.attempt.count(RETRY_FIRST, RETRY_LONGEST, step.context.jitter);
@@ -155,6 +177,27 @@ impl Sub {
         }
     }
 
+    /// Takes a tree, and what the machine refuses.
+    pub(super) fn take_tree(
+        &mut self,
+        request_id: RequestId,
+        tree: Tree,
+        refused: Option<Arc<RefusedChanges>>,
+    ) {
+        let trees = &mut self.trees;
+        let Some((_, key)) = trees.asked.take_if(|(asked, _)| *asked == request_id) else { return };
+        let is_news = trees.read.is_some() && trees.refused != refused;
+        (trees.tree, trees.refused, trees.read) = (Some(tree), refused, Some(key));
+        trees.attempt = Attempt::default();
+        // The same scan leads to another plan now.
+        if is_news && let Some(view) = &mut self.view {
+            self.scans += 1;
+            view.scan_number = self.scans;
+            let scan = key.scan.map(|_| self.scans);
+            trees.read = Some(ReportKey { scan, ..key });
+        }
+    }
+
     /// Continues with the plan from the last scan to the image.
     pub(super) fn check_plan(
         &mut self,
@@ -163,6 +206,7 @@ impl Sub {
         scan: &Arc<ScanReport>,
         step: &mut Step<'_>,
     ) -> Check<Arc<Planned>> {
+        let tree = self.check_tree(view, scan, step)?;
         let key = PlanKey { image: image.digest, scan: view.scan_number };
         if let Some(planned) = &self.plan.made
             && planned.key == key
@@ -174,7 +218,6 @@ impl Sub {
         {
             return stop(Status::Blocked, format!("no plan can be made: {text}"));
         }
-        let tree = self.check_tree(scan, step)?;
         if self.plan.asked.is_none() {
             self.plan.asked =
                 Some((self.request_plan(key, view, scan, tree, image, &mut step.effects), key));
@@ -193,15 +236,17 @@ impl Sub {
         effects: &mut Vec<Effect>,
     ) -> RequestId {
         let (scan, image) = (Arc::clone(scan), Arc::clone(image));
-        let job = PlanJob { key, tree, scan, exclusions: view.exclusions.clone(), image };
+        let refused = self.trees.refused.clone().unwrap_or_default();
+        let job = PlanJob { key, tree, scan, exclusions: view.exclusions.clone(), image, refused };
         let request_id = self.next_request_id();
         effects.push(Effect::Plan(request_id, Box::new(job)));
         request_id
     }
 
     /// Continues with the tree that the last scan found.
-    fn check_tree(&mut self, scan: &ScanReport, step: &mut Step<'_>) -> Check<Tree> {
-        if let Some(tree) = self.trees.tree.as_ref().filter(|tree| tree.digest() == scan.root) {
+    fn check_tree(&mut self, view: &View, scan: &ScanReport, step: &mut Step<'_>) -> Check<Tree> {
+        let key = ReportKey::of(view, scan);
+        if let Some(tree) = self.trees.tree.as_ref().filter(|_| self.trees.read == Some(key)) {
             return Continue(tree.clone());
         }
         if self.trees.asked.is_none() {
@@ -211,7 +256,7 @@ impl Sub {
                 return stop(Status::PollFailed, format!("its tree could not be read: {why}"));
             }
             let request_id = self.next_request_id();
-            self.trees.asked = Some((request_id, scan.root));
+            self.trees.asked = Some((request_id, key));
             step.effects.push(Effect::ReadTree(request_id, scan.root));
         }
         stop(Status::Rescanning, "reading the new scan")

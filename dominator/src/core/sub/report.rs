@@ -17,6 +17,7 @@ use model::filter::Patterns;
 use model::image::ImageName;
 use model::mdb::Machine;
 use model::object::ObjectSet;
+use model::plan::RefusedChanges;
 use model::scope::Scope;
 use model::tree::{Time, Tree};
 
@@ -73,6 +74,8 @@ pub struct PreviewInput {
     pub scan_number: u64,
     /// The tree that it found, if it was read.
     pub tree: Option<Tree>,
+    /// Changes that the machine refuses.
+    pub refused: Arc<RefusedChanges>,
     /// True if the identity of the machine was verified. Another machine gets no calls.
     pub is_right_machine: bool,
     /// The local exclusions.
@@ -194,6 +197,7 @@ impl Sub {
             scan: Arc::clone(scan),
             scan_number: view.scan_number,
             tree: self.trees.tree.clone().filter(|tree| tree.digest() == scan.root),
+            refused: self.trees.refused.clone().unwrap_or_default(),
             is_right_machine: self.identity.is_verified(),
             exclusions: view.exclusions.clone(),
             scope: view.report.scope,

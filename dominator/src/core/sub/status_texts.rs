@@ -33,6 +33,8 @@ fn command(command: String, what: &str) -> Suggestion {
 const AFTER_ANSWER: &str = "when subd answers, the state of the machine is compared with its image";
 const REPAIRED_AT_ONCE: &str =
     "subd scans continuously; a difference from the image is repaired as soon as it is found";
+const BLOCKED_NEXT: &str = "the paths are tried again after a minute, then after longer times, and \
+                            when the machine is scanned by order";
 const AGAIN_WITHIN_10_MINUTES: &str = "the update is tried again, within ten minutes";
 
 impl Sub {
@@ -136,11 +138,25 @@ impl Sub {
                 ],
             ),
             Status::Blocked => StatusTexts::new(
-                "a path that has to change cannot be changed",
-                "removal of the obstacle, or another image",
-                "every new scan of the machine is compared with the image",
+                "paths that its image requires cannot be changed, so that the image is held back",
+                "removal of the obstacle, another image, or an operator who lets it go on",
+                BLOCKED_NEXT,
                 vec![
                     by_hand("remove the obstacle, or change the image or its filter"),
+                    self.update_now(),
+                    self.remedy_with(
+                        "go-on",
+                        "--why TEXT",
+                        "installs the image without these paths; only if it works without them",
+                    ),
+                ],
+            ),
+            Status::PartlySynced => StatusTexts::new(
+                "it equals its image, except for paths that cannot be changed",
+                "removal of the obstacles",
+                BLOCKED_NEXT,
+                vec![
+                    by_hand("remove the obstacles, or change the image or its filter"),
                     self.update_now(),
                 ],
             ),
@@ -323,6 +339,7 @@ impl Sub {
                 | Status::InsufficientSpace
                 | Status::UnsafeUpdate
                 | Status::Blocked
+                | Status::PartlySynced
                 | Status::FetchFailed
                 | Status::SignatureRefused
                 | Status::UpdateFailed

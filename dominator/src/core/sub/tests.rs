@@ -1,5 +1,6 @@
 //! Scripts of events, with the status and effects after each.
 
+mod blocked;
 mod claims;
 mod explained;
 mod held;
@@ -476,7 +477,7 @@ fn late_and_repeated_answers_change_nothing() {
     for event in [
         Event::Polled(RequestId(1), Box::new(script.reply.clone())),
         Event::PollFailed(RequestId(1), failure()),
-        Event::TreeRead(RequestId(99), tree(&[("/z", "z")])),
+        Event::TreeRead(RequestId(99), tree(&[("/z", "z")]), None),
         Event::TreeFailed(RequestId(99), failure()),
         Event::Planned(RequestId(99), Err("late".into())),
         Event::Accepted(RequestId(99)),

@@ -6,8 +6,9 @@ use api::access::{DeniedError, OwnedItem, authorize};
 use api::dominator::events::AcceptClock;
 use api::dominator::mdb::AcceptMdb;
 use api::dominator::orders::{
-    AcceptImage, FastUpdate, ForceDisruptiveUpdate, PauseUpdates, PauseUpdatesRequest, ResumeImage,
-    ResumeUpdates, ResumeUpdatesRequest, SetDefaultImage, SetDefaultImageRequest, Trust,
+    AcceptImage, FastUpdate, ForceDisruptiveUpdate, GoOn, PauseUpdates, PauseUpdatesRequest,
+    ResumeImage, ResumeUpdates, ResumeUpdatesRequest, SetDefaultImage, SetDefaultImageRequest,
+    Trust,
 };
 use api::dominator::settings::{
     SetSubConfiguration, SetSubConfigurationReply, SetSubConfigurationRequest,
@@ -53,6 +54,12 @@ pub(super) fn methods(router: Router<ApiState>) -> Router<ApiState> {
             let who = caller.name_or(request.who);
             let order = move || fleet.trust(&request.hostname, &who, &request.why);
             finish_blocking(tracker, order).await
+        })
+        .method_of_owners::<GoOn, _>(async |ApiState { fleet, tracker }, caller, request| {
+            expect_may::<GoOn>(&caller, &fleet, &request.hostname)?;
+            let who = caller.name_or(request.who);
+            let order = async move { fleet.go_on(&request.hostname, &who, &request.why).await };
+            finish(tracker, order).await
         })
         .method::<AcceptImage, _>(async |ApiState { fleet, tracker }, caller, request| {
             let who = caller.name_or(request.who);

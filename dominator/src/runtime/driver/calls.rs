@@ -6,11 +6,12 @@ use std::time::Duration;
 use api::fault::FaultCode;
 use api::planning::PlanJob;
 use api::subd::{
-    Cleanup, Commit, CommitRequest, Fetch, OfferImage, Poll, PollReply, PollRequest, Prepare,
-    ScanNow, ScanNowRequest, SetConfiguration, SubVersion,
+    Cleanup, Commit, CommitRequest, Fetch, GetRefusedChanges, OfferImage, Poll, PollReply,
+    PollRequest, Prepare, ScanNow, ScanNowRequest, SetConfiguration, SubVersion,
 };
 use model::display::error_chain;
 use model::object::ObjectId;
+use model::plan::RefusedChanges;
 use rpc::client::{CallError, Client};
 use rpc::trees::TreeReadError;
 
@@ -61,16 +62,29 @@ pub(super) async fn read_tree(
     request_id: RequestId,
     root: ObjectId,
 ) -> Event {
-    match shared.reader.from_sub(&client, root).await {
-        Ok(tree) => Event::TreeRead(request_id, tree),
+    let tree = match shared.reader.from_sub(&client, root).await {
+        Ok(tree) => tree,
         Err(error) => {
             let kind = match &error {
                 TreeReadError::Call { source } => failure_of(source).kind,
                 TreeReadError::Changed => FailureKind::Stale,
                 _ => FailureKind::InvalidReply,
             };
-            Event::TreeFailed(request_id, Failure { kind, text: error.text() })
+            return Event::TreeFailed(request_id, Failure { kind, text: error.text() });
         }
+    };
+    match client.call_within::<GetRefusedChanges>(&(), ACCEPT_LIMIT).await {
+        Ok(reply) => {
+            let refused: RefusedChanges = reply.changes.into_iter().collect();
+            Event::TreeRead(request_id, tree, Some(Arc::new(refused)))
+        }
+        Err(error) => match failure_of(&error) {
+            // An earlier release, or a certificate of an earlier release.
+            Failure { kind: FailureKind::NoMethod | FailureKind::Refused, .. } => {
+                Event::TreeRead(request_id, tree, None)
+            }
+            failure => Event::TreeFailed(request_id, failure),
+        },
     }
 }
 

@@ -44,7 +44,7 @@ pub(crate) fn shared(state: &Arc<Storage>, stop: &CancellationToken) -> Shared {
         updating: MachineLimits::default(),
         high_impact: MachineLimits::default(),
         network: None,
-        failures: FailureLimits { percent: 100, failures_min: 1 },
+        failures: FailureLimits { percent: 100, blocked_percent: 100, failures_min: 1 },
     };
     let limits = HistoryLimits { bytes: 1 << 30, seconds: 1 << 40 };
     Shared {

@@ -152,6 +152,20 @@ impl Fleet {
         self.order_if(hostname, order, pending, clear, otherwise).await
     }
 
+    /// Installs the required image on one machine without the paths that are blocked there.
+    pub async fn go_on(
+        self: &Arc<Self>,
+        hostname: &str,
+        who: &str,
+        why: &str,
+    ) -> Result<(), OrderError> {
+        let order = Order::new("go-on", who).about(hostname).why(why);
+        let order = order.reasoned("the image is to be installed without the blocked paths")?;
+        let otherwise = format!("no update of {hostname} is held back by blocked paths");
+        let (is_held, go_on) = (Sub::is_held_by_blocked_paths, SubOrder::GoOn);
+        self.order_if(hostname, order, is_held, go_on, otherwise).await
+    }
+
     /// Retries now what failed on one machine and is held back.
     pub async fn retry(
         self: &Arc<Self>,

@@ -243,6 +243,7 @@ impl<'a> PreviewRun<'a> {
             scan: input.scan,
             exclusions: input.exclusions,
             image: Arc::clone(&image),
+            refused: input.refused,
         };
         let planned =
             self.shared.planned(job).await.map_err(|why| (NoPlanReason::Impossible, why))?;

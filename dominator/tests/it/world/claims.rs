@@ -28,7 +28,7 @@ pub fn no_limits() -> ClaimSettings {
         updating: MachineLimits::default(),
         high_impact: MachineLimits::default(),
         network: None,
-        failures: FailureLimits { percent: 100, failures_min: u32::MAX },
+        failures: FailureLimits { percent: 100, blocked_percent: 100, failures_min: u32::MAX },
     }
 }
 
@@ -182,6 +182,7 @@ impl World {
                 self.tally.has_adopted = true;
                 None
             }
+            Claim::Blocked(_) => None,
         };
         self.claims.claim(self.claimant(host), claim, now);
         self.tell_claims();

@@ -92,7 +92,7 @@ impl World {
             self.must_be_allowed(host);
             self.must_be_staged(host, update_id);
             let message = Message::Ask(Request::Commit(update_id));
-            return self.send(host, "commit", request_id, message, CALL_LIMIT);
+            return self.send(host, "commit", (request_id, message), CALL_LIMIT);
         };
         self.not_sent(host, request_id, FailureKind::Cancelled, why);
     }

@@ -11,6 +11,8 @@ use model::object::ObjectId;
 
 use super::{Faults, Happening, World};
 use crate::model::{Model, Server};
+use model::tree::{Leaf, Node, Tree, TreeBuilder};
+use testing::random::Random;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -147,6 +149,7 @@ impl World {
         self.fill_disk(false);
         self.disk.delay_max = 5;
         for host in 0..self.models.len() {
+            self.unblock(host);
             self.pause(host, 0);
             self.disable(host, false);
             self.collect(host);
@@ -178,7 +181,7 @@ impl World {
     pub(super) fn more_trouble(&mut self, host: usize) {
         let other = self.random.below(self.models.len() as u64) as usize;
         let is_moved = |host| self.troubles.exchanged.contains_key(&host);
-        match self.random.below(10) {
+        match self.random.below(11) {
             0 => {
                 let servers = [Server::Good, Server::Away, Server::Slow, Server::Lying];
                 let server = servers[self.random.below(4) as usize];
@@ -205,6 +208,7 @@ impl World {
                 let is_full = self.random.chance(50);
                 self.fill_disk(is_full);
             }
+            9 => self.block(host),
             _ => {
                 // Kills a machine between the fetch and the end of the update.
                 let is_staged =
@@ -214,6 +218,25 @@ impl World {
                 }
             }
         }
+    }
+
+    /// Makes a path of a machine unchangeable, or all changeable again.
+    fn block(&mut self, host: usize) {
+        let sub = &mut self.models[host].sub;
+        if !sub.obstacles.is_empty() {
+            self.note(host, "can change all paths");
+            return self.unblock(host);
+        }
+        let paths: Vec<_> = sub.tree.nodes().map(|(path, _)| path).collect();
+        let path = paths[self.random.below(paths.len() as u64) as usize].clone();
+        let text = format!("cannot change {path}");
+        self.models[host].sub.obstacles.insert(path);
+        self.note(host, &text);
+    }
+
+    fn unblock(&mut self, host: usize) {
+        self.models[host].sub.remove_obstacles();
+        self.collect(host);
     }
 
     pub(super) fn is_cut_before_commit(&mut self) -> bool {
@@ -341,4 +364,37 @@ fn identity(host: usize) -> SubIdentity {
         boot_id: format!("boot {host}"),
         subd_version: String::new(),
     }
+}
+
+/// Returns `tree` with one random change.
+pub(super) fn drifted(tree: &Tree, random: &mut Random) -> Tree {
+    let mut builder = TreeBuilder::new(tree.algorithm());
+    let nodes: Vec<_> = tree.nodes().collect();
+    let files: Vec<usize> = nodes
+        .iter()
+        .enumerate()
+        .filter(|(_, (_, node))| matches!(node, Node::Leaf(Leaf::File(_))))
+        .map(|(index, _)| index)
+        .collect();
+    let chosen =
+        if files.is_empty() { 0 } else { files[random.below(files.len() as u64) as usize] };
+    let linked = nodes.iter().any(|(_, node)| {
+        matches!(node, Node::Leaf(Leaf::HardLink(target)) if *target == nodes[chosen].0)
+    });
+    let kind = random.below(4);
+    for (index, (path, mut node)) in nodes.into_iter().enumerate() {
+        if index == chosen {
+            match (&mut node, kind) {
+                (_, 0) if !linked && !path.is_root() => continue,
+                (Node::Leaf(Leaf::File(file)), 1) => {
+                    file.object = tree.algorithm().digest(&random.number().to_le_bytes());
+                }
+                (node, 2) => node.metadata_mut().unwrap().mode ^= 0o011,
+                (Node::Leaf(Leaf::File(file)), _) => file.mtime.seconds += 1,
+                _ => {}
+            }
+        }
+        builder.insert(path, node).unwrap();
+    }
+    builder.finish().unwrap()
 }

@@ -97,6 +97,7 @@ impl Thief {
             scan: Arc::new(scan.clone()),
             exclusions: Patterns::new::<&str>([]).unwrap(),
             image: Arc::new(image.clone()),
+            refused: Arc::default(),
         };
         let planned = job.run().unwrap();
         let fetch_id = self.next();

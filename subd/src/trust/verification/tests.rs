@@ -7,6 +7,7 @@ use certs::signing_key::SigningKey;
 use model::escape::ByteText;
 use model::image::{ComputedRule, FORMAT, HealthCheck};
 use model::object::{Algorithm, ObjectId};
+use model::plan::{RefusedChange, RefusedKind};
 use model::signing::Statement;
 use model::tree::text::{from_text, to_text};
 use model::tree::{Metadata, Symlink, Time};
@@ -57,6 +58,7 @@ struct World {
     image: RequiredImage,
     signatures: Vec<Signature>,
     scan: Snapshot,
+    refused: RefusedChanges,
     exclusions: Patterns,
     keys: TrustedKeys,
     last: Option<AcceptedImage>,
@@ -102,7 +104,9 @@ impl World {
         let line = |who: &&str| SigningKey::read(who, None).unwrap().public_line().unwrap();
         let lines: Vec<String> = KEYS.iter().map(line).collect();
         let keys = TrustedKeys::read(&lines.join("\n"), 2).unwrap();
-        Self { image, signatures, scan, exclusions, keys, last: None, allow_older: false }
+        let refused = RefusedChanges::default();
+        let (last, allow_older) = (None, false);
+        Self { image, signatures, scan, refused, exclusions, keys, last, allow_older }
     }
 
     fn have(&self) -> &Tree {
@@ -112,7 +116,8 @@ impl World {
     /// The plan that a good dominator makes.
     fn plan(&self) -> Plan {
         let want = required_tree(&self.image, &self.exclusions).unwrap();
-        plan_between(self.have(), &want, self.scan.report.as_ref().unwrap())
+        let report = self.scan.report.as_ref().unwrap();
+        plan_between(self.have(), &want, report, &self.refused).without_blocked()
     }
 
     fn request(&self, plan: Plan) -> PrepareRequest {
@@ -132,8 +137,8 @@ impl World {
     }
 
     fn verify(&self, request: &PrepareRequest) -> Result<VerifiedUpdate, Refusal> {
-        let Self { image, signatures, scan, exclusions, .. } = self;
-        let case = UpdateCase { request, image, signatures, scan, exclusions };
+        let Self { image, signatures, scan, refused, exclusions, .. } = self;
+        let case = UpdateCase { request, image, signatures, scan, refused, exclusions };
         let (keys, allow_older, last) = (&self.keys, self.allow_older, self.last.as_ref());
         verify_update(&case, &SigningPolicy { keys, needed: 2, now: NOW, allow_older, last })
     }
@@ -528,4 +533,55 @@ proptest! {
         }
         prop_assert!(verified.is_err() || is_right);
     }
+}
+
+#[test]
+fn only_what_this_machine_found_to_be_blocked_may_differ() {
+    let have = tree(
+        "d 755 0:0 /etc\nf 644 0:0 1.000000000 5 @1 /etc/a\nf 644 0:0 1.000000000 5 @1 /etc/b\n",
+    );
+    let want = tree(
+        "d 755 0:0 /etc\nf 644 0:0 1.000000000 5 @2 /etc/a\nf 644 0:0 1.000000000 5 @2 /etc/b\n",
+    );
+    let mut world = World::new(&have, &want);
+    let whole = world.plan();
+    let refuse = |path: &str| RefusedChange {
+        path: path.parse().unwrap(),
+        kind: RefusedKind::Any,
+        why: "it is busy".to_owned(),
+    };
+    let without = |path: &str| {
+        let mut plan = whole.clone();
+        plan.operations.retain(|operation| operation.path.to_string() != path);
+        plan
+    };
+    let other = |path: &str| {
+        let mut plan = whole.clone();
+        for operation in &mut plan.operations {
+            if let (true, Action::Replace { node: Node::Leaf(Leaf::File(file)), .. }) =
+                (operation.path.to_string() == path, &mut operation.action)
+            {
+                file.object = Algorithm::Blake3.digest(b"evil");
+            }
+        }
+        plan
+    };
+    let verify = |world: &World, plan: Plan| {
+        let verified = world.verify(&world.request(plan));
+        let changed = |update: VerifiedUpdate| format!("{:?}", update.changed);
+        verified.map_or_else(|refusal| refusal.to_string(), changed)
+    };
+    let nothing_refused = "with this plan /etc/a would not be as it is signed (content)";
+    assert_eq!(verify(&world, without("/etc/a")), nothing_refused);
+    world.refused = [refuse("/etc/a")].into_iter().collect();
+    let (a, b): (TreePath, TreePath) = ("/etc/a".parse().unwrap(), "/etc/b".parse().unwrap());
+    assert_eq!(verify(&world, without("/etc/a")), format!("{:?}", [&b]));
+    // What was refused may be tried again; its triggers fire all the same.
+    assert_eq!(verify(&world, whole.clone()), format!("{:?}", [&a, &b]));
+    let elsewhere = |path: &str, why: &str| {
+        format!("with this plan {path} would not be as it is signed ({why})")
+    };
+    assert_eq!(verify(&world, without("/etc/b")), elsewhere("/etc/b", "content"));
+    assert_eq!(verify(&world, other("/etc/a")), elsewhere("/etc/a", "it is busy"));
+    assert_eq!(verify(&world, other("/etc/b")), elsewhere("/etc/b", "content"));
 }

@@ -8,7 +8,7 @@ use crate::root::{Directory, RootError};
 use crate::state::directories::{Directories, directory_name};
 use crate::update::activate::{Activation, StepError};
 use crate::update::executor::Executor;
-use crate::update::running_update::{RunningUpdate, Stuck, TreeState, UpdateOrigin};
+use crate::update::running_update::{FailedStep, RunningUpdate, Stuck, TreeState, UpdateOrigin};
 use crate::update::step::Phase;
 
 impl Executor<'_> {
@@ -56,7 +56,11 @@ impl Executor<'_> {
         let stage = Activation { root: self.root, slots: &slots };
         let activated = stage.activate(&update.journal.script);
         let (begun, cause) = match activated {
-            Err(failed) => (failed.begun, error_chain(&failed.cause)),
+            Err(failed) => {
+                let step = update.journal.script.steps.get(failed.begun - 1);
+                update.failed_step = step.and_then(|step| FailedStep::of(step, &failed.cause));
+                (failed.begun, error_chain(&failed.cause))
+            }
             Ok(window) => {
                 update.window = window;
                 let boot_id = self.boot_id.to_owned();

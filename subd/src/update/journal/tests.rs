@@ -122,8 +122,8 @@ fn knows_each_damage() {
     let twice = [&good[..], &good[..]].concat();
     assert_eq!(why(&twice), "the journal is damaged: something follows its end");
     let text = String::from_utf8(good).unwrap();
-    let later = text.replacen(r#""format":1"#, r#""format":2"#, 1);
-    assert_eq!(why(later.as_bytes()), "the journal has format 2, this release knows 1");
+    let later = text.replacen(r#""format":1"#, r#""format":3"#, 1);
+    assert_eq!(why(later.as_bytes()), "the journal has format 3, this release knows 2");
     let without = text.lines().filter(|line| !line.contains("vanish")).collect::<Vec<_>>();
     assert_eq!(
         why(format!("{}\n", without.join("\n")).as_bytes()),

@@ -124,6 +124,7 @@ fn a_commit_that_is_forbidden_at_the_last_moment_is_not_sent_again() {
         0   polled   updating         carrying out 1 change: /a (missing)
                      -> commit 1
         0   failed   image-stopped    1 change: /a (missing); updates to base have stopp
+                     -> release: Withdrawn
         0   polled   image-stopped    1 change: /a (missing); updates to base have stopp
         0   resumed  preparing        staging 1 change: /a (missing)
                      -> prepare 2: 1 operations

@@ -5,6 +5,7 @@ use api::dominator::explain::Suggestion;
 use api::subd::{FetchFailure, FreeSpace, Paused, TriggerFailure, UpdateOutcome};
 use clap::Parser as _;
 use expect_test::expect_file;
+use model::image::ImageName;
 use model::mdb::Machine;
 use model::plan::Occupant;
 use model::tree::Time;
@@ -83,13 +84,16 @@ fn scripts() -> Vec<Script> {
     let files: Vec<String> = (0..150).map(|number| format!("/f{number}")).collect();
     let files: Vec<(&str, &str)> = files.iter().map(|path| (path.as_str(), "x")).collect();
     add(Script::scanning(image("base", &[]), &files));
-    let mut script = Script::scanning(image("base", &[("/a", "1")]), &[]);
-    script.accept();
-    script.scan(&[("/a", "0")]);
-    let mounted = (model::path::TreePath::new("/a").unwrap(), Occupant::MountPoint);
-    script.reply.scan.as_mut().unwrap().occupied = vec![mounted];
-    script.poll();
-    add(script);
+    for former in ["base", "other"] {
+        let mut script = Script::scanning(image("base", &[("/a", "1")]), &[]);
+        script.accept();
+        script.scan(&[("/a", "0")]);
+        let mounted = (model::path::TreePath::new("/a").unwrap(), Occupant::MountPoint);
+        script.reply.scan.as_mut().unwrap().occupied = vec![mounted];
+        script.reply.last_image = Some(ImageName::new(former).unwrap());
+        script.poll();
+        add(script);
+    }
     let mut script = pending();
     script.commit();
     script.ended(1, UpdateOutcome::Done, Some(4));

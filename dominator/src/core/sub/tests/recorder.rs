@@ -70,9 +70,11 @@ fn an_update_that_cannot_be_recorded_is_not_ordered_and_has_not_failed() {
         300 room     preparing        staging 1 change: /a (missing)
                      -> prepare 2: 1 operations
         300 accepted preparing        staging 1 change: /a (missing)
+                     -> release: Withdrawn
         300 polled   updating         carrying out 1 change: /a (missing)
                      -> commit 2
         300 failed   preparing        staged 1 change: /a (missing); trying again, becau
+                     -> release: Withdrawn
         300 polled   preparing        staging 1 change: /a (missing); trying again, beca
         360 wake     preparing        staging 1 change: /a (missing)
                      -> prepare 3: 1 operations

@@ -13,6 +13,7 @@ use model::filter::Filter;
 use model::image::{Content, FORMAT, ImageName};
 use model::mdb::Machine;
 use model::object::{Algorithm, ObjectId};
+use model::plan::{RefusedChange, RefusedChanges, RefusedKind};
 use model::scope::{ScanSettings, Scope};
 use model::tree::text::from_text;
 use model::tree::{Time, Tree};
@@ -66,6 +67,10 @@ pub(super) struct Script {
     /// The next reply of the sub to a poll.
     pub(super) reply: PollReply,
     scanned: Tree,
+    /// The changes that the sub refuses; `None` for an earlier release.
+    pub(super) refused: Option<RefusedChanges>,
+    /// The former image that can be loaded.
+    pub(super) former: Option<Arc<RequiredImage>>,
     pub(super) polled: RequestId,
     /// The call that is under way; `None` for a Commit.
     pub(super) called: Option<(RequestId, Option<Call>)>,
@@ -96,6 +101,8 @@ impl Script {
             planned: ImageState::Undefined,
             reply,
             scanned,
+            refused: Some(RefusedChanges::default()),
+            former: None,
             polled: RequestId(0),
             called: None,
             lines: String::new(),
@@ -131,6 +138,20 @@ impl Script {
             times: Default::default(),
             unreadable: Vec::new(),
         });
+    }
+
+    /// The sub refuses to change these paths, as its next report says.
+    pub(super) fn refuse_changes(&mut self, paths: &[&str]) {
+        let refused = paths.iter().map(|path| RefusedChange {
+            path: path.parse().unwrap(),
+            kind: RefusedKind::Any,
+            why: "it is busy".to_owned(),
+        });
+        self.refused = Some(refused.collect());
+        self.reply.version.generation += 1;
+        let scan = self.reply.scan.as_mut().expect("it was scanned");
+        scan.unreadable =
+            paths.iter().map(|path| (path.parse().unwrap(), "it is busy".to_owned())).collect();
     }
 
     pub(super) fn cache(&mut self, contents: &[&str]) {
@@ -193,7 +214,14 @@ impl Script {
                 }
                 Effect::ReadTree(request_id, root) => {
                     assert_eq!(root, self.scanned.digest());
-                    next.push(Event::TreeRead(request_id, self.scanned.clone()));
+                    next.push(Event::TreeRead(
+                        request_id,
+                        self.scanned.clone(),
+                        self.refused.clone().map(Arc::new),
+                    ));
+                }
+                Effect::ReadFormer(request_id, _) => {
+                    next.push(Event::FormerRead(request_id, self.former.clone()));
                 }
                 Effect::Plan(request_id, job) => {
                     next.push(Event::Planned(request_id, Ok(Arc::new(job.run().unwrap()))));
@@ -236,6 +264,10 @@ impl Script {
                         Claim::Fetch(_) => ClaimKind::Fetch,
                         Claim::UnderWay(_) => {
                             done.push("is under way".to_owned());
+                            continue;
+                        }
+                        Claim::Blocked(image) => {
+                            done.push(format!("is blocked for {image}"));
                             continue;
                         }
                     };
