@@ -366,6 +366,31 @@ mod tests {
     }
 
     #[test]
+    fn blocked_machines_are_counted_apart_from_failed_ones() {
+        let mut breaker = ImageBreaker::new(LIMITS, Vec::new());
+        let (one, wall) = (image("one"), Time::default());
+        for claimant in 0..12 {
+            assert!(!breaker.record(ClaimantId(claimant), &one, None, wall));
+        }
+        let blocked = Some(UpdateFailure::Blocked);
+        let stops: Vec<bool> = (12..16)
+            .map(|claimant| breaker.record(ClaimantId(claimant), &one, blocked, wall))
+            .collect();
+        assert_eq!(stops, [false, false, false, true]);
+        let why = "4 of 16 machines are blocked, more than 20 %";
+        assert_eq!(breaker.stop_of(&one).unwrap().why, why);
+        // A machine that got the image in the end is not blocked any more.
+        assert!(breaker.resume(&one));
+        for claimant in 0..2 {
+            breaker.record(ClaimantId(claimant), &one, blocked, wall);
+        }
+        breaker.record(ClaimantId(1), &one, None, wall);
+        assert!(!breaker.record(ClaimantId(2), &one, blocked, wall));
+        // Blocked machines are no failures.
+        assert!(!breaker.record(ClaimantId(3), &one, Some(UpdateFailure::Health), wall));
+    }
+
+    #[test]
     fn chances_are_those_of_the_books() {
         // Fisher's example: three of four cups found among eight.
         assert!((probability(3, 4, 1, 4) - 17.0 / 70.0).abs() < 1e-9);

@@ -5,6 +5,7 @@ mod access;
 mod ahead;
 mod audit;
 mod bad_input;
+mod blocked;
 mod contracts;
 mod converges;
 mod disks;

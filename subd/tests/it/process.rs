@@ -18,7 +18,10 @@ use rpc::client::{Client, Peer};
 use crate::fixture::{Edit, Source, Sub, request, scan_by};
 
 fn command(root: &Path, flags: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_subd"));
+    with_flags(Command::new(env!("CARGO_BIN_EXE_subd")), root, flags)
+}
+
+fn with_flags(mut command: Command, root: &Path, flags: &[&str]) -> Command {
     command.args(["--listen", "127.0.0.5:0", "--config", "/dev/null", "--root"]);
     command.arg(root).args(flags).stderr(Stdio::piped()).stdout(Stdio::piped());
     command
@@ -41,7 +44,19 @@ impl Process {
     }
 
     pub fn start_with(root: &Path, flags: &[&str]) -> Self {
-        let mut child = command(root, flags).spawn().unwrap();
+        Self::of(command(root, flags))
+    }
+
+    /// Starts as root without this capability.
+    pub fn start_without(capability: &str, root: &Path) -> Self {
+        let mut command = Command::new("setpriv");
+        command.args([&format!("--bounding-set=-{capability}"), "--"]);
+        command.arg(env!("CARGO_BIN_EXE_subd"));
+        Self::of(with_flags(command, root, &["--insecure"]))
+    }
+
+    fn of(mut command: Command) -> Self {
+        let mut child = command.spawn().unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
         let mut line = String::new();
         let address = loop {

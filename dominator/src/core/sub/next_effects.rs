@@ -15,7 +15,7 @@ use api::object_server::IDS_MAX;
 use api::planning::Planned;
 use api::subd::{
     Activity, Alarm, CleanupRequest, ExpectedState, FetchRequest, PrepareRequest, ScanReport,
-    SetConfigurationRequest,
+    SetConfigurationRequest, UNREADABLE_MAX,
 };
 use model::image::required::RequiredImage;
 
@@ -41,6 +41,18 @@ fn check_writable(view: &View) -> Check<()> {
         return stop(Status::UpdateFailed, "its root is mounted read-only: nothing can be changed");
     }
     Continue(())
+}
+
+/// Says which paths the machine cannot read, or no image can have.
+fn left_alone(view: &View) -> Option<String> {
+    let unreadable = &view.scan.as_ref()?.unreadable;
+    let (path, why) = unreadable.first()?;
+    let count = match unreadable.len() {
+        UNREADABLE_MAX => format!("{UNREADABLE_MAX} paths or more are"),
+        1 => "1 path is".to_owned(),
+        count => format!("{count} paths are"),
+    };
+    Some(format!("{count} left alone: {path}: {why}"))
 }
 
 impl Sub {
@@ -194,7 +206,8 @@ impl Sub {
         self.clean_up_cache(view, image, step);
         let mut detail = format!("equals {}", image.name());
         if view.report.trigger_failures.is_empty() {
-            for more in prefetch.into_iter().chain(self.pause_text()) {
+            let more = left_alone(view).into_iter().chain(prefetch).chain(self.pause_text());
+            for more in more {
                 write!(detail, "; {more}").expect("writing to a String cannot fail");
             }
             return Continue((Status::Synced, detail));

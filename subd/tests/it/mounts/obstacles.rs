@@ -8,12 +8,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use api::subd::{Activity, GetRefusedChanges, UpdateOutcome};
 use model::plan::RefusedKind;
 use model::tree::text::to_text;
-use model::tree::{Metadata, Node, Tree, Xattrs};
+use model::tree::{Device, Leaf, Metadata, Node, Special, Time, Tree, Xattrs};
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 
 use super::kinds::Disk;
 use super::{in_own_mounts, mount_tmpfs, run, unmount};
-use crate::fixture::{Edit, Source, Sub, file, path, request};
+use crate::fixture::{Edit, Source, Sub, file, request};
+use crate::process::Process;
 
 /// Makes the tree equal to what `edit` gives, from an empty one.
 async fn start(sub: &Sub, source: &Source, edit: impl Fn(Edit<'_>) -> Edit<'_>) -> Tree {
@@ -205,6 +206,43 @@ fn subvolumes_and_sockets_are_left_as_they_are() {
     });
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn devices_that_subd_may_not_make_are_left_out() {
+    let place = tempfile::tempdir().unwrap();
+    let process = Process::start_without("mknod", place.path());
+    let sub = Sub::elsewhere(place.path(), process.client.clone());
+    let source = Source::start().await;
+    let (_, empty) = sub.tree().await;
+    let device = Special {
+        metadata: Metadata::new(0o600, 0, 0),
+        mtime: Time { seconds: 1_600_000_000, nanoseconds: 0 },
+        device: Device::Character { major: 1, minor: 3 },
+    };
+    let want = Edit::of(&empty, &source)
+        .put("/null", Node::Leaf(Leaf::Special(device)))
+        .file("/ok", "1")
+        .done();
+    let why = staging_failure(&sub, 1, &source, &want).await;
+    assert!(why.starts_with("/null cannot be changed: cannot make the special file"), "{why}");
+    assert_eq!(sub.converge(2, &source, &want).await.outcome, UpdateOutcome::Done);
+    assert_eq!(blocked(&sub, &want).await, ["/null"]);
+    source.stop().await;
+    assert_eq!(process.stop(), Some(0));
+}
+
+#[test]
+fn subd_does_not_start_if_its_own_directory_is_a_subvolume() {
+    in_own_mounts(async || {
+        let disk = Disk::new("btrfs", "mkfs.btrfs -q", 128);
+        let own = disk.path().join(".subd");
+        run(&format!("btrfs subvolume create {} >/dev/null", own.display()));
+        let output = crate::process::output(disk.path(), &["--insecure"]);
+        let said = String::from_utf8(output.stderr).unwrap();
+        let why = "/.subd is on another file-system than the root, such as a btrfs subvolume";
+        assert!(output.status.code() == Some(1) && said.contains(why), "{said}");
+    });
+}
+
 /// Repeats `act` in a thread until the returned value is dropped.
 struct Busy(Arc<AtomicBool>, Option<std::thread::JoinHandle<()>>);
 
@@ -284,4 +322,58 @@ async fn a_user_who_swaps_entries_holds_back_his_own_directory_only() {
     assert_eq!(outcomes.pop(), Some(UpdateOutcome::Done), "{outcomes:?}");
     source.stop().await;
     sub.stop().await;
+}
+
+/// Changes of files that are in the lower layer of an overlay, some with other names or an ACL.
+async fn change_lower_layer(root: &std::path::Path) {
+    let (sub, source) = (Sub::start_on(root, &[]).await, Source::start().await);
+    let (_, first) = sub.tree().await;
+    let want = Edit::of(&first, &source)
+        .metadata("/acl", |metadata| metadata.uid = 7)
+        .metadata("/changed", |metadata| metadata.mode = 0o600)
+        .file("/linked-1", "replaced")
+        .remove("/linked-2")
+        .metadata("/other-1", |metadata| metadata.mode = 0o600)
+        .link("/other-3", "/other-1")
+        .file("/replaced", "new")
+        .remove("/removed")
+        .done();
+    assert_eq!(sub.converge(1, &source, &want).await.outcome, UpdateOutcome::Done);
+    assert_eq!(to_text(&sub.rescanned().await), to_text(&want));
+    source.stop().await;
+    sub.stop().await;
+}
+
+const LOWER_LAYER: &str = "echo 1 > acl; setfacl -m u:7:r acl; echo 2 > changed; echo 3 > linked-1; \
+                           ln linked-1 linked-2; ln linked-1 linked-3; echo 4 > other-1; \
+                           ln other-1 other-2; echo 5 > replaced; echo 6 > removed";
+
+#[test]
+fn the_root_may_be_a_live_system_with_hard_links_and_acls_in_its_image() {
+    in_own_mounts(async || {
+        let place = tempfile::tempdir().unwrap();
+        mount_tmpfs(place.path());
+        let shown = place.path().display();
+        run(&format!(
+            "cd {shown}; mkdir files lower upper work root; cd files; {LOWER_LAYER}; cd ..; \
+             mksquashfs files image -quiet -no-progress >/dev/null; \
+             mount -t squashfs -o loop image lower; \
+             mount -t overlay none root -o lowerdir=lower,upperdir=upper,workdir=work"
+        ));
+        change_lower_layer(&place.path().join("root")).await;
+    });
+}
+
+#[test]
+fn the_root_may_be_fuse_overlay() {
+    in_own_mounts(async || {
+        let place = tempfile::tempdir().unwrap();
+        mount_tmpfs(place.path());
+        let shown = place.path().display();
+        run(&format!(
+            "cd {shown}; mkdir lower upper work root; cd lower; {LOWER_LAYER}; cd ..; \
+             fuse-overlayfs -o lowerdir=lower,upperdir=upper,workdir=work root"
+        ));
+        change_lower_layer(&place.path().join("root")).await;
+    });
 }

@@ -114,6 +114,17 @@ fn a_new_image_is_not_held_back_by_what_its_former_required_too() {
 }
 
 #[test]
+fn what_no_image_can_have_is_named_although_the_machine_is_synced() {
+    let files = [("/a", "1")];
+    let mut script = Script::scanning(image("base", &files), &files);
+    script.scan(&files);
+    let sockets = ["/s", "/t"].map(|path| (path.parse().unwrap(), "it is a socket".to_owned()));
+    script.reply.scan.as_mut().unwrap().unreadable = sockets.into();
+    script.poll();
+    assert_eq!(script.sub.detail(), "equals base; 2 paths are left alone: /s: it is a socket");
+}
+
+#[test]
 fn what_was_found_in_staging_is_left_out_of_the_next_plan() {
     let files = [("/a", "1"), ("/b", "1")];
     let mut script = Script::scanning(image("base", &files), &files);
