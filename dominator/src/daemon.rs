@@ -6,6 +6,7 @@ pub mod command;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use api::subd::HoldMachineRequest;
 use clap::Parser;
 use daemon::config::ConfigArgs;
 use daemon::{
@@ -14,12 +15,14 @@ use daemon::{
 };
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
+use model::display::error_chain;
 use rpc::audit_log::{AuditArgs, AuditError, AuditLog};
 use rpc::client::{Client, Peer, PeerError};
 use rpc::page_frame::PageArgs;
 use rpc::server::{Router, serve};
 use rpc::tls::Security;
 use rpc::trees::TreeReader;
+use system::random::random;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -329,6 +332,7 @@ fn share(
     let imageserver = Client::new(servers.imageserver, security);
     let claims = arguments.budgets.settings();
     let (known, tasks) = (Arc::clone(&state), tracker.clone());
+    let holder = HoldMachineRequest { dominator: name(&state), start: random() };
     Ok(Shared {
         security: security.clone(),
         clock,
@@ -343,8 +347,24 @@ fn share(
         default_image_changed: watch::Sender::default(),
         metrics: DriverCounters::default(),
         sources: servers.sources,
+        holder,
         subd_port: arguments.subd_port,
     })
+}
+
+/// Returns the name by which subs know this dominator. It is made at the first start.
+fn name(state: &Storage) -> String {
+    let host = nix::unistd::gethostname().unwrap_or_default();
+    let saved = state.name.modify(|name| {
+        let new = || format!("{}-{:08x}", host.to_string_lossy(), random() >> 32);
+        name.get_or_insert_with(new).clone()
+    });
+    let name = saved.unwrap_or_else(|error| {
+        tracing::error!("the name of the dominator cannot be saved: {}", error_chain(&error));
+        host.to_string_lossy().into_owned()
+    });
+    tracing::info!(name, "subs know this dominator by its name");
+    name
 }
 
 /// Returns the name under which this dominator holds images: that of the machine, and the port.

@@ -154,6 +154,8 @@ pub struct Storage {
     pub stopped_images: StoredValue<Vec<StoppedImage>>,
     /// The digest of each image that was used, by its name.
     pub known_images: StoredValue<BTreeMap<ImageName, ObjectId>>,
+    /// The name of this dominator, which subs know it by.
+    pub name: StoredValue<Option<String>>,
     /// The clock when it was last trusted.
     pub clock: StoredValue<Option<SavedClock>>,
 }
@@ -206,6 +208,7 @@ impl Storage {
             machines: StoredValue::load_or_default_as(row("machines"), RowJson)?,
             stopped_images: StoredValue::load_or_default_as(row("stopped-images"), RowJson)?,
             known_images: StoredValue::load_or_default_as(row("known-images"), RowJson)?,
+            name: StoredValue::load_or_default_as(row("name"), RowJson)?,
             clock: StoredValue::load_or_default_as(row(CLOCK), RowJson)?,
             database,
         })

@@ -95,6 +95,8 @@ pub const METHODS: &[Decoders] = decoders![
     mdb::GetMdb,
     subd::OfferImage,
     subd::GetRefusedChanges,
+    subd::HoldMachine,
+    subd::TakeOver,
     image_server::notes::ChangeSignatures,
     image_server::replication::directories::GetMadeDirectories,
 ];

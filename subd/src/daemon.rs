@@ -287,6 +287,7 @@ impl Parts {
             fetched_bytes,
             stop: self.stop.clone(),
             index: Mutex::new(None),
+            only_dominator: options.dominator.clone(),
             configuring: Mutex::new(()),
             giving_files: Arc::new(tokio::sync::Semaphore::new(1)),
         })

@@ -25,7 +25,7 @@ use model::lock::locked;
 use model::object::ObjectId;
 use model::tree::{Child, Directory, Tree};
 use rpc::page_frame::Frame;
-use rpc::server::Router;
+use rpc::server::{Router, ServerLimits};
 use rpc::tls::Security;
 use system::clock::wall;
 use tokio::time::{Instant, timeout_at};
@@ -66,7 +66,9 @@ pub struct Service {
     pub stop: CancellationToken,
     /// The directories of the latest tree that was requested, by digest.
     pub index: Mutex<Option<(ObjectId, Arc<DirectoryIndex>)>>,
-    /// Held while the configuration changes.
+    /// The only dominator that may give orders, by the machine's configuration.
+    pub only_dominator: Option<String>,
+    /// Held while the configuration or the holder changes.
     pub configuring: Mutex<()>,
     /// Lets one call of GetFiles at a time read files.
     pub giving_files: Arc<tokio::sync::Semaphore>,
@@ -191,7 +193,8 @@ fn directories_of(tree: &Tree) -> DirectoryIndex {
 
 /// Returns the router with all methods, the page and the metrics of `service`.
 pub fn router(service: &Arc<Service>, security: &Security) -> Router<Arc<Service>> {
-    let router = Router::new("subd", security).with_state(Arc::clone(service));
+    let router = Router::new("subd", security).limits(ServerLimits::AGENT);
+    let router = router.with_state(Arc::clone(service));
     let metrics = SubMetrics(Arc::clone(service));
     let router = router.metrics(|registry| registry.register_collector(Box::new(metrics)));
     let router = pages::add_pages(router, Frame::new("subd", security));

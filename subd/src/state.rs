@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`cache_changes`] | which objects were added to the cache or removed, by generation |
 //! | [`persisted_state`] | `state.json` |
+//! | [`holder`] | which dominator gives orders |
 //! | [`refusals`] | the changes that the machine refuses |
 //! | [`directories`] | `/.subd` and what it holds |
 //!
@@ -43,6 +44,7 @@ use crate::state::refusals::Refusals;
 
 pub mod cache_changes;
 pub mod directories;
+pub mod holder;
 pub mod persisted_state;
 pub mod refusals;
 pub mod reserve;

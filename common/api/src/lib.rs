@@ -61,6 +61,8 @@ pub fn methods() -> Vec<MethodInfo> {
         MethodInfo::of::<subd::CheckHealth>(),
         MethodInfo::of::<subd::OfferImage>(),
         MethodInfo::of::<subd::GetRefusedChanges>(),
+        MethodInfo::of::<subd::HoldMachine>(),
+        MethodInfo::of::<subd::TakeOver>(),
         MethodInfo::of::<dominator::orders::GoOn>(),
         reserve("Subd.AddObjects", Power),
         MethodInfo::of::<image_server::AddImage>(),

@@ -7,6 +7,7 @@
 //! Fetch, Prepare and Commit answer as soon as the work is accepted; Poll reports the result. Each
 //! may be repeated with the same id without effect.
 
+mod holder;
 mod limits;
 mod operator;
 mod poll;
@@ -27,6 +28,10 @@ use model::scope::{Coverage, ScanSettings, Scope};
 use model::signing::Signature;
 use model::trigger::Triggers;
 
+pub use holder::{
+    DOMINATOR_BYTES_MAX, HOLD_SECONDS, HoldMachine, HoldMachineRequest, TakeOver, TakeOverReply,
+    TakeOverRequest,
+};
 pub use limits::{Alarm, Limits, LimitsReport, Load, ResourceUse};
 pub use operator::{
     CheckHealth, CheckHealthReply, GetFiles, GetFilesReply, GetFilesRequest, PIECE_BYTES_MAX,
@@ -231,7 +236,7 @@ pub struct Configuration {
 
 impl Method for GetConfiguration {
     const NAME: &'static str = "Subd.GetConfiguration";
-    const ACCESS: Access = Access::Authenticated;
+    const ACCESS: Access = Access::Power;
     const EFFECT: Effect = Effect::Tells;
     const REPLY_BYTES_MAX: usize = 16 << 20;
     type Request = ();

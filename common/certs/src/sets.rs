@@ -96,6 +96,7 @@ impl Set {
                 "Subd.Fetch",
                 "Subd.GetDirectories",
                 "Subd.GetRefusedChanges",
+                "Subd.HoldMachine",
                 "Subd.OfferImage",
                 "Subd.Poll",
                 "Subd.Prepare",
@@ -116,7 +117,8 @@ impl Set {
             // An operator can pause and scan a machine by hand while no dominator runs. Files of
             // machines are left out because they may have secrets of other teams.
             Self::Operator => {
-                let orders: &[&str] = &["Dominator.*", "Subd.Pause", "Subd.Resume", "Subd.ScanNow"];
+                let orders: &[&str] =
+                    &["Dominator.*", "Subd.Pause", "Subd.Resume", "Subd.ScanNow", "Subd.TakeOver"];
                 &[orders, IMAGES, MACHINES]
             }
             Self::Uploader => &[&["ImageServer.AddImage", "ObjectServer.AddObjects"], IMAGES],

@@ -9,7 +9,8 @@
 //! * Memory for a length that a peer claims is allocated only after the length was checked against
 //!   a limit.
 //! * A handler that panics fails only its call.
-//! * No peer can take all connections, or hold memory by not reading its replies.
+//! * No peer can take all connections, or more than its share of the memory
+//!   ([`ServerLimits`]).
 //! * When a caller disconnects, its handler is dropped at the next await. A handler that must
 //!   finish its work runs it as a separate task.
 
@@ -26,6 +27,7 @@ mod page;
 mod range;
 mod replies;
 mod router;
+mod server_limits;
 
 pub use super::object_reader::{ObjectReader, StreamError, head_bytes, object_chunks};
 pub use caller::{Caller, CallerPermit, CallerPermits};
@@ -33,3 +35,4 @@ pub use listen::{SHUTDOWN_GRACE, Server, serve};
 pub use page::{Content, Page, PageBody, PageRequest, Query};
 pub use range::ByteRange;
 pub use router::Router;
+pub use server_limits::ServerLimits;

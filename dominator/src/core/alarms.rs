@@ -33,6 +33,9 @@ pub const IMAGE_CHANGED: &str = "image-changed";
 /// The kind of the alarm that the clock of the dominator's machine jumped.
 pub const CLOCK_JUMPED: &str = "clock-jumped";
 
+/// The kind of the alarm that machines take orders from another dominator.
+pub const OTHER_DOMINATOR: &str = "other-dominator";
+
 /// How many begun alarms, and how many ended ones, one report lists.
 const LISTED_MAX: usize = 100;
 

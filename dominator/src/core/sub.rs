@@ -15,6 +15,7 @@
 //!   Commit is sent. Recording takes time, so before sending it is checked that the update is still
 //!   wanted ([`Sub::is_commit_wanted`]).
 //! * A machine gets no call before its identity was checked: another machine may answer.
+//! * A machine gets no orders while another dominator holds it (`holding`).
 //! * `synced` means: the plan from a complete scan in the scope of the required image is empty, no
 //!   path is blocked, and all paths that the last update changed have been scanned since.
 // tidy: core
@@ -24,6 +25,7 @@ mod calls;
 mod claims;
 mod event;
 mod explain;
+mod holding;
 mod identity_check;
 mod next_effects;
 mod orders;
@@ -54,6 +56,7 @@ pub use report::PreviewInput;
 use blocked::BlockedPaths;
 use calls::{Calls, LimitsSync, SignatureOffer};
 use claims::SubClaims;
+use holding::Holding;
 use identity_check::IdentityCheck;
 use orders::Orders;
 use plans::{KnownScope, Planning, Trees};
@@ -103,6 +106,7 @@ pub struct Sub {
     known_scope: Option<KnownScope>,
 
     calls: Calls,
+    holding: Holding,
     limits: LimitsSync,
     claims: SubClaims,
     orders: Orders,
@@ -138,6 +142,7 @@ impl Sub {
             plan: Planning::default(),
             known_scope: None,
             calls: Calls::default(),
+            holding: Holding::default(),
             limits: LimitsSync::default(),
             claims: SubClaims::default(),
             orders: Orders::new(first_id),
@@ -220,7 +225,7 @@ impl Sub {
             }
             Event::Accepted(request_id) => {
                 if let Some(purpose) = self.calls.answered(request_id) {
-                    self.call_accepted(purpose);
+                    self.call_accepted(purpose, step.now);
                 }
             }
             Event::CallFailed(request_id, failure) => {
@@ -256,6 +261,7 @@ impl Sub {
         self.updates.hold = None;
         self.updates.failures = 0;
         self.calls.attempt = Attempt::default();
+        self.holding.ask_again();
     }
 
     fn wake_by(&mut self, at: Duration) {

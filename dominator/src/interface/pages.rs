@@ -109,6 +109,8 @@ struct MachinesPage<'a> {
     /// When the machine database was read.
     read: String,
     directories: u64,
+    /// The name by which machines know this dominator.
+    name: &'a str,
     /// The limits that are in use, or that somebody waits for.
     limits: Vec<&'a LimitUse>,
     only_status: Option<Status>,
@@ -150,6 +152,7 @@ fn machines_page(pages: &Pages, query: &Query) -> Result<Page, Fault> {
         counts: &status.counts,
         read: status.mdb_read.map_or_else(|| "never".to_owned(), |read| ago(now, read)),
         directories: status.directories,
+        name: pages.fleet.name(),
         limits: limits.collect(),
         only_status: if let [status] = statuses[..] { Some(status) } else { None },
         selected: (!is_all).then(|| counted(subs.len() as u64, "machine")),

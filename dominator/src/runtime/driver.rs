@@ -343,7 +343,7 @@ impl Driver {
                 Effect::Plan(request_id, job) => Box::pin(plan(shared, request_id, job)),
                 Effect::Call(request_id, call) => {
                     tracing::debug!(host = %self.machine.hostname, "{}", call.name());
-                    Box::pin(call_sub(client, request_id, call))
+                    Box::pin(call_sub(client, shared, request_id, call))
                 }
                 Effect::Commit(request_id, ordered) => {
                     tracing::debug!(host = %self.machine.hostname, "commit");

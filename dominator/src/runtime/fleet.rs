@@ -20,7 +20,7 @@ use model::mdb::{Machine, Machines};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::core::alarms::{AlarmSet, IMAGE_CHANGED};
+use crate::core::alarms::{AlarmSet, IMAGE_CHANGED, OTHER_DOMINATOR};
 use crate::core::event_filter::FilterError;
 use crate::core::mdb_admission::{AcceptError, MdbAdmission};
 use crate::core::mdb_diff::{EditLimits, count_statuses, images_of};
@@ -294,6 +294,11 @@ impl Fleet {
         (alarms, paused)
     }
 
+    /// Returns the name by which subs know this dominator.
+    pub fn name(&self) -> &str {
+        &self.shared.holder.dominator
+    }
+
     /// Returns all alarms: those of the dominator and those of the machines.
     pub fn raised(&self) -> AlarmSet {
         let mut raised = AlarmSet::of(&self.status());
@@ -306,6 +311,9 @@ impl Fleet {
         let inner = self.locked();
         for (hostname, watched) in &inner.watched {
             watched.handle.with_sub(|sub| {
+                if let Some(why) = sub.held_by_other() {
+                    raised.add(OTHER_DOMINATOR, hostname, None, why.to_owned());
+                }
                 for alarm in sub.view().into_iter().flat_map(|view| &view.report.alarms) {
                     raised.add(alarm.kind(), hostname, None, alarm.to_string());
                 }

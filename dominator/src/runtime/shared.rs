@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use api::dominator::orders::DefaultImage;
 use api::planning::{PlanJob, Planned};
+use api::subd::HoldMachineRequest;
 use model::display::error_chain;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::histogram::Histogram;
@@ -40,6 +41,8 @@ pub struct Shared {
     pub metrics: DriverCounters,
     pub claim_service: Arc<ClaimService>,
     pub sources: Sources,
+    /// This dominator, as subs know it.
+    pub holder: HoldMachineRequest,
     /// The port of subs whose record names none.
     pub subd_port: u16,
 }

@@ -22,3 +22,4 @@ mod state;
 mod stopped;
 mod subtool;
 mod trees;
+mod two_dominators;

@@ -102,6 +102,11 @@ pub struct Options {
     #[arg(long, value_name = "DIR")]
     pub state: Option<PathBuf>,
 
+    /// The only dominator that may give orders, by the name that is on its page and in its log.
+    /// Without it, the first that asks gives orders until it has given none for an hour.
+    #[arg(long, value_name = "NAME")]
+    pub dominator: Option<String>,
+
     /// The host name to report, instead of the system's.
     #[arg(long, value_name = "NAME")]
     pub hostname: Option<String>,

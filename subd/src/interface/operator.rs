@@ -1,4 +1,5 @@
-//! Methods that operators call on one machine: scan now, pause, resume, check health, get files.
+//! Methods that operators call on one machine: scan now, pause, resume, take over, check health,
+//! get files; and the hold of a dominator.
 //!
 //! # Invariants
 //!
@@ -14,11 +15,13 @@ use std::time::Duration;
 use api::Done;
 use api::fault::{Fault, FaultCode};
 use api::subd::{
-    CheckHealth, GetFiles, GetFilesReply, GetFilesRequest, PIECE_BYTES_MAX, PIECES_MAX, Pause,
-    Paused, Piece, PieceContent, Resume, ScanNow,
+    CheckHealth, GetFiles, GetFilesReply, GetFilesRequest, HoldMachine, HoldMachineRequest,
+    PIECE_BYTES_MAX, PIECES_MAX, Pause, Paused, Piece, PieceContent, Resume, ScanNow, TakeOver,
+    TakeOverReply, TakeOverRequest,
 };
 use model::display::error_chain;
 use model::escape::ByteText;
+use model::lock::locked;
 use rpc::server::Router;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -27,6 +30,7 @@ use crate::blocking;
 use crate::interface::{Service, too_many};
 use crate::root::{Kind, Root, Status, subd_directory};
 use crate::state::ReportState;
+use crate::state::holder::{self, Holder};
 use crate::update::admission;
 use system::clock::wall;
 
@@ -55,6 +59,12 @@ pub fn add_methods(router: Router<Arc<Service>>) -> Router<Arc<Service>> {
             tracing::info!("updates resume");
             set_pause(&service.report_state, None).await
         })
+        .method::<HoldMachine, _>(async |service, _, request| {
+            blocking(move || service.hold(&request)).await
+        })
+        .method::<TakeOver, _>(async |service, _, request| {
+            blocking(move || service.take_over(request)).await
+        })
         .method::<CheckHealth, _>(async |service, _, ()| service.updater.check_health().await)
         .method::<GetFiles, _>(async |service, _, request| {
             // One call at a time limits the memory.
@@ -66,6 +76,36 @@ pub fn add_methods(router: Router<Arc<Service>>) -> Router<Arc<Service>> {
             })
             .await
         })
+}
+
+impl Service {
+    /// Lets a dominator hold the machine. Blocks.
+    fn hold(&self, request: &HoldMachineRequest) -> Result<Done, Fault> {
+        let _turn = locked(&self.configuring);
+        let now = wall();
+        let holder = self.report_state.read(|state| state.persisted.holder.clone());
+        let new = holder::hold(holder.as_ref(), self.only_dominator.as_deref(), request, now)?;
+        if holder::must_be_saved(holder.as_ref(), &new) {
+            self.set_holder(Some(new))?;
+        }
+        Ok(Done {})
+    }
+
+    /// Gives the machine to another dominator. Blocks.
+    fn take_over(&self, request: TakeOverRequest) -> Result<TakeOverReply, Fault> {
+        let _turn = locked(&self.configuring);
+        let now = wall();
+        let holder = self.report_state.read(|state| state.persisted.holder.clone());
+        let former = holder.filter(|holder| holder.holds(now)).map(|holder| holder.dominator);
+        tracing::warn!(?former, new = ?request.dominator, "another dominator takes over");
+        self.set_holder(request.dominator.map(|name| Holder::appointed(name, now)))?;
+        Ok(TakeOverReply { former })
+    }
+
+    fn set_holder(&self, holder: Option<Holder>) -> Result<(), Fault> {
+        let persisted = self.report_state.persist(|persisted| persisted.holder = holder);
+        persisted.map_err(|error| Fault::new(FaultCode::Internal, error_chain(&error)))
+    }
 }
 
 /// Refuses if updates are paused.

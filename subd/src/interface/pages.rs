@@ -13,6 +13,8 @@ use rpc::page_frame::Frame;
 use rpc::server::{Page, Router};
 
 use crate::interface::Service;
+use crate::state::holder::Holder;
+use system::clock::wall;
 
 /// Adds the status page to `router`.
 pub fn add_pages(router: Router<Arc<Service>>, frame: Frame) -> Router<Arc<Service>> {
@@ -28,6 +30,7 @@ struct StatusPage<'a> {
     reply: &'a PollReply,
     activity: String,
     updates: String,
+    holder: String,
     last_image: String,
     last_update: String,
     last_fetch: String,
@@ -47,12 +50,24 @@ struct StatusPage<'a> {
     unreadable: &'a [(TreePath, String)],
 }
 
+impl Service {
+    /// Returns which dominator gives orders, for people.
+    fn holder_text(&self) -> String {
+        let holder = self.report_state.read(|state| state.persisted.holder.clone());
+        match holder.filter(|holder| holder.holds(wall())) {
+            Some(Holder { dominator, until, .. }) => format!("{dominator}, until {}", utc(until)),
+            None => "the first dominator that asks".to_owned(),
+        }
+    }
+}
+
 fn page(service: &Service, frame: &Frame) -> String {
     let reply = service.report_state.reply(None, service.measured());
     let (counters, load) = (&reply.counters, &reply.load);
     let none = || "none".to_owned();
     let page = StatusPage {
         activity: activity(&reply.activity),
+        holder: service.holder_text(),
         updates: reply.paused.as_ref().map_or_else(|| "allowed".to_owned(), paused),
         last_image: reply.last_image.as_ref().map_or_else(none, ToString::to_string),
         last_update: reply.last_update.as_ref().map_or_else(none, update),

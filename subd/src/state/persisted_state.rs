@@ -18,6 +18,7 @@ use system::durable::{Durable, DurableError, Medium, PrettyJson};
 
 use crate::root::{Directory, RootError, errno_of};
 use crate::state::directories::remove_all;
+use crate::state::holder::Holder;
 use crate::state::reserve::Reserve;
 
 const STATE: &str = "state.json";
@@ -46,6 +47,8 @@ pub struct PersistedState {
     pub paused: Option<Paused>,
     /// The boot in which an update made a reboot due.
     pub reboot_due_in: Option<String>,
+    /// The dominator that gives orders.
+    pub holder: Option<Holder>,
     /// The health check of the last image.
     pub health_check: Option<HealthCheck>,
     /// The speed of the network in bytes per second, if a fetch has measured it.

@@ -118,6 +118,17 @@ enum Command {
     Pause(PauseArgs),
     /// End a pause
     Resume,
+    /// Give the machine to another dominator
+    ///
+    /// A dominator holds a machine for an hour after its orders, so that two with different images
+    /// do not take turns. Orders by hand, such as push-image, need no hold.
+    #[command(after_help = "Example: subtool --subd web1 take-over --dominator dom2-1f00c0de")]
+    TakeOver {
+        /// The dominator that gives orders from now on, by the name that is on its page and in its
+        /// log; without it, the first that asks
+        #[arg(long, value_name = "NAME")]
+        dominator: Option<String>,
+    },
     /// Show what an update to an image would change, and why; nothing is changed
     ///
     /// Exits with 0 if the machine equals the image, and with 3 if it differs.

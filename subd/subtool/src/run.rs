@@ -10,7 +10,7 @@ use api::planning::preview::{FormerImage, Preview};
 use api::subd::{
     CheckHealth, Cleanup, CleanupRequest, GetConfiguration, Health, POLL_WAIT_MS_MAX, Pause,
     Paused, Poll, PollRequest, Resume, ScanNow, ScanNowRequest, SetConfiguration,
-    SetConfigurationRequest,
+    SetConfigurationRequest, TakeOver, TakeOverRequest,
 };
 use daemon::{EXIT_DONE, EXIT_FAILED, EXIT_PARTLY, IMAGESERVER_PORT, SUBD_PORT};
 use model::display::{counted, error_chain, size};
@@ -63,6 +63,13 @@ pub(super) async fn run(arguments: &Arguments, security: &Security) -> Result<Ou
             let done = session.machine.call::<Resume>(&()).await?;
             eprintln!("Updates go on.");
             Ok(session.data(&done, String::new).into())
+        }
+        Command::TakeOver { dominator } => {
+            let request = TakeOverRequest { dominator: dominator.clone() };
+            let reply = session.machine.call::<TakeOver>(&request).await?;
+            let former = reply.former.as_deref().unwrap_or("no dominator");
+            eprintln!("Until now {former} gave orders.");
+            Ok(session.data(&reply, String::new).into())
         }
         Command::ShowUpdate { image, rescan } => {
             session.show_update(image, *rescan, &mut progress).await

@@ -9,8 +9,13 @@ use std::time::{Duration, Instant};
 use api::fault::FaultCode;
 use api::subd::{
     Activity, CacheReport, Cleanup, CleanupRequest, Commit, CommitRequest, FetchFailure,
-    FetchObject, Poll, PollRequest, SetConfiguration, UpdateOutcome,
+    FetchObject, Poll, PollRequest, ScanNow, ScanNowRequest, SetConfiguration, UpdateOutcome,
 };
+use bytes::Bytes;
+use futures_util::StreamExt as _;
+use http_body_util::StreamBody;
+use hyper::body::Frame;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use model::filter::Filter;
 use model::object::Algorithm;
 use model::scope::{Coverage, ScanSettings};
@@ -18,10 +23,12 @@ use model::tree::text::to_text;
 use model::tree::{Leaf, Metadata, Node};
 use nix::mount::{MsFlags, mount, umount};
 use nix::unistd::{Uid, setfsuid};
+use rpc::client::Peer;
 use subd::root::Root;
 use subd::scan::pace::Pace;
 
 use crate::fixture::{Edit, PATIENCE, Source, Sub, path, request, scan_by};
+use crate::process::Process;
 use crate::scan::start_on;
 
 /// Swaps the directory `at` with a symlink to `outside`, all the time.
@@ -201,6 +208,8 @@ async fn a_user_who_swaps_what_is_staged_committed_or_taken_back_gains_nothing()
         assert_eq!(look(), before, "{outcomes:?}");
         // What the user has left in the way is his own loss.
         std::fs::remove_dir_all(sub.at("/user")).unwrap();
+        // An operator looks again: what was swapped is not left out any longer.
+        sub.client.call::<ScanNow>(&ScanNowRequest::default()).await.unwrap();
         sub.rescanned().await;
         let last = sub.converge(100 + round, &source, want).await;
         assert_eq!(last.outcome, UpdateOutcome::Done, "{outcomes:?}");
@@ -355,6 +364,60 @@ impl Drop for Disk {
     fn drop(&mut self) {
         let _unmounted = umount(self.0.path());
     }
+}
+
+/// Sends most of a request to `sub` on each of so many streams of one connection, and no more.
+/// Returns what keeps them open.
+async fn stall(sub: &Peer, streams: usize) -> Option<impl Sized + use<>> {
+    let stream = tokio::net::TcpStream::connect(sub.authority()).await.ok()?;
+    let builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
+    let shake = builder.handshake(TokioIo::new(stream));
+    let (sender, connection) =
+        tokio::time::timeout(Duration::from_secs(2), shake).await.ok()?.ok()?;
+    let connection = tokio::spawn(connection);
+    let mut calls = Vec::new();
+    for _ in 0..streams {
+        let first = futures_util::stream::iter([Ok::<_, std::io::Error>(Frame::data(
+            Bytes::from(vec![0; 60_000]),
+        ))]);
+        let body = StreamBody::new(first.chain(futures_util::stream::pending()));
+        let request = hyper::Request::post("http://x/rpc/Subd.SetConfiguration")
+            .header("dominator-protocol", "1")
+            .header("content-length", "65000")
+            .body(body);
+        let mut sender = sender.clone();
+        calls.push(tokio::spawn(async move { sender.send_request(request.unwrap()).await }));
+    }
+    Some((connection, calls))
+}
+
+/// The most memory that a process ever had, in MiB.
+fn peak_mib(process: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() >> 10
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn callers_who_send_slowly_take_little_memory_together() {
+    let place = tempfile::tempdir().unwrap();
+    let process = Process::start_with(place.path(), &["--insecure"]);
+    let before = peak_mib(process.child.id());
+    let mut open = Vec::new();
+    // 1.2 GB if all of it was held.
+    for _ in 0..100 {
+        open.push(stall(process.client.peer(), 200).await);
+    }
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let grown = peak_mib(process.child.id()) - before;
+    assert!(grown < 96, "it has grown by {grown} MiB");
+    drop(open);
+    let client = &process.client;
+    testing::eventually_async("it answers again", async || {
+        client.call::<Poll>(&PollRequest::default()).await.is_ok()
+    })
+    .await;
+    assert_eq!(process.stop(), Some(0));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -34,6 +34,7 @@ fn sets_may_call_what_they_must() {
             Subd.Fetch
             Subd.GetDirectories
             Subd.GetRefusedChanges
+            Subd.HoldMachine
             Subd.OfferImage
             Subd.Poll
             Subd.Prepare
@@ -95,6 +96,7 @@ fn sets_may_call_what_they_must() {
             Subd.Poll
             Subd.Resume
             Subd.ScanNow
+            Subd.TakeOver
         uploader
             ImageServer.AddImage
             ImageServer.EstimateImage

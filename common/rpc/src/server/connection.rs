@@ -27,10 +27,8 @@ use crate::tls::{PeerSession, Security};
 use crate::{HEADER_BYTES_MAX, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT, body};
 use api::access::Identity;
 
-/// The most calls at one time on one connection; more wait at the caller.
-const STREAMS_MAX: u32 = 512;
-
-/// As [`STREAMS_MAX`], for callers without a certificate, who can only read pages.
+/// The most calls at one time on one connection of a caller without a certificate, who can only
+/// read pages.
 const ANONYMOUS_STREAMS_MAX: u32 = 32;
 
 /// The longest handshake.
@@ -174,7 +172,10 @@ impl Connection {
             })
         };
         let mut lost = std::pin::pin!(PeerSession::lost(session));
-        let streams_max = if is_anonymous { ANONYMOUS_STREAMS_MAX } else { STREAMS_MAX };
+        let streams_max = match self.service.routes.limits.streams {
+            streams if is_anonymous => streams.min(ANONYMOUS_STREAMS_MAX),
+            streams => streams,
+        };
         let builder = builder(self.tracked.clone(), streams_max);
         let connection = builder.serve_connection(TokioIo::new(stream), handler);
         let mut connection = std::pin::pin!(connection);

@@ -19,26 +19,6 @@ use tokio_util::sync::CancellationToken;
 use super::connection_counts::{ConnectionCounts, ConnectionKind, Full, Limits, Refusal, Source};
 use super::handshakes::{HandshakeLimits, Handshakes};
 
-/// The most connections at one time whose handshake has ended; more wait until one ends.
-pub(super) const CONNECTIONS_MAX: usize = 4_096;
-
-/// The limits of open connections.
-pub(super) const LIMITS: Limits = Limits {
-    // Half of all connections. All subs may share one user.
-    user: CONNECTIONS_MAX / 2,
-    // Browsers and monitoring, behind one proxy.
-    strangers: 64,
-    all_strangers: CONNECTIONS_MAX / 8,
-};
-
-/// The limits of unfinished handshakes.
-pub(super) const HANDSHAKES: HandshakeLimits = HandshakeLimits {
-    all: 2_048,
-    source: 256,
-    // Enough for a rack behind one address that was switched on.
-    known_source: 1_024,
-};
-
 /// How many connections from one source are accepted in a burst, and then in each second. A fleet
 /// behind one address is connected again within a minute.
 const ARRIVALS: (u32, u32) = (4_096, 256);

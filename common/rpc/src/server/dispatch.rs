@@ -10,6 +10,7 @@ use futures_util::FutureExt as _;
 use hyper::body::Incoming;
 use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::caller::{Caller, CallerPermit, CallerPermits};
 use super::connection_counts::Refusal;
@@ -31,20 +32,14 @@ use api::{PROTOCOL, PROTOCOL_HEADER, PROTOCOL_OLDEST, object_stream};
 /// The longest pause within the body of a request.
 const BODY_STALL_MAX: Duration = Duration::from_secs(30);
 
-/// Requests up to this length are not counted against [`LARGE_BYTES_MAX`].
-const SMALL_BYTES_MAX: usize = 64 << 10;
+/// Memory is counted in units of so many bytes.
+const UNIT_BYTES: usize = 16 << 10;
 
-/// The most bytes of large requests in memory, of all callers: twice the largest request.
-const LARGE_BYTES_MAX: usize = 256 << 20;
-
-/// The most bytes of replies in memory that wait to be read, of callers with and without a
-/// certificate. Streams from disk do not count. Each caller gets half of it at most.
-const REPLIES_BYTES_MAX: usize = 512 << 20;
-const ANONYMOUS_REPLIES_BYTES_MAX: usize = 64 << 20;
+/// The part of the memory that callers without a certificate share, as a divisor.
+const ANONYMOUS_PART: usize = 12;
 
 /// How many bytes of waiting replies of each connection are not counted.
-const FREE_BYTES_MAX: usize = 256 << 10;
-const ANONYMOUS_FREE_BYTES_MAX: usize = 64 << 10;
+const FREE_BYTES_MAX: usize = 64 << 10;
 
 /// The longest accepted path, in bytes.
 const PATH_BYTES_MAX: usize = 8 << 10;
@@ -55,11 +50,34 @@ const UNKNOWN: &str = "unknown";
 /// Answers requests with the handlers of its routes.
 pub(super) struct Service {
     pub(super) routes: Routes,
-    /// One permit for each [`SMALL_BYTES_MAX`] of large requests.
-    large: Arc<CallerPermits>,
-    /// One permit for each [`SMALL_BYTES_MAX`] of replies.
-    replies: Arc<CallerPermits>,
-    anonymous_replies: Arc<CallerPermits>,
+    /// One permit for each [`UNIT_BYTES`] of requests in memory and of replies that wait to be
+    /// read. Streams from disk do not count.
+    memory: Memory,
+    /// The same for callers without a certificate.
+    anonymous_memory: Memory,
+    /// For one request at a time that is larger than what a caller may have of the memory.
+    large: Arc<Semaphore>,
+}
+
+/// Memory that callers share.
+struct Memory {
+    permits: Arc<CallerPermits>,
+    /// The most permits of one caller.
+    each: usize,
+}
+
+impl Memory {
+    fn new(bytes: usize) -> Self {
+        // A caller that takes its half leaves the other half.
+        let all = bytes / UNIT_BYTES;
+        Self { permits: CallerPermits::new(all, all / 2), each: all / 2 }
+    }
+}
+
+/// What a request holds until it is answered.
+struct HeldMemory {
+    _shared: Option<CallerPermit>,
+    _large: Option<OwnedSemaphorePermit>,
 }
 
 /// The encodings of a call.
@@ -71,16 +89,12 @@ struct CallEncoding {
 
 impl Service {
     pub(super) fn new(routes: Routes) -> Self {
-        // A caller that takes its half leaves the other half.
-        let permits = |bytes: usize| {
-            let all = bytes / SMALL_BYTES_MAX;
-            CallerPermits::new(all, all / 2)
-        };
+        let bytes = routes.limits.memory_bytes;
         Self {
             routes,
-            large: permits(LARGE_BYTES_MAX),
-            replies: permits(REPLIES_BYTES_MAX),
-            anonymous_replies: permits(ANONYMOUS_REPLIES_BYTES_MAX),
+            memory: Memory::new(bytes),
+            anonymous_memory: Memory::new(bytes / ANONYMOUS_PART),
+            large: Arc::new(Semaphore::new(1)),
         }
     }
 
@@ -109,21 +123,16 @@ impl Service {
         is_anonymous: bool,
     ) -> Response<Body> {
         use hyper::body::Body as _;
-        let (permits, free, most) = match is_anonymous {
-            true => {
-                (&self.anonymous_replies, ANONYMOUS_FREE_BYTES_MAX, ANONYMOUS_REPLIES_BYTES_MAX)
-            }
-            false => (&self.replies, FREE_BYTES_MAX, REPLIES_BYTES_MAX),
-        };
+        let memory = if is_anonymous { &self.anonymous_memory } else { &self.memory };
         // A stream has no length here.
         let length = response.body().size_hint().exact().unwrap_or(0);
         let length = usize::try_from(length).unwrap_or(usize::MAX);
-        if replies.bytes().saturating_add(length) <= free {
+        if replies.bytes().saturating_add(length) <= FREE_BYTES_MAX {
             return response.map(|body| replies.watch(body, length, None));
         }
-        // A longer reply takes all permits that one caller can have.
-        let count = length.min(most / 2).div_ceil(SMALL_BYTES_MAX);
-        match permits.take(caller, count) {
+        // The longest replies take half of what one caller can have, so that its calls go on.
+        let count = length.div_ceil(UNIT_BYTES).min(memory.each / 2);
+        match memory.permits.take(caller, count) {
             Some(held) => response.map(|body| replies.watch(body, 0, Some(held))),
             None => self.too_many_replies(&response),
         }
@@ -312,27 +321,29 @@ impl Service {
         }
     }
 
-    /// Reads a request. Large requests share a limit until they are answered, because their
-    /// handlers may wait with the decoded values.
+    /// Reads a request. Requests share the memory until they are answered, because their handlers
+    /// may wait with the decoded values.
     async fn read(
         &self,
         caller: &Caller,
         entry: &Entry,
         body: Incoming,
-    ) -> Result<(Bytes, Option<CallerPermit>), Fault> {
+    ) -> Result<(Bytes, HeldMemory), Fault> {
         use hyper::body::Body as _;
         let limit = entry.request_bytes_max;
         let hint = body.size_hint();
         let claimed = hint.upper().and_then(|upper| usize::try_from(upper).ok());
         let most = claimed.unwrap_or(usize::MAX).min(limit);
-        let permits = most / SMALL_BYTES_MAX;
-        let held = match permits {
-            0 => None,
-            _ => Some(self.large.take(caller, permits).ok_or_else(|| {
-                let text = "too many large requests at one time: try again in a moment";
-                Fault::new(FaultCode::Unavailable, text)
-            })?),
+        let count = most.div_ceil(UNIT_BYTES);
+        let (shared, large) = match count > self.memory.each {
+            false => (self.memory.permits.take(caller, count), None),
+            true => (None, Arc::clone(&self.large).try_acquire_owned().ok()),
         };
+        if shared.is_none() && large.is_none() {
+            let text = "too many requests at one time: try again in a moment";
+            return Err(Fault::new(FaultCode::Unavailable, text));
+        }
+        let held = HeldMemory { _shared: shared, _large: large };
         let pace = Pace::new(MESSAGE_PACE_BYTES);
         let bytes = body::read(body, limit, BODY_STALL_MAX, pace).await.map_err(|error| {
             let code = match error {

@@ -11,9 +11,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::connection::{Connection, Place, Tracked};
-use super::connection_limiter::{
-    CONNECTIONS_MAX, ConnectionLimiter, ConnectionPermit, HANDSHAKES, LIMITS,
-};
+use super::connection_limiter::{ConnectionLimiter, ConnectionPermit};
 use super::dispatch::Service;
 use super::router::Router;
 
@@ -27,9 +25,11 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// [`SHUTDOWN_GRACE`]. Handlers that wait long should watch the token too.
 pub async fn serve<S>(listener: TcpListener, router: Router<S>, stop: CancellationToken) {
     let server = Server::new(router, stop.clone());
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let limits = server.service.routes.limits;
+    let places = Arc::new(Semaphore::new(limits.connections));
     let is_insecure = server.service.routes.security.is_insecure();
-    let limiter = (!is_insecure).then(|| Arc::new(ConnectionLimiter::new(LIMITS, HANDSHAKES)));
+    let limiter = (!is_insecure)
+        .then(|| Arc::new(ConnectionLimiter::new(limits.of_connections(), limits.handshakes)));
     let (security, until) = (server.service.routes.security.clone(), stop.clone());
     server.tracker.spawn(async move { security.reload_until(until).await });
     loop {

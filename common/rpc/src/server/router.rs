@@ -13,6 +13,7 @@ use super::audit::{self, Recorder};
 use super::caller::Caller;
 use super::metrics::Metrics;
 use super::page::{Page, PageRequest};
+use super::server_limits::ServerLimits;
 use crate::audit_log::{AuditCollector, AuditLog};
 use crate::body::{Body, streamed};
 use crate::object_reader::ObjectReader;
@@ -60,6 +61,7 @@ pub(super) struct Routes {
     pub(super) metrics: Metrics,
     pub(super) recorder: Recorder,
     pub(super) private_pages: bool,
+    pub(super) limits: ServerLimits,
 }
 
 /// Collects the methods and pages of a daemon. Each handler is given a clone of the state `S`.
@@ -100,6 +102,7 @@ impl Router {
             metrics: Metrics::new(daemon, security),
             recorder: Recorder::default(),
             private_pages: false,
+            limits: ServerLimits::SERVER,
         };
         Self { state: (), routes }
     }
@@ -114,6 +117,12 @@ impl<S: Clone + Send + Sync + 'static> Router<S> {
     /// Uses `frame` for error pages.
     pub fn frame(mut self, frame: Frame) -> Self {
         self.routes.frame = frame;
+        self
+    }
+
+    /// Limits how much of the process callers may use; [`ServerLimits::SERVER`] if not called.
+    pub fn limits(mut self, limits: ServerLimits) -> Self {
+        self.routes.limits = limits;
         self
     }
 

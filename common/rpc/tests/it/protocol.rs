@@ -86,6 +86,8 @@ fn every_method_is_in_the_table_with_its_access_and_limits() {
         row::<mdb::GetMdb>(),
         row::<subd::OfferImage>(),
         row::<subd::GetRefusedChanges>(),
+        row::<subd::HoldMachine>(),
+        row::<subd::TakeOver>(),
         row::<image_server::notes::ChangeSignatures>(),
     ];
     let document = document();

@@ -2,6 +2,7 @@
 
 mod image_life;
 mod replication;
+mod sub_state;
 
 use std::collections::BTreeMap;
 
@@ -27,9 +28,7 @@ use model::filter::{Filter, Patterns};
 use model::image::{ComputedRule, Content, HealthCheck, Image, ImageName, Notes, Package};
 use model::object::{Algorithm, ObjectId};
 use model::path::TreePath;
-use model::plan::{
-    Action, Blocked, Difference, Obstacle, Occupant, Operation, Plan, RefusedChange, RefusedKind,
-};
+use model::plan::{Action, Blocked, Difference, Obstacle, Occupant, Operation, Plan};
 use model::scope::{Attributes, Coverage, ScanSettings, Scope};
 use model::tree::{
     Computed, Device, File, Leaf, Metadata, Node, Special, Symlink, Time, TimePrecision, Totals,
@@ -40,6 +39,7 @@ use model::trigger::{Trigger, Triggers};
 
 pub use image_life::*;
 pub use replication::*;
+pub use sub_state::*;
 
 /// An id of digits that are easy to find in a dump.
 pub fn blake3(byte: u8) -> ObjectId {
@@ -676,28 +676,6 @@ pub fn resume_updates() -> (ResumeUpdatesRequest, ResumeUpdatesReply) {
 pub fn force_disruptive_update() -> (ForceDisruptiveUpdateRequest, Done) {
     let (reason, who) = ("hole in ssh".to_owned(), "ann".to_owned());
     (ForceDisruptiveUpdateRequest { hostname: "web-1".to_owned(), reason, who }, Done {})
-}
-
-pub fn go_on() -> (GoOnRequest, Done) {
-    let (hostname, who) = ("web-1".to_owned(), "ann".to_owned());
-    (GoOnRequest { hostname, why: why(), who }, Done {})
-}
-
-pub fn get_refused_changes() -> ((), GetRefusedChangesReply) {
-    let node = || Node::Directory(Metadata::new(0o755, 0, 0));
-    let kinds = [
-        RefusedKind::Any,
-        RefusedKind::Become(Box::new(node())),
-        RefusedKind::Removal,
-        RefusedKind::Below,
-        RefusedKind::Boundary,
-    ];
-    let refused = kinds.into_iter().enumerate().map(|(number, kind)| RefusedChange {
-        path: format!("/srv/{number}").parse().expect("it is a path"),
-        kind,
-        why: "cannot rename: it is busy".to_owned(),
-    });
-    ((), GetRefusedChangesReply { changes: refused.collect() })
 }
 
 pub fn fast_update() -> (FastUpdateRequest, Done) {

@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use api::Done;
+use api::dominator::{ListSubs, ListSubsReply, ListSubsRequest};
 use api::fault::FaultCode;
 use api::image_server::DeleteImage;
 use api::subd::{Commit, CommitRequest, GetConfiguration};
@@ -20,12 +21,13 @@ use tokio::sync::mpsc;
 use crate::wire::Server;
 use lab::{Authority, Lab, Wanted, peer};
 
-/// A server that tells who calls: `Commit` needs a power, `GetConfiguration` a certificate, and
+/// A server that tells who calls: `Commit` needs a power, `ListSubs` a certificate, and
 /// `DeleteImage` is for owners, of which it has none.
 fn router(security: &Security) -> Router {
     Router::new("testd", security)
         .method::<Commit, _>(|(), _, _| async { Ok(Done {}) })
         .method::<GetConfiguration, _>(|(), _, ()| async { Ok(Default::default()) })
+        .method::<ListSubs, _>(|(), _, _| async { Ok(ListSubsReply { subs: Vec::new() }) })
         .method::<DeleteImage, _>(|(), _, _| async { Ok(Done {}) })
 }
 
@@ -43,7 +45,7 @@ async fn outcomes(client: &Client) -> Vec<String> {
         },
     };
     let commit = client.call::<Commit>(&CommitRequest { update_id: 2 }).await;
-    let get = client.call::<GetConfiguration>(&()).await;
+    let get = client.call::<ListSubs>(&ListSubsRequest::default()).await;
     let name = "a/b".parse().unwrap();
     let delete = api::image_server::DeleteImageRequest { name, force: false };
     let delete = client.call::<DeleteImage>(&delete).await;
@@ -124,7 +126,7 @@ async fn a_server_is_believed_only_under_the_name_that_was_asked_for() {
     for (dir, refused) in table {
         let server = Server::start(router(&lab.open(dir))).await;
         let client = Client::new(peer(server.address), &security);
-        let got = client.call::<GetConfiguration>(&()).await;
+        let got = client.call::<ListSubs>(&ListSubsRequest::default()).await;
         match refused {
             None => drop(got.unwrap()),
             Some(why) => {
@@ -139,10 +141,13 @@ async fn a_server_is_believed_only_under_the_name_that_was_asked_for() {
     // By its address: the name that counts is the one that was asked for.
     let server = served(&lab).await;
     let by_address = Peer::parse(&server.address.to_string(), 0).unwrap();
-    Client::new(by_address, &security).call::<GetConfiguration>(&()).await.unwrap();
+    Client::new(by_address, &security).call::<ListSubs>(&ListSubsRequest::default()).await.unwrap();
     let other = Peer::parse("127.0.0.2", server.address.port()).unwrap();
     let other = other.at(Some(server.address.ip()));
-    let error = Client::new(other, &security).call::<GetConfiguration>(&()).await.unwrap_err();
+    let error = Client::new(other, &security)
+        .call::<ListSubs>(&ListSubsRequest::default())
+        .await
+        .unwrap_err();
     let text = model::display::error_chain(&error);
     assert!(text.contains("127.0.0.2 was expected"), "{text}");
     server.stop().await;
@@ -154,12 +159,13 @@ async fn there_is_no_way_back_to_plain_text() {
     lab.issue("client", &Wanted { name: "a", powers: Some(&["*.*"]), ..Wanted::default() });
     let server = served(&lab).await;
     let plain = Client::new(peer(server.address), &Security::Insecure);
-    assert!(plain.call::<GetConfiguration>(&()).await.is_err());
+    assert!(plain.call::<ListSubs>(&ListSubsRequest::default()).await.is_err());
     let reply = String::from_utf8(curl(&[&format!("http://{}/", server.address)])).unwrap();
     assert_eq!(reply.trim_end(), "This port speaks TLS only: use https, or --tls DIR.");
     server.stop().await;
     let insecure = Server::start(router(&Security::Insecure)).await;
-    let error = lab.client("client", insecure.address).call::<GetConfiguration>(&()).await;
+    let error =
+        lab.client("client", insecure.address).call::<ListSubs>(&ListSubsRequest::default()).await;
     let text = model::display::error_chain(&error.unwrap_err());
     assert!(text.contains("does not speak TLS"), "{text}");
     insecure.stop().await;
@@ -197,7 +203,7 @@ async fn others_speak_the_same_tls() {
         assert!(known.starts_with(b"{\"scan\""), "{}", String::from_utf8_lossy(&known));
         let unknown = curl(&[version, &anybody, &json, &[&call]].concat());
         let text = String::from_utf8(unknown).unwrap();
-        let why = "Subd.GetConfiguration needs a certificate that this server's authorities signed";
+        let why = "a caller without a certificate may not call Subd.GetConfiguration";
         assert!(text.contains(why), "{text}");
     }
     let old = ["--tls-max", "1.1", "--cacert", &ca, "--resolve", &at];
@@ -210,7 +216,7 @@ async fn others_speak_the_same_tls() {
 /// Calls `GetConfiguration` until it is refused.
 async fn until_refused(client: &Client) -> CallError {
     loop {
-        if let Err(error) = client.call::<GetConfiguration>(&()).await {
+        if let Err(error) = client.call::<ListSubs>(&ListSubsRequest::default()).await {
             return error;
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -255,13 +261,13 @@ async fn a_caller_that_is_revoked_is_cut_off_with_what_it_waits_for() {
     fs::write(lab.dir("server").join("crl.pem"), lab.authority.revoked(&[66], 1)).unwrap();
     let lost = poll.await.unwrap().unwrap_err();
     assert!(matches!(lost, CallError::Lost { .. }), "{lost:?}");
-    bad.call::<GetConfiguration>(&()).await.unwrap_err();
-    good.call::<GetConfiguration>(&()).await.unwrap();
+    bad.call::<ListSubs>(&ListSubsRequest::default()).await.unwrap_err();
+    good.call::<ListSubs>(&ListSubsRequest::default()).await.unwrap();
     assert!(!other.is_finished());
     other.abort();
     // What was revoked by mistake is good again.
     fs::write(lab.dir("server").join("crl.pem"), lab.authority.revoked(&[], 2)).unwrap();
-    while bad.call::<GetConfiguration>(&()).await.is_err() {
+    while bad.call::<ListSubs>(&ListSubsRequest::default()).await.is_err() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     server.stop().await;
@@ -288,7 +294,7 @@ async fn a_server_that_is_revoked_is_left_with_what_is_waited_for() {
     fs::write(lab.dir("client").join("crl.pem"), lab.authority.revoked(&[5], 1)).unwrap();
     let lost = poll.await.unwrap().unwrap_err();
     assert!(matches!(lost, CallError::Lost { .. }), "{lost:?}");
-    let error = client.call::<GetConfiguration>(&()).await.unwrap_err();
+    let error = client.call::<ListSubs>(&ListSubsRequest::default()).await.unwrap_err();
     let text = model::display::error_chain(&error);
     assert!(text.ends_with("its certificate was revoked"), "{text}");
     keeping.abort();
@@ -302,7 +308,7 @@ async fn certificates_are_read_again_when_they_change_and_kept_when_they_are_wro
     lab.issue("client", &all);
     let server = served(&lab).await;
     let client = || lab.client("client", server.address);
-    client().call::<GetConfiguration>(&()).await.unwrap();
+    client().call::<ListSubs>(&ListSubsRequest::default()).await.unwrap();
     // A new authority takes the old one's place, on one side first.
     let next = Authority::new("next");
     let hosts = &["testd.example.org"];
@@ -310,7 +316,7 @@ async fn certificates_are_read_again_when_they_change_and_kept_when_they_are_wro
     next.issue(&lab.dir("server"), &of_server, &[&next, &lab.authority]);
     let refused = async {
         loop {
-            let result = client().call::<GetConfiguration>(&()).await;
+            let result = client().call::<ListSubs>(&ListSubsRequest::default()).await;
             if let Err(error) = result {
                 return model::display::error_chain(&error);
             }
@@ -320,7 +326,7 @@ async fn certificates_are_read_again_when_they_change_and_kept_when_they_are_wro
     assert!(refused.await.contains("no authority in our ca.pem"));
     let both = format!("{}{}", lab.authority.pem, next.pem);
     fs::write(lab.dir("client").join("ca.pem"), both).unwrap();
-    client().call::<GetConfiguration>(&()).await.unwrap();
+    client().call::<ListSubs>(&ListSubsRequest::default()).await.unwrap();
     // A key of another certificate is not taken.
     let former = fs::read_to_string(lab.dir("server").join("key.pem")).unwrap();
     let other = rcgen::KeyPair::generate().unwrap().serialize_pem();
@@ -328,7 +334,7 @@ async fn certificates_are_read_again_when_they_change_and_kept_when_they_are_wro
     let error = Security::open(&lab.dir("server")).unwrap_err().to_string();
     assert!(error.ends_with("the certificate in cert.pem is not of the key in key.pem"), "{error}");
     tokio::time::sleep(Duration::from_millis(4_500)).await;
-    client().call::<GetConfiguration>(&()).await.unwrap();
+    client().call::<ListSubs>(&ListSubsRequest::default()).await.unwrap();
     lab::write_key(&lab.dir("server"), &former);
     server.stop().await;
 }
@@ -361,7 +367,10 @@ async fn an_authority_may_vouch_for_no_more_than_its_zone() {
     let server = served(&lab).await;
     let zones = lab.dir("caller").join("zones.toml");
     let get = async || {
-        let got = lab.client("caller", server.address).call::<GetConfiguration>(&()).await;
+        let got = lab
+            .client("caller", server.address)
+            .call::<ListSubs>(&ListSubsRequest::default())
+            .await;
         got.map_err(|error| model::display::error_chain(&error))
     };
     for (names, want) in [("'*.example.org'", true), ("'other'", false), ("", false)] {

@@ -30,6 +30,7 @@ pub(super) enum CallPurpose {
     Prefetch(u64),
     Prepare(u64),
     Commit(u64),
+    Hold,
     Cleanup,
     OfferSignatures,
 }
@@ -115,6 +116,9 @@ pub(super) struct SignatureOffer {
 impl Sub {
     /// Sends a call if it may be sent now. Returns true if it was sent.
     pub(super) fn call(&mut self, purpose: CallPurpose, call: Call, step: &mut Step<'_>) -> bool {
+        if !self.hold_machine(step) {
+            return false;
+        }
         let request_id = self.begin_call(step.now, purpose);
         step.effects.extend(request_id.map(|request_id| Effect::Call(request_id, call)));
         request_id.is_some()
@@ -159,8 +163,10 @@ impl Sub {
     }
 
     /// Handles that the sub accepted a call.
-    pub(super) fn call_accepted(&mut self, purpose: CallPurpose) {
+    pub(super) fn call_accepted(&mut self, purpose: CallPurpose, now: Now) {
         match purpose {
+            // It says nothing of the order that follows.
+            CallPurpose::Hold => return self.holding.accepted(now),
             CallPurpose::Commit(id) => self.await_end(id),
             CallPurpose::OfferSignatures => self.offer_accepted(),
             _ => {}
@@ -178,6 +184,7 @@ impl Sub {
     /// Handles that a call failed.
     pub(super) fn call_failed(&mut self, purpose: CallPurpose, failure: Failure, step: &Step<'_>) {
         match purpose {
+            CallPurpose::Hold if self.holding.failed(&failure, step.now) => return,
             CallPurpose::Prefetch(_) => return self.hold_prefetch(failure.text, step),
             CallPurpose::Limits => return self.limits.attempt.explain(failure.text),
             CallPurpose::OfferSignatures if failure.kind == FailureKind::NoMethod => {
@@ -243,7 +250,10 @@ impl Sub {
         step: &Step<'_>,
     ) {
         let (status, refused) = match purpose {
-            CallPurpose::Scan(_) | CallPurpose::Limits | CallPurpose::Cleanup => {
+            CallPurpose::Scan(_)
+            | CallPurpose::Limits
+            | CallPurpose::Cleanup
+            | CallPurpose::Hold => {
                 self.calls.attempt.hold(retry_at, failure.text);
                 return;
             }
@@ -359,6 +369,9 @@ fn is_shown(purpose: CallPurpose, view: &View) -> bool {
                 || view.outcome_of(id).is_some()
         }
         // Nothing waits for the effect of these calls.
-        CallPurpose::Limits | CallPurpose::Cleanup | CallPurpose::OfferSignatures => true,
+        CallPurpose::Limits
+        | CallPurpose::Cleanup
+        | CallPurpose::Hold
+        | CallPurpose::OfferSignatures => true,
     }
 }

@@ -122,6 +122,8 @@ pub enum Call {
     Prepare(Box<PrepareRequest>),
     /// Removes objects from the cache.
     Cleanup(CleanupRequest),
+    /// Holds the machine for this dominator.
+    Hold,
     /// Sends the signatures of an image.
     Offer(Box<OfferImageRequest>),
 }
@@ -135,6 +137,7 @@ impl Call {
             Self::Fetch(_) => "fetch",
             Self::Prepare(_) => "prepare",
             Self::Cleanup(_) => "cleanup",
+            Self::Hold => "hold-machine",
             Self::Offer(_) => "offer-image",
         }
     }

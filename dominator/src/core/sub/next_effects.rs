@@ -98,6 +98,7 @@ impl Sub {
         self.check_identity(view, &mut step.effects)?;
         self.check_not_finishing_update(view)?;
         self.check_not_updating(view)?;
+        self.check_holder(step.now)?;
         self.check_ordered_scan(view, &mut step.effects)?;
         self.sync_limits(view, step);
         let image = match &self.image {
@@ -359,7 +360,9 @@ impl Sub {
                 stop(Status::Preparing, "still staging another update")
             }
             Activity::Prepared { update_id } if update_id == update.id => {
-                if let Some(request_id) = self.begin_call(step.now, CallPurpose::Commit(update_id))
+                if self.hold_machine(step)
+                    && let Some(request_id) =
+                        self.begin_call(step.now, CallPurpose::Commit(update_id))
                 {
                     self.updates.unsent = None;
                     let ordered = self.ordered_update(update_id, view, image, planned);

@@ -101,6 +101,7 @@ impl Sub {
         self.undone_update().is_some()
             || self.updates.hold.is_some()
             || self.calls.attempt.why().is_some()
+            || self.holding.is_refused()
     }
 
     /// Returns the pause that an operator ordered, if it is in force at this time.

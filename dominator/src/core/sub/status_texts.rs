@@ -312,6 +312,14 @@ impl Sub {
                 "the update continues at once when a poll reports the end",
                 command(resume, "ends the pause on the machine"),
             )
+        } else if self.held_by_other().is_some() {
+            let take =
+                format!("subtool --subd {} take-over --dominator NAME", self.machine.hostname);
+            (
+                "the other dominator to give it no orders for an hour, or an operator",
+                "the machine is asked again about every minute",
+                command(take, "gives it to the dominator NAME; stop one of the two first"),
+            )
         } else {
             let what = "has this update carried out once, although it is disruptive";
             (

@@ -6,8 +6,8 @@ use std::time::Duration;
 use api::fault::FaultCode;
 use api::planning::PlanJob;
 use api::subd::{
-    Cleanup, Commit, CommitRequest, Fetch, GetRefusedChanges, OfferImage, Poll, PollReply,
-    PollRequest, Prepare, ScanNow, ScanNowRequest, SetConfiguration, SubVersion,
+    Cleanup, Commit, CommitRequest, Fetch, GetRefusedChanges, HoldMachine, OfferImage, Poll,
+    PollReply, PollRequest, Prepare, ScanNow, ScanNowRequest, SetConfiguration, SubVersion,
 };
 use model::display::error_chain;
 use model::object::ObjectId;
@@ -92,11 +92,17 @@ pub(super) async fn plan(shared: Arc<Shared>, request_id: RequestId, job: Box<Pl
     Event::Planned(request_id, shared.planned(*job).await.map(Arc::new))
 }
 
-pub(super) async fn call_sub(client: Client, request_id: RequestId, call: Call) -> Event {
+pub(super) async fn call_sub(
+    client: Client,
+    shared: Arc<Shared>,
+    request_id: RequestId,
+    call: Call,
+) -> Event {
     let result = match &call {
         Call::SetConfiguration(configuration) => {
             client.call_within::<SetConfiguration>(configuration, ACCEPT_LIMIT).await
         }
+        Call::Hold => client.call_within::<HoldMachine>(&shared.holder, ACCEPT_LIMIT).await,
         Call::Fetch(request) => client.call_within::<Fetch>(request, ACCEPT_LIMIT).await,
         Call::Prepare(request) => client.call_within::<Prepare>(request, PREPARE_LIMIT).await,
         Call::Offer(request) => client.call_within::<OfferImage>(request, ACCEPT_LIMIT).await,

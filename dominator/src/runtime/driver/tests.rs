@@ -1,5 +1,6 @@
 //! Commits on their way through the disk to the sub, with a disk that waits for the test.
 
+use api::subd::HoldMachineRequest;
 use rpc::tls::Security;
 use std::collections::BTreeSet;
 
@@ -48,6 +49,7 @@ pub(crate) fn shared(state: &Arc<Storage>, stop: &CancellationToken) -> Shared {
     };
     let limits = HistoryLimits { bytes: 1 << 30, seconds: 1 << 40 };
     Shared {
+        holder: HoldMachineRequest { dominator: "test".to_owned(), start: 1 },
         security: Security::Insecure,
         audit: AuditLog::none(),
         clock,

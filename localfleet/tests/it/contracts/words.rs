@@ -102,7 +102,7 @@ fn words_of_json_stay() {
 }
 
 /// The alarms that the dominator raises by itself; those of machines are among the words of JSON.
-const ALARMS: [&str; 8] = [
+const ALARMS: [&str; 9] = [
     alarms::IMAGE_CHANGED,
     alarms::CLOCK_JUMPED,
     alarms::HISTORY_FAILING,
@@ -110,6 +110,7 @@ const ALARMS: [&str; 8] = [
     alarms::MDB_HELD,
     alarms::MDB_NOT_KEPT,
     alarms::MDB_REFUSED,
+    alarms::OTHER_DOMINATOR,
     alarms::UPDATES_DISABLED,
 ];
 

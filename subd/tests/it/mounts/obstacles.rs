@@ -344,8 +344,9 @@ async fn change_lower_layer(root: &std::path::Path) {
     sub.stop().await;
 }
 
-const LOWER_LAYER: &str = "echo 1 > acl; setfacl -m u:7:r acl; echo 2 > changed; echo 3 > linked-1; \
-                           ln linked-1 linked-2; ln linked-1 linked-3; echo 4 > other-1; \
+const LOWER_LAYER: &str = "echo 1 > acl; setfacl -m u:7:r acl; echo 2 > changed; \
+                           echo 3 > linked-1; ln linked-1 linked-2; ln linked-1 linked-3; \
+                           echo 4 > other-1; \
                            ln other-1 other-2; echo 5 > replaced; echo 6 > removed";
 
 #[test]

@@ -26,6 +26,36 @@ fn paused(reason: &str) -> Option<Paused> {
 }
 
 #[test]
+fn a_machine_that_takes_orders_from_another_dominator_gets_none() {
+    let mut script = ready();
+    script.other_holder = Some("it takes orders from the dominator b".to_owned());
+    script.scan(&[]);
+    script.poll();
+    assert_eq!(script.sub.held_by_other(), Some("it takes orders from the dominator b"));
+    script.wait(59);
+    script.other_holder = None;
+    script.wait(1);
+    assert_eq!(script.sub.held_by_other(), None);
+    // Half a minute later the machine is asked again before the next order.
+    let Some(Call::Prepare(request)) = script.accept() else { panic!("nothing to prepare") };
+    script.other_holder = Some("it takes orders from the dominator c".to_owned());
+    script.wait(31);
+    script.reply.activity = Activity::Prepared { update_id: request.update_id };
+    script.poll();
+    script.check(expect![[r#"
+        0   assigned connecting       not reached yet
+                     -> poll for all
+        0   polled   held             it takes orders from the dominator b
+        59  wake     held             it takes orders from the dominator b
+        60  wake     preparing        staging 1 change: /a (missing)
+                     -> prepare 1: 1 operations
+        60  accepted preparing        staging 1 change: /a (missing)
+        91  wake     preparing        staging 1 change: /a (missing)
+        91  polled   held             it takes orders from the dominator c
+    "#]]);
+}
+
+#[test]
 fn a_machine_that_does_not_allow_an_update_is_asked_again_in_a_minute() {
     let mut script = ready();
     script.scan(&[]);

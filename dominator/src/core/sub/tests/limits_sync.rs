@@ -58,6 +58,7 @@ fn limits_are_sent_once_regardless_of_the_ceilings_of_the_sub() {
         0   polled   synced           equals base
         3600 wake     synced           equals base
         3600 polled   synced           equals base
+        3600 polled   rescanning       reading the new scan
                      -> set-configuration
         3600 polled   synced           equals base
         3600 accepted synced           equals base

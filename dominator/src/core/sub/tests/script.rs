@@ -69,6 +69,8 @@ pub(super) struct Script {
     scanned: Tree,
     /// The changes that the sub refuses; `None` for an earlier release.
     pub(super) refused: Option<RefusedChanges>,
+    /// Why the machine takes orders from another dominator.
+    pub(super) other_holder: Option<String>,
     /// The former image that can be loaded.
     pub(super) former: Option<Arc<RequiredImage>>,
     pub(super) polled: RequestId,
@@ -102,6 +104,7 @@ impl Script {
             reply,
             scanned,
             refused: Some(RefusedChanges::default()),
+            other_holder: None,
             former: None,
             polled: RequestId(0),
             called: None,
@@ -226,6 +229,13 @@ impl Script {
                 Effect::Plan(request_id, job) => {
                     next.push(Event::Planned(request_id, Ok(Arc::new(job.run().unwrap()))));
                 }
+                Effect::Call(request_id, Call::Hold) => match &self.other_holder {
+                    None => next.push(Event::Accepted(request_id)),
+                    Some(why) => {
+                        let (kind, text) = (FailureKind::Held, why.clone());
+                        next.push(Event::CallFailed(request_id, Failure { kind, text }));
+                    }
+                },
                 Effect::Call(request_id, call) => {
                     done.push(match &call {
                         Call::Fetch(request) => {
@@ -236,6 +246,7 @@ impl Script {
                             request.update_id,
                             request.plan.operations.len()
                         ),
+                        Call::Hold => unreachable!("it is answered above"),
                         Call::Cleanup(request) => format!("cleanup of {}", request.objects.len()),
                         Call::Offer(request) => {
                             format!("offer with {} signatures", request.signatures.len())

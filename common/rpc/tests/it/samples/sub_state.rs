@@ -1,0 +1,38 @@
+//! Samples of what a sub refuses, and of who gives it orders.
+
+use api::Done;
+use api::dominator::orders::GoOnRequest;
+use api::subd::{GetRefusedChangesReply, HoldMachineRequest, TakeOverReply, TakeOverRequest};
+use model::plan::{RefusedChange, RefusedKind};
+use model::tree::{Metadata, Node};
+
+pub fn hold_machine() -> (HoldMachineRequest, Done) {
+    (HoldMachineRequest { dominator: "dom1-0a1b2c3d".to_owned(), start: 7 }, Done {})
+}
+
+pub fn take_over() -> (TakeOverRequest, TakeOverReply) {
+    let name = |text: &str| Some(text.to_owned());
+    (TakeOverRequest { dominator: name("dom1") }, TakeOverReply { former: name("dom2") })
+}
+
+pub fn go_on() -> (GoOnRequest, Done) {
+    let (hostname, who) = ("web-1".to_owned(), "ann".to_owned());
+    (GoOnRequest { hostname, why: "works".to_owned(), who }, Done {})
+}
+
+pub fn get_refused_changes() -> ((), GetRefusedChangesReply) {
+    let node = || Node::Directory(Metadata::new(0o755, 0, 0));
+    let kinds = [
+        RefusedKind::Any,
+        RefusedKind::Become(Box::new(node())),
+        RefusedKind::Removal,
+        RefusedKind::Below,
+        RefusedKind::Boundary,
+    ];
+    let refused = kinds.into_iter().enumerate().map(|(number, kind)| RefusedChange {
+        path: format!("/srv/{number}").parse().expect("it is a path"),
+        kind,
+        why: "cannot rename: it is busy".to_owned(),
+    });
+    ((), GetRefusedChangesReply { changes: refused.collect() })
+}
