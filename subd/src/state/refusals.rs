@@ -22,6 +22,9 @@ const STAGED: (Duration, Duration) = (Duration::from_secs(60), Duration::from_se
 const CARRIED_OUT: (Duration, Duration) =
     (Duration::from_secs(600), Duration::from_secs(24 * 3_600));
 
+/// Of two failures because of another process that are further apart, both may be coincidences.
+const COINCIDENCE: Duration = Duration::from_secs(600);
+
 /// How long a failure is remembered after its time is over.
 const REMEMBERED: Duration = Duration::from_secs(2 * 24 * 3_600);
 
@@ -102,6 +105,9 @@ impl Refusals {
             until: None,
             failed: now,
         });
+        if is_race && refusal.until.is_none() && now.saturating_sub(refusal.failed) > COINCIDENCE {
+            refusal.failures = 0;
+        }
         refusal.failures += 1;
         (refusal.refused, refusal.failed) = (refused, now);
         let (first, longest) = match failed_in {
@@ -187,11 +193,13 @@ mod tests {
             let path = path.parse().unwrap();
             FailedChange::race(&path, RefusedKind::Removal, "it moved".to_owned(), &tree)
         };
-        let (mut refusals, now) = (Refusals::default(), Duration::ZERO);
-        for path in ["/home/u/d/f", "/home/f"] {
-            refusals.add(race(path), FailedIn::Commit, now);
+        let (mut refusals, now) = (Refusals::default(), 3 * COINCIDENCE);
+        for time in [Duration::ZERO, 2 * COINCIDENCE] {
+            for path in ["/home/u/d/f", "/home/f"] {
+                refusals.add(race(path), FailedIn::Commit, time);
+            }
+            assert_eq!(paths(&refusals), Vec::<String>::new());
         }
-        assert_eq!(paths(&refusals), Vec::<String>::new());
         for path in ["/home/u/d/other", "/home/f"] {
             refusals.add(race(path), FailedIn::Commit, now);
         }

@@ -83,6 +83,7 @@ async fn who_swaps_directories_for_symlinks_gains_nothing_outside_the_root() {
         outcomes.push(last.outcome);
         // Nobody swaps any more: what could not be put back is, and it converges.
         sub.poll_until(|reply| reply.alarms.is_empty()).await;
+        sub.client.call::<ScanNow>(&ScanNowRequest::default()).await.unwrap();
         sub.rescanned().await;
         let last = sub.converge(100 + id, &source, want).await;
         assert_eq!(last.outcome, UpdateOutcome::Done, "{outcomes:?}");
