@@ -28,8 +28,16 @@ const SOURCE: &str = "dominator.redb.source";
 pub const REPLACED: &str = "dominator.redb.replaced";
 
 /// The settings that are salvaged.
-const SAVED_SETTINGS: [&str; 7] =
-    ["brake", "pauses", "default-image", "subs", "machines", "stopped-images", "known-images"];
+const SAVED_SETTINGS: [&str; 8] = [
+    "brake",
+    "pauses",
+    "default-image",
+    "subs",
+    "machines",
+    "stopped-images",
+    "known-images",
+    "name",
+];
 
 /// What a database contains.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -12,7 +12,8 @@ use api::codec::{Encoding, encode};
 use api::fault::{Fault, FaultCode};
 use api::subd::{
     Cleanup, Commit, EncodedDirectory, Fetch, GetDirectories, GetDirectoriesReply,
-    GetDirectoriesRequest, Poll, PollReply, PollRequest, Prepare, SetConfiguration, SubIdentity,
+    GetDirectoriesRequest, GetRefusedChanges, GetRefusedChangesReply, HoldMachine, Poll, PollReply,
+    PollRequest, Prepare, SetConfiguration, SubIdentity,
 };
 use model::display::error_chain;
 use model::escape::ByteText;
@@ -511,6 +512,10 @@ impl Machines {
             })
             .method::<GetDirectories, _>(async |machines, caller, request| {
                 machines.directories(&caller, request)
+            })
+            .method::<GetRefusedChanges, _>(async |_, _, ()| Ok(GetRefusedChangesReply::default()))
+            .method::<HoldMachine, _>(async |machines, caller, _| {
+                machines.order(&caller, |_| Ok(None))
             })
             .method::<SetConfiguration, _>(async |machines, caller, request| {
                 // The settings themselves would take memory for each machine.

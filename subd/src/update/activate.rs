@@ -488,9 +488,11 @@ fn expect_inode(path: &TreePath, present: &Status, inode: u64) -> Result<(), Ste
 }
 
 fn expect_former(path: &TreePath, present: &Status, former: &FormerEntry) -> Result<(), StepError> {
+    let content = |size_bytes, mtime| (!former.directory).then_some((size_bytes, mtime));
     // An overlay may give a file of its lower layer another inode when it is renamed.
     let is_same = present.inode == former.inode
-        || (present.size_bytes, present.mtime) == (former.size_bytes, former.mtime);
+        || content(present.size_bytes, present.mtime)
+            .is_some_and(|present| Some(present) == content(former.size_bytes, former.mtime));
     match is_same && (present.kind == Kind::Directory) == former.directory {
         true => Ok(()),
         false => Err(changed(path, "another inode is there")),

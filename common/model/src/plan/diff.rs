@@ -408,6 +408,11 @@ impl<'plan> Planner<'plan> {
             Action::Replace { node, .. } => (node, self.occupant(&path)),
             Action::Change(node) => {
                 if let Some(why) = self.have.refused.of_put(&path, node) {
+                    // Its other names have the same metadata.
+                    for link in self.have_links.further(&path).into_iter().flatten() {
+                        let why = Obstacle::Needs { path: path.clone() };
+                        self.blocked.push(Blocked { path: link.clone(), why });
+                    }
                     return self.blocked.push(Blocked { path, why });
                 }
                 return self.puts.push(Operation { path, action, reason });

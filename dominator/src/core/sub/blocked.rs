@@ -146,9 +146,10 @@ impl Sub {
     /// [`SubOrder::GoOn`]: super::SubOrder::GoOn
     #[must_use]
     pub fn is_held_by_blocked_paths(&self) -> bool {
+        let has_blocked = |planned: &Arc<Planned>| !planned.plan.blocked.is_empty();
         self.shown.status == Status::Blocked
             && self.trees.refused.is_some()
-            && self.image.digest().is_some()
+            && self.plan.made.as_ref().is_some_and(has_blocked)
     }
 
     /// Lets the update to the required image go on without the blocked paths.
