@@ -213,12 +213,7 @@ fn with_suffix(name: &ImageName, suffix: &str) -> PathBuf {
 /// writes such a file.
 #[must_use]
 pub fn image_file(path: &Path) -> Option<ImageFile> {
-    let mut name = String::new();
-    for component in path.parent()?.components() {
-        let component = component.as_os_str().to_str()?;
-        name.push_str(component.strip_suffix(DIRECTORY_SUFFIX)?);
-        name.push('/');
-    }
+    let mut name = directory_name(path.parent()?)?;
     let file = path.file_name()?.to_str()?;
     let (last, deleted) = match file.strip_suffix(IMAGE_SUFFIX) {
         Some(last) => (last, false),
@@ -227,6 +222,24 @@ pub fn image_file(path: &Path) -> Option<ImageFile> {
     name.push_str(last);
     let image = ImageName::new(&name).ok().filter(|image| image.as_str() == name)?;
     Some(if deleted { ImageFile::Deleted(image) } else { ImageFile::Image(image) })
+}
+
+/// Returns the name of the directory of images at `path` below the directory of images; `None` if
+/// no server makes it.
+#[must_use]
+pub fn image_directory(path: &Path) -> Option<ImageName> {
+    ImageName::new(directory_name(path)?.strip_suffix('/')?).ok()
+}
+
+/// Returns the name of a directory of images with a slash at its end; of the top directory nothing.
+fn directory_name(path: &Path) -> Option<String> {
+    let mut name = String::new();
+    for component in path.components() {
+        let component = component.as_os_str().to_str()?;
+        name.push_str(component.strip_suffix(DIRECTORY_SUFFIX)?);
+        name.push('/');
+    }
+    Some(name)
 }
 
 #[cfg(test)]

@@ -107,8 +107,8 @@ pub struct PlanSummary {
     pub same: bool,
     /// How many paths would change, and why.
     pub changes: ChangeCounts,
-    /// The first blocked paths: at most [`BLOCKED_NAMED`]. If there are any, the update would not
-    /// be made.
+    /// The first blocked paths: at most [`BLOCKED_NAMED`]. A repair leaves them out; they may hold
+    /// a new image back.
     pub blocked: Vec<Blocked>,
     /// Why the update would be unsafe. If there is a reason, it would wait for an operator.
     pub dangers: Vec<String>,

@@ -75,7 +75,20 @@ impl Records for LocalRecords {
         }
         let mut deleted = Vec::new();
         for entry in walkdir::WalkDir::new(&self.root).min_depth(1) {
-            let entry = entry.map_err(|error| failed("read the images")(error.into()))?;
+            let entry = match entry {
+                Ok(entry) => entry,
+                Err(error) => {
+                    let below = error.path().and_then(|path| path.strip_prefix(&self.root).ok());
+                    let directory = below.and_then(layout::image_directory);
+                    let Some(directory) = directory else {
+                        return Err(failed("read the images")(error.into()));
+                    };
+                    // Its images are not known, so that nothing is collected until it can be read.
+                    let failed = failed(format!("read the images in the directory {directory}"));
+                    take(directory, Err(failed(error.into())));
+                    continue;
+                }
+            };
             let below = entry.path().strip_prefix(&self.root).expect("the walk began at the root");
             match layout::image_file(below) {
                 _ if entry.file_type().is_dir() => {}
@@ -249,4 +262,44 @@ fn replace(data: &Path, bytes: &[u8]) -> Result<(), StoreError> {
 
 fn remove(path: &Path) -> io::Result<()> {
     if_found(fs_err::remove_file(path)).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::unistd::{Uid, setfsuid};
+
+    use super::*;
+
+    #[test]
+    fn a_directory_that_cannot_be_read_is_named_and_the_other_images_are_found() {
+        let data = tempfile::tempdir().unwrap();
+        let records = LocalRecords::open(data.path()).unwrap();
+        make_directory(&data.path().join(layout::INCOMING)).unwrap();
+        for name in ["a/1", "closed/1", "z/1"] {
+            records.create(&ImageName::new(name).unwrap(), name.as_bytes()).unwrap();
+        }
+        let closed = records.image_path(&ImageName::new("closed/1").unwrap());
+        let (data, closed) = (data.path().display(), closed.parent().unwrap().display());
+        run(&format!("chmod -R a+rX {data}; chmod 700 {closed}"));
+        // In a thread of its own: the user of files is that of a thread.
+        let looking = std::thread::spawn(move || {
+            setfsuid(Uid::from_raw(65_534));
+            let mut found = Vec::new();
+            let result = records.changes(Refresh::Complete, &mut |name, record| {
+                found.push(match record {
+                    Ok(_) => name.to_string(),
+                    Err(error) => format!("{name}: {error}"),
+                });
+            });
+            found.sort();
+            result.map(|()| found)
+        });
+        let expected = ["a/1", "closed: cannot read the images in the directory closed", "z/1"];
+        assert_eq!(looking.join().unwrap().unwrap(), expected);
+    }
+
+    fn run(command: &str) {
+        let status = std::process::Command::new("sh").args(["-ec", command]).status();
+        assert!(status.unwrap().success(), "{command}");
+    }
 }
