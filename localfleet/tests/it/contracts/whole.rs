@@ -186,7 +186,8 @@ fn orders(site: &mut Site, seen: &mut Seen) {
     seen.run(site, 2, "domtool set-config --fleet network-percent=50 --why slow", 0);
     seen.run(site, 2, "domtool set-config --tag tier=front cpu-percent=50 --why busy", 0);
     site.wait("domtool get-config sub-1", |value| {
-        value["machine"]["reported"]["told"]["network_percent"] == 50
+        let told = &value["machine"]["reported"]["told"];
+        told["network_percent"] == 50 && told["cpu_percent"] == 50
     });
     seen.run(site, 2, "domtool get-config sub-1", 0);
     seen.run(site, 2, "domtool set-default-image web/2 --yes --why meant", 0);
