@@ -38,6 +38,8 @@ impl Moto {
             let port = address.port().to_string();
             let mut leash = Command::new("sh")
                 .args(["-c", LEASH, &program, "-H", "127.0.0.1", "-p", &port])
+                .env("PYTHONPATH", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/moto"))
+                .env("PYTHONDONTWRITEBYTECODE", "1")
                 .stdin(Stdio::piped())
                 .stdout(Stdio::null())
                 .stderr(Stdio::piped())
