@@ -286,6 +286,8 @@ async fn a_file_that_is_written_all_the_time_is_replaced() {
     assert_eq!(sub.commit(2).await.outcome, UpdateOutcome::Done);
     assert_ne!(std::fs::metadata(sub.at("/busy")).unwrap().ino(), before);
     drop(writing);
+    // What was written after the update is known once it was scanned.
+    sub.rescanned().await;
     assert_eq!(sub.converge(3, &source, &want).await.outcome, UpdateOutcome::Done);
     assert_eq!(to_text(&sub.rescanned().await), to_text(&want));
     source.stop().await;
