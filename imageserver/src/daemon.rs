@@ -116,7 +116,7 @@ impl ImageServer {
         if config.require_directories {
             store.directories.require_made();
         }
-        let id = server_id(store.data())?;
+        let id = server_id(store.data());
         if let Some(settings) = &config.replicate {
             check_archive(store.data(), settings.is_archive)??;
         }
@@ -256,9 +256,8 @@ async fn collect_when_full(store: Arc<Store>, collector: Arc<Collector>, stop: C
         let work = {
             let collector = Arc::clone(&collector);
             tokio::task::spawn_blocking(move || {
-                if let Err(error) = store.leasing.note_time_passed() {
-                    tracing::error!("{}", error_chain(&error));
-                }
+                // An error is logged when it begins, and is an alarm meanwhile.
+                let _noted = store.leasing.note_time_passed();
                 collector.collect_if_full(|| stopped.is_cancelled());
             })
         };

@@ -99,9 +99,10 @@ pub struct ArchiveError {
 }
 
 /// Reads the id of the store in `data`, or creates it.
-pub fn server_id(data: &Path) -> Result<ServerId, StoreError> {
+#[must_use]
+pub fn server_id(data: &Path) -> ServerId {
     match files::read::<ServerId>(data, layout::SERVER_ID) {
-        Ok(Some(id)) => return Ok(id),
+        Ok(Some(id)) => return id,
         Ok(None) => {}
         Err(error) => tracing::warn!(
             "cannot read the id of the store, creating a new one: {}",
@@ -109,8 +110,11 @@ pub fn server_id(data: &Path) -> Result<ServerId, StoreError> {
         ),
     }
     let id = ServerId::from(u128::from(random()) << 64 | u128::from(random()));
-    files::write(data, layout::SERVER_ID, &id)?;
-    Ok(id)
+    if let Err(error) = files::write(data, layout::SERVER_ID, &id) {
+        let why = error_chain(&error);
+        tracing::error!("the store has another id after the next start: {why}");
+    }
+    id
 }
 
 /// Marks an archive, and refuses to run one as a plain replica.
@@ -118,13 +122,11 @@ pub fn check_archive(
     data: &Path,
     is_archive: bool,
 ) -> Result<Result<(), ArchiveError>, StoreError> {
-    if is_archive {
-        return files::write(data, layout::ARCHIVE, &true).map(Ok);
+    match (is_archive, data.join(layout::ARCHIVE).exists()) {
+        (true, false) => files::write(data, layout::ARCHIVE, &true).map(Ok),
+        (false, true) => Ok(Err(ArchiveError { data: data.display().to_string() })),
+        _ => Ok(Ok(())),
     }
-    if data.join(layout::ARCHIVE).exists() {
-        return Ok(Err(ArchiveError { data: data.display().to_string() }));
-    }
-    Ok(Ok(()))
 }
 
 #[cfg(test)]
@@ -136,12 +138,12 @@ mod tests {
     fn a_store_keeps_its_id_and_an_archive_stays_one() {
         let data = tempfile::tempdir().unwrap();
         let _store = Store::open(data.path()).unwrap();
-        let id = server_id(data.path()).unwrap();
-        assert_eq!(server_id(data.path()).unwrap(), id);
+        let id = server_id(data.path());
+        assert_eq!(server_id(data.path()), id);
         std::fs::write(data.path().join(layout::SERVER_ID), "x").unwrap();
-        let other = server_id(data.path()).unwrap();
+        let other = server_id(data.path());
         assert_ne!(other, id);
-        assert_eq!(server_id(data.path()).unwrap(), other);
+        assert_eq!(server_id(data.path()), other);
 
         check_archive(data.path(), false).unwrap().unwrap();
         check_archive(data.path(), true).unwrap().unwrap();

@@ -79,6 +79,17 @@ impl Store {
     pub fn data(&self) -> &Path {
         &self.data
     }
+
+    /// Returns why the store is only read; `None` if it can be written.
+    #[must_use]
+    pub fn trouble(&self) -> Option<String> {
+        let why = self.leasing.write_error()?;
+        Some(format!(
+            "The store cannot be written: images and objects are served, and nothing can be added, \
+             deleted or collected ({why}). Look for errors of the disk in the log of the kernel; \
+             when it can be written again no restart is needed."
+        ))
+    }
 }
 
 /// Counters since the start.

@@ -82,6 +82,11 @@ impl Collector for StoreMetrics {
                 "1 if nobody knows who owns which directories",
                 self.store.directories.damage().is_some().into(),
             ),
+            (
+                "store_failing",
+                "1 if the store cannot be written, and is only read",
+                self.store.leasing.write_error().is_some().into(),
+            ),
             ("objects", "Objects, those of former runs once they are counted", held.objects),
             ("objects_bytes", "Length of their files", held.bytes),
         ];

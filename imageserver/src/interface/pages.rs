@@ -50,6 +50,10 @@ pub fn routes(
     router
         .with_state(state)
         .page("/", |state, request| on_thread(move || status::page(&state, &request)))
+        .page("/healthz", async |state, _| match state.store.trouble() {
+            None => Ok(Page::Text("ok\n".to_owned())),
+            Some(why) => Err(Fault::new(FaultCode::Unavailable, why)),
+        })
         .page("/directories", |state, request| {
             on_thread(move || directories_page(&state, &request))
         })

@@ -255,6 +255,12 @@ pub trait Leasing: Send + Sync {
     /// Saves the remaining time of the leases, and forgets ended ones.
     fn note_time_passed(&self) -> Result<(), StoreError>;
 
+    /// Returns why the store could not be written when something was last saved; `None` if it
+    /// could.
+    fn write_error(&self) -> Option<String> {
+        None
+    }
+
     /// Saves the leases when the server stops: none is given any more.
     fn close(&self) -> Result<(), StoreError> {
         Ok(())

@@ -78,7 +78,7 @@ pub(crate) fn if_found<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
-/// Locks the data directory for this process.
+/// Locks the data directory for this process, also if its file-system is read-only.
 pub(crate) fn lock(data: &Path) -> Result<Flock<std::fs::File>, StoreError> {
     let path = data.join(layout::LOCK);
     let file = fs_err::OpenOptions::new()
@@ -87,6 +87,10 @@ pub(crate) fn lock(data: &Path) -> Result<Flock<std::fs::File>, StoreError> {
         .write(true)
         .mode(0o600)
         .open(&path)
+        .or_else(|error| match error.kind() {
+            io::ErrorKind::ReadOnlyFilesystem => fs_err::File::open(&path).map_err(|_| error),
+            _ => Err(error),
+        })
         .map_err(failed("lock the data directory"))?;
     Flock::lock(file.into_file(), FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno
     {
@@ -105,11 +109,13 @@ pub(crate) fn make_directory(path: &Path) -> Result<(), StoreError> {
         .map_err(failed(format!("make the directory `{}`", path.display())))
 }
 
+/// Removes the files in a directory. A file that cannot be removed stays.
 pub(crate) fn empty(directory: &Path) -> Result<(), StoreError> {
     let why = || failed("remove what a former server had not finished");
     for entry in fs_err::read_dir(directory).map_err(why())? {
-        let entry = entry.map_err(why())?;
-        fs_err::remove_file(entry.path()).map_err(why())?;
+        if let Err(error) = fs_err::remove_file(entry.map_err(why())?.path()) {
+            tracing::warn!(%error, "a file that a former server had not finished stays");
+        }
     }
     Ok(())
 }

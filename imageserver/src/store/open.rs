@@ -39,7 +39,7 @@ impl Store {
         empty_incoming(data)?;
         let is_new = !data.join(layout::OBJECTS).exists();
         let objects = Arc::new(LocalObjects::open(data, level)?);
-        let leasing = Arc::new(LocalLeasing::open(data, is_new)?);
+        let leasing = Arc::new(LocalLeasing::open(data, is_new));
         let images = Arc::new(Images::open(Box::new(LocalRecords::open(data)?))?);
         let adding = Arc::<RwLock<()>>::default();
         let collecting = LocalCollecting {

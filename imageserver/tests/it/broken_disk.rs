@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use api::fault::FaultCode;
+use api::image_server::{DeleteImage, DeleteImageRequest};
+use rpc::client::CallError;
 
 use crate::fixture::{
     ALGORITHM, Server, command, directories, fault, files_in, image_of, name, stored, stream_of,
@@ -180,6 +182,11 @@ impl Disk {
             .arg(self.top()));
     }
 
+    /// Mounts it again, read-only or not.
+    fn remount(&self, how: &str) {
+        run(Command::new("mount").arg("-o").arg(format!("remount,{how}")).arg(self.top()));
+    }
+
     fn unmount(&self) {
         run(Command::new("umount").arg(self.top()));
     }
@@ -208,6 +215,11 @@ fn run(command: &mut Command) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
+async fn delete(server: &Server, image: &str) -> Result<(), CallError> {
+    let request = DeleteImageRequest { name: name(image), force: false };
+    server.client.call::<DeleteImage>(&request).await.map(drop)
+}
+
 #[tokio::test]
 async fn a_disk_that_becomes_read_only_goes_on_being_served() {
     let disk = Disk::new();
@@ -230,9 +242,7 @@ async fn a_disk_that_becomes_read_only_goes_on_being_served() {
     let added = server.add(image_of("web/2", &tree)).await.unwrap_err();
     assert_eq!(added.code, FaultCode::Internal);
     assert!(added.message.contains("Read-only file system"), "{}", added.message);
-    let request = api::image_server::DeleteImageRequest { name: name("web/1"), force: false };
-    let call = server.client.call::<api::image_server::DeleteImage>(&request);
-    let deleted = fault(call.await.unwrap_err());
+    let deleted = fault(delete(&server, "web/1").await.unwrap_err());
     assert!(deleted.message.contains("Read-only file system"), "{}", deleted.message);
 
     let ids = [ALGORITHM.digest(b"small"), ALGORITHM.digest(&large)];
@@ -240,6 +250,13 @@ async fn a_disk_that_becomes_read_only_goes_on_being_served() {
     assert_eq!(server.fetch(&ids).await, want);
     assert_eq!(server.get("/", "").status, 200);
     assert_eq!(server.metric("dominator_images"), "1");
+    server.stop().await;
+
+    // After a restart too.
+    let server = Server::start_with(&data, &["--audit-log", &log]);
+    assert_eq!(server.fetch(&ids).await, want);
+    assert_eq!(server.expect_whole().await, 1);
+    until(async || server.metric("dominator_store_failing") == "1").await;
     server.stop().await;
 
     // It can be looked at as it is; and after a repair all goes on.
@@ -252,5 +269,71 @@ async fn a_disk_that_becomes_read_only_goes_on_being_served() {
     assert_eq!(server.fetch(&ids).await, want);
     server.upload(&[b"new"]).await;
     server.add(image_of("web/2", &tree)).await.unwrap();
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_store_on_a_read_only_disk_is_served_and_says_so() {
+    let disk = Disk::new();
+    let data = disk.top().join("data");
+    let server = Server::start(&data);
+    let tree = tree_of(&[("/etc/small", b"small")]);
+    server.upload_tree(&tree, &[b"small"]).await;
+    for image in ["web/1", "web/2"] {
+        server.add(image_of(image, &tree)).await.unwrap();
+    }
+    let record = data.join("images/web.d/2.image");
+    let bytes = std::fs::read(&record).unwrap();
+    delete(&server, "web/2").await.unwrap();
+    // The remains of a server that was killed: while it wrote, while it deleted, and unsynced.
+    server.kill();
+    std::fs::write(&record, bytes).unwrap();
+    for left in ["incoming/object-0", "unsynced"] {
+        std::fs::write(data.join(left), "").unwrap();
+    }
+    disk.remount("ro");
+
+    let server = Server::start(&data);
+    assert_eq!(server.expect_whole().await, 1);
+    let small = ALGORITHM.digest(b"small");
+    assert_eq!(server.fetch(&[small]).await, [(small, Some(b"small".to_vec()))]);
+    assert_eq!(server.get(&format!("/objects/{small}"), "").body, b"small");
+    let new = fault(server.upload_chunks(stream_of(&[b"new"])).await.unwrap_err());
+    let added = server.add(image_of("web/3", &tree)).await.unwrap_err();
+    let deleted = fault(delete(&server, "web/1").await.unwrap_err());
+    let unrecorded = "was not carried out, because it cannot be recorded: ";
+    for (fault, code, text) in [
+        (new, FaultCode::Unavailable, format!("ObjectServer.AddObjects {unrecorded}")),
+        (added, FaultCode::Unavailable, format!("ImageServer.AddImage {unrecorded}")),
+        // A deletion is tried, because it may free space.
+        (deleted, FaultCode::Internal, "cannot delete image web/1: ".to_owned()),
+    ] {
+        assert_eq!(fault.code, code, "{}", fault.message);
+        assert!(fault.message.starts_with(&text), "{}", fault.message);
+        assert!(fault.message.contains("Read-only file system"), "{}", fault.message);
+    }
+    assert_eq!(server.metric("dominator_store_failing"), "1");
+    let alarm = "images and objects are served, and nothing can be added, deleted or collected";
+    for path in ["/", "/healthz"] {
+        let answer = server.get(path, "");
+        assert_eq!(answer.status, if path == "/" { 200 } else { 503 });
+        let text = answer.text();
+        assert!(text.contains(alarm) && text.contains("Read-only file system"), "{text}");
+    }
+
+    // Without a restart, once the disk is well.
+    disk.remount("rw");
+    until(async || server.metric("dominator_store_failing") == "0").await;
+    assert!(server.logged("the store can be written again"));
+    assert_eq!(server.get("/healthz", "").text(), "ok\n");
+    assert!(!server.get("/", "").text().contains(alarm));
+    server.upload(&[b"new"]).await;
+    server.add(image_of("web/3", &tree)).await.unwrap();
+    delete(&server, "web/1").await.unwrap();
+    assert_eq!(server.expect_whole().await, 1);
+    server.stop().await;
+    let server = Server::start(&data);
+    assert_eq!(server.expect_whole().await, 1);
+    assert!(!record.exists());
     server.stop().await;
 }

@@ -157,7 +157,7 @@ pub(super) fn page(state: &PageState, request: &PageRequest) -> Result<Page, Fau
 }
 
 fn alarms(store: &Store, expiry: &Expiry) -> Vec<String> {
-    let mut alarms = Vec::new();
+    let mut alarms: Vec<String> = store.trouble().into_iter().collect();
     if let Some(why) = store.directories.damage() {
         alarms.push(format!(
             "The owners of directories are unknown ({why}): only callers with the power can change \

@@ -6,7 +6,8 @@
 //! crash, or if the file is not of the last server, all objects are held for the length of the
 //! longest lease. Both files have lengths, not times of day: a lease lasts whatever the clock shows
 //! after a restart. The file of the length has a fixed size and is changed in place, so a full disk
-//! does not prevent it. One that cannot be read counts as the longest possible lease.
+//! does not prevent it. One that cannot be read counts as the longest possible lease. It is written
+//! regularly, so that a disk that cannot be written is found ([`Leasing::write_error`]).
 //!
 //! Holds are saved as a whole, without their times.
 
@@ -46,9 +47,9 @@ const DIGITS: usize = 15;
 pub struct LocalLeasing {
     started: Instant,
     data: PathBuf,
-    file: fs_err::File,
     /// The saved end of the longest lease. Locked before the table.
     saved_until: Mutex<u64>,
+    write_error: Mutex<Option<String>>,
     table: Mutex<Leases>,
     /// The longest lease that is given, in seconds.
     longest: AtomicU32,
@@ -56,33 +57,35 @@ pub struct LocalLeasing {
 
 impl LocalLeasing {
     /// Resumes the leases of the former server. If it did not save them, holds all objects for as
-    /// long as they may last; none in a new store.
-    pub(in crate::store) fn open(data: &Path, is_new: bool) -> Result<Self, StoreError> {
-        let why = || failed("open the file of leases");
-        let file = fs_err::OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .read(true)
-            .write(true)
-            .mode(0o600)
-            .open(data.join(layout::LEASES))
-            .map_err(why())?;
-        let held = if is_new { 0 } else { read(&file).unwrap_or(SAVED_MAX).min(SAVED_MAX) };
-        let saved = read_leases(data, &file);
-        let removed = files::if_found(fs_err::remove_file(data.join(layout::LEASED)));
-        removed.map_err(failed("remove the saved leases"))?;
+    /// long as they may last; none in a new store. A disk that cannot be written is served.
+    pub(in crate::store) fn open(data: &Path, is_new: bool) -> Self {
+        let held = if is_new { 0 } else { read(data).unwrap_or(SAVED_MAX).min(SAVED_MAX) };
+        let saved = read_leases(data);
         let leasing = Self {
             started: Instant::now(),
             data: data.to_owned(),
-            file,
-            saved_until: Mutex::new(held),
+            // What cannot be written now is written before the next lease is given.
+            saved_until: Mutex::new(0),
+            write_error: Mutex::default(),
             table: Mutex::new(saved.map_or_else(|| Leases::new(held), Leases::resume)),
             longest: AtomicU32::new(LEASE_SECONDS_MAX),
         };
-        leasing.write(held)?;
-        leasing.file.sync_all().map_err(why())?;
-        files::sync_directory(data)?;
-        Ok(leasing)
+        match leasing.begin(held) {
+            Ok(()) => *locked(&leasing.saved_until) = held,
+            Err(error) => {
+                tracing::error!("all objects are held: {}", error_chain(&error));
+                *leasing.table() = Leases::new(held);
+            }
+        }
+        leasing
+    }
+
+    /// Removes the leases that the former server saved, and saves the length of the longest.
+    fn begin(&self, held: u64) -> Result<(), StoreError> {
+        self.write(held, Durability::Synced)?;
+        let removed = files::if_found(fs_err::remove_file(self.data.join(layout::LEASED)));
+        removed.map_err(failed("remove the saved leases"))?;
+        files::sync_directory(&self.data)
     }
 
     /// Returns the seconds since the server started, by a clock that nobody can set.
@@ -96,10 +99,28 @@ impl LocalLeasing {
         locked(&self.table)
     }
 
-    fn write(&self, seconds: u64) -> Result<(), StoreError> {
+    fn write(&self, seconds: u64, durability: Durability) -> Result<(), StoreError> {
         let text = format!("{seconds:0DIGITS$}\n");
-        let written = self.file.file().write_all_at(text.as_bytes(), 0);
-        written.map_err(failed("keep how long leases last"))
+        let written = fs_err::OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(0o600)
+            .open(self.data.join(layout::LEASES))
+            .and_then(|file| {
+                file.file().write_all_at(text.as_bytes(), 0)?;
+                if durability == Durability::Synced { file.sync_all() } else { Ok(()) }
+            })
+            .map_err(failed("keep how long leases last"));
+        let error = written.as_ref().err().map(|error| error_chain(error));
+        let mut known = locked(&self.write_error);
+        match (&*known, &error) {
+            (None, Some(why)) => tracing::error!("the store cannot be written: {why}"),
+            (Some(_), None) => tracing::info!("the store can be written again"),
+            _ => {}
+        }
+        *known = error;
+        written
     }
 }
 
@@ -117,9 +138,9 @@ impl Leasing for LocalLeasing {
         let mut saved_until = locked(&self.saved_until);
         let now = self.now();
         if now + seconds > *saved_until {
-            self.write(with_slack(seconds))?;
-            self.file.sync_data().map_err(failed("keep how long leases last"))?;
-            *saved_until = now + with_slack(seconds);
+            let left = with_slack(seconds.max(self.table().longest_held_for(now)));
+            self.write(left, Durability::Synced)?;
+            *saved_until = now + left;
         }
         let mut table = self.table();
         for id in ids {
@@ -132,15 +153,19 @@ impl Leasing for LocalLeasing {
         let mut saved_until = locked(&self.saved_until);
         let now = self.now();
         let left = with_slack(self.table().longest_held_for(now));
-        self.write(left)?;
+        self.write(left, Durability::Cached)?;
         *saved_until = now + left;
         Ok(())
     }
 
+    fn write_error(&self) -> Option<String> {
+        locked(&self.write_error).clone()
+    }
+
     fn close(&self) -> Result<(), StoreError> {
-        self.note_time_passed()?;
-        self.file.sync_all().map_err(failed("keep how long leases last"))?;
-        let version = version(&self.file).map_err(failed("keep how long leases last"))?;
+        let left = with_slack(self.table().longest_held_for(self.now()));
+        self.write(left, Durability::Synced)?;
+        let version = version(&self.data).map_err(failed("keep how long leases last"))?;
         let leases = self.table().remaining(self.now());
         files::write(&self.data, layout::LEASED, &SavedLeases { version, leases })
     }
@@ -154,6 +179,13 @@ impl Leasing for LocalLeasing {
     }
 }
 
+/// Whether what was written must be on the medium before the call returns.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Durability {
+    Synced,
+    Cached,
+}
+
 /// The leases when a server stopped.
 #[derive(Serialize, Deserialize)]
 struct SavedLeases {
@@ -162,15 +194,15 @@ struct SavedLeases {
     leases: RemainingLeases,
 }
 
-/// Returns the inode of a file, and when it was changed last, in seconds and nanoseconds.
-fn version(file: &fs_err::File) -> io::Result<(u64, i64, i64)> {
-    let metadata = file.metadata()?;
+/// Returns the inode of the file with the longest lease, and when it was changed last, in seconds
+/// and nanoseconds.
+fn version(data: &Path) -> io::Result<(u64, i64, i64)> {
+    let metadata = fs_err::metadata(data.join(layout::LEASES))?;
     Ok((metadata.ino(), metadata.ctime(), metadata.ctime_nsec()))
 }
 
-/// Returns the leases that the last server saved when it stopped, if it did. `file` is the one with
-/// the longest lease.
-fn read_leases(data: &Path, file: &fs_err::File) -> Option<RemainingLeases> {
+/// Returns the leases that the last server saved when it stopped, if it did.
+fn read_leases(data: &Path) -> Option<RemainingLeases> {
     let saved: SavedLeases = match files::read(data, layout::LEASED) {
         Ok(saved) => saved?,
         Err(error) => {
@@ -179,7 +211,7 @@ fn read_leases(data: &Path, file: &fs_err::File) -> Option<RemainingLeases> {
             return None;
         }
     };
-    let is_of_last = version(file).is_ok_and(|version| version == saved.version);
+    let is_of_last = version(data).is_ok_and(|version| version == saved.version);
     is_of_last.then_some(saved.leases)
 }
 
@@ -187,7 +219,8 @@ const fn with_slack(seconds: u64) -> u64 {
     seconds + seconds.div_ceil(SLACK_PART)
 }
 
-fn read(file: &fs_err::File) -> Option<u64> {
+fn read(data: &Path) -> Option<u64> {
+    let file = fs_err::File::open(data.join(layout::LEASES)).ok()?;
     let mut bytes = [0; DIGITS + 1];
     file.file().read_exact_at(&mut bytes, 0).ok()?;
     std::str::from_utf8(&bytes).ok()?.strip_suffix('\n')?.parse().ok()
@@ -256,13 +289,13 @@ mod tests {
     use super::*;
 
     fn held_after_restart(data: &Path) -> u64 {
-        LocalLeasing::open(data, false).unwrap().everything_held_for()
+        LocalLeasing::open(data, false).everything_held_for()
     }
 
     #[test]
     fn after_a_restart_everything_is_held_for_as_long_as_a_lease_may_last() {
         let data = tempfile::tempdir().unwrap();
-        let leasing = LocalLeasing::open(data.path(), true).unwrap();
+        let leasing = LocalLeasing::open(data.path(), true);
         assert_eq!(leasing.everything_held_for(), 0);
         assert_eq!(held_after_restart(data.path()), 0);
         leasing.give(&[Algorithm::Blake3.digest(b"x")], 2_400).unwrap();
@@ -283,12 +316,12 @@ mod tests {
         std::fs::create_dir(data.path().join(layout::INCOMING)).unwrap();
         let id = Algorithm::Blake3.digest(b"x");
         let stop = || {
-            let leasing = LocalLeasing::open(data.path(), true).unwrap();
+            let leasing = LocalLeasing::open(data.path(), true);
             leasing.give(&[id], 2_400).unwrap();
             leasing.close().unwrap();
         };
         let start = || {
-            let leasing = LocalLeasing::open(data.path(), false).unwrap();
+            let leasing = LocalLeasing::open(data.path(), false);
             let is_leased = leasing.table().is_leased(leasing.now(), &id);
             (is_leased, leasing.count(), leasing.everything_held_for() > 0)
         };
@@ -310,7 +343,7 @@ mod tests {
     #[test]
     fn a_server_may_give_shorter_leases_or_none() {
         let data = tempfile::tempdir().unwrap();
-        let leasing = LocalLeasing::open(data.path(), true).unwrap();
+        let leasing = LocalLeasing::open(data.path(), true);
         let id = Algorithm::Blake3.digest(b"x");
         leasing.set_longest(0);
         leasing.give(&[id], u32::MAX).unwrap();

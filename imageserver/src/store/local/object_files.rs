@@ -11,6 +11,7 @@ use api::object_stream::ContentForm;
 use fs_err::os::unix::fs::OpenOptionsExt as _;
 use model::lock::locked;
 use model::object::{Algorithm, ObjectId};
+use system::random::random;
 
 use crate::core::collection::disk_pressure::Space;
 use crate::store::damaged_objects::{Damage, DamagedObjects};
@@ -72,7 +73,8 @@ impl ObjectFiles {
             incoming: data.join(layout::INCOMING),
             quarantine: data.join(layout::QUARANTINE),
             handle,
-            next: AtomicU64::new(0),
+            // Files of a former server may be there still.
+            next: AtomicU64::new(random()),
             unsynced: UnsyncedObjects::open(data)?,
             counter: ObjectCounter::new(),
             damaged_objects: DamagedObjects::default(),

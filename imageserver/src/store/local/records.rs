@@ -105,8 +105,9 @@ impl Records for LocalRecords {
         }
         // A server that was killed between the two steps of a deletion has left the record.
         for name in deleted {
-            let path = self.image_path(&name);
-            if_found(fs_err::remove_file(path)).map_err(failed(format!("delete image {name}")))?;
+            if let Err(error) = if_found(fs_err::remove_file(self.image_path(&name))) {
+                tracing::warn!(%error, "the record of a deleted image stays until the next start");
+            }
             take(name, Ok(FoundRecord::Gone(Ending::Deleted)));
         }
         Ok(())
@@ -192,9 +193,10 @@ impl Records for LocalRecords {
 
 /// Writes a file of which nobody knows yet, durably.
 pub(crate) fn write(temporary: &Path, bytes: &[u8]) -> io::Result<()> {
+    // One that could not be removed may be a second name of a record.
+    remove(temporary)?;
     fs_err::OpenOptions::new()
-        .create(true)
-        .truncate(true)
+        .create_new(true)
         .write(true)
         .mode(0o600)
         .open(temporary)
