@@ -39,8 +39,8 @@ const WAIT: Duration = Duration::from_secs(55);
 /// machines may still be updated to it.
 const NOTES_INTERVAL: Duration = Duration::from_secs(15);
 
-/// How long the image server may take to answer.
-const NOTES_LIMIT: Duration = Duration::from_secs(30);
+/// How long the image server may take to answer: one that hangs is known within half a minute.
+const NOTES_LIMIT: Duration = Duration::from_secs(10);
 
 /// How often the images in use are held, before jitter.
 const HOLD_INTERVAL: Duration = Duration::from_secs(60);

@@ -15,7 +15,7 @@ use crate::converges::{CONVERGE_MAX, Scenario};
 use crate::liar::Liar;
 use crate::trees;
 
-fn signal(daemon: &Daemon, signal: Signal) {
+pub fn signal(daemon: &Daemon, signal: Signal) {
     let id = i32::try_from(daemon.id().unwrap()).unwrap();
     kill(Pid::from_raw(id), signal).unwrap();
 }
