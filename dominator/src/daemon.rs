@@ -19,7 +19,7 @@ use model::display::error_chain;
 use rpc::audit_log::{AuditArgs, AuditError, AuditLog};
 use rpc::client::{Client, Peer, PeerError};
 use rpc::page_frame::PageArgs;
-use rpc::server::{Router, serve};
+use rpc::server::{CallerArgs, Router, serve};
 use rpc::tls::Security;
 use rpc::trees::TreeReader;
 use system::random::random;
@@ -142,6 +142,9 @@ pub struct Arguments {
     pub pages: PageArgs,
 
     #[command(flatten)]
+    pub callers: CallerArgs,
+
+    #[command(flatten)]
     pub config: ConfigArgs,
 }
 
@@ -208,6 +211,7 @@ impl Arguments {
             security: SecurityArgs { insecure, tls },
             audit,
             pages: PageArgs { private_pages },
+            callers: CallerArgs { caller_memory },
             config: ConfigArgs { config: _ },
         } = self;
         let differ = [
@@ -227,6 +231,7 @@ impl Arguments {
             ("audit-max-size", audit.audit_max_size != new.audit.audit_max_size),
             ("audit-keep", audit.audit_keep != new.audit.audit_keep),
             ("private-pages", *private_pages != new.pages.private_pages),
+            ("caller-memory", *caller_memory != new.callers.caller_memory),
         ];
         differ.into_iter().filter_map(|(flag, differs)| differs.then_some(flag)).collect()
     }
@@ -300,9 +305,11 @@ pub async fn run(
     let (alarm_command, programs) = watch::channel(arguments.alarm_program());
     until_stop(alarm_program::run(Arc::clone(&fleet), programs).boxed());
     let private_pages = arguments.pages.private_pages;
+    let limits = arguments.callers.limits();
     let changes = command::apply_changes(Arc::clone(&fleet), arguments, changed, alarm_command);
     until_stop(changes.boxed());
     let router = router(&fleet, &tracker).audit(&audit).private_pages(private_pages);
+    let router = router.limits(limits);
     serve(listener, router, stop.clone()).await;
     tracker.close();
     tracker.wait().await;

@@ -10,7 +10,7 @@ use api::image_server::replication::ServerId;
 use model::display::error_chain;
 use rpc::audit_log::{self, AuditError, AuditLog};
 use rpc::page_frame::Frame;
-use rpc::server::{Router, serve};
+use rpc::server::{Router, ServerLimits, serve};
 use rpc::tls::Security;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -70,6 +70,8 @@ pub struct ServerConfig {
     pub audit: audit_log::AuditSettings,
     /// True to show pages only to those who have a certificate.
     pub private_pages: bool,
+    /// What callers may use of the process.
+    pub limits: ServerLimits,
 }
 
 /// An image server that has opened its store and does not serve yet.
@@ -84,6 +86,7 @@ pub struct ImageServer {
     security: Security,
     audit: AuditLog,
     private_pages: bool,
+    limits: ServerLimits,
 }
 
 /// Why a server cannot start.
@@ -137,6 +140,7 @@ impl ImageServer {
             security: config.security,
             audit,
             private_pages: config.private_pages,
+            limits: config.limits,
         })
     }
 
@@ -178,7 +182,8 @@ impl ImageServer {
         let router = Router::new(DAEMON, &security).frame(frame.clone()).metrics(|registry| {
             metrics::register(registry, &counters, &self.store, &background);
         });
-        let router = router.audit(&self.audit).private_pages(self.private_pages);
+        let router =
+            router.audit(&self.audit).private_pages(self.private_pages).limits(self.limits);
         let router = crate::interface::pages::routes(router, &self.store, &background, &frame);
         let (packers, store) = (self.packers, Arc::clone(&self.store));
         let service =

@@ -35,4 +35,4 @@ pub use listen::{SHUTDOWN_GRACE, Server, serve};
 pub use page::{Content, Page, PageBody, PageRequest, Query};
 pub use range::ByteRange;
 pub use router::Router;
-pub use server_limits::ServerLimits;
+pub use server_limits::{CallerArgs, ServerLimits};

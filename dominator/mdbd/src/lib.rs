@@ -36,7 +36,7 @@ use daemon::{
 };
 use rpc::audit_log::{AuditArgs, AuditError, AuditLog};
 use rpc::page_frame::{Frame, PageArgs};
-use rpc::server::{Router, serve};
+use rpc::server::{CallerArgs, Router, serve};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -114,6 +114,10 @@ pub struct Arguments {
 
     #[command(flatten)]
     #[allow(missing_docs, reason = "a docstring here would become the help of the group")]
+    pub callers: CallerArgs,
+
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "a docstring here would become the help of the group")]
     pub config: ConfigArgs,
 }
 
@@ -184,6 +188,7 @@ pub async fn run(
         .with_state(Arc::clone(&shared));
     let router = interface::pages(interface::methods(router, &stop), Frame::new(NAME, &security));
     let router = router.audit(&audit).private_pages(arguments.pages.private_pages);
+    let router = router.limits(arguments.callers.limits());
     serve(listener, router, stop).await;
     tracker.close();
     tracker.wait().await;

@@ -14,6 +14,7 @@ use model::time_parse;
 use rpc::audit_log::AuditArgs;
 use rpc::client::Peer;
 use rpc::page_frame::PageArgs;
+use rpc::server::CallerArgs;
 
 use crate::check;
 use crate::check::command::CheckArgs;
@@ -154,6 +155,9 @@ pub struct Flags {
     pages: PageArgs,
 
     #[command(flatten)]
+    callers: CallerArgs,
+
+    #[command(flatten)]
     config: ConfigArgs,
 }
 
@@ -275,6 +279,7 @@ fn run(flags: Flags) -> Result<(), Box<dyn std::error::Error>> {
         security: security.clone(),
         audit,
         private_pages: flags.pages.private_pages,
+        limits: flags.callers.limits(),
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {

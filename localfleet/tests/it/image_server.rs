@@ -1,5 +1,5 @@
-//! An image server that is killed, hangs, is replaced or cannot be reached while it is needed: it is
-//! named, and all goes on when it is back.
+//! An image server that is killed, hangs, is replaced or cannot be reached while it is needed: it
+//! is named, and all goes on when it is back.
 
 use std::fs;
 use std::io::Read as _;

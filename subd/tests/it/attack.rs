@@ -393,7 +393,7 @@ async fn stall(sub: &Peer, streams: usize) -> Option<impl Sized + use<>> {
 }
 
 /// The most memory that a process ever had, in MiB.
-fn peak_mib(process: u32) -> u64 {
+pub fn peak_mib(process: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() >> 10

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod attack;
+mod callers;
 mod debian;
 mod disk;
 mod executor;

@@ -62,7 +62,8 @@ impl Process {
         let address = loop {
             line.clear();
             assert_ne!(stderr.read_line(&mut line).unwrap(), 0, "it has ended");
-            if let Some((_, address)) = line.split_once("listening on http://") {
+            if let Some((_, url)) = line.split_once("listening on http") {
+                let address = url.trim_start_matches('s').trim_start_matches("://");
                 break address.trim().to_owned();
             }
         };

@@ -46,37 +46,49 @@ impl Caller {
     }
 }
 
-/// A limit that all callers share, with a lower limit for each caller.
+/// A limit that all callers share, with lower limits for each caller and for all strangers.
 #[derive(Debug)]
 pub struct CallerPermits {
     semaphore: Arc<Semaphore>,
     /// The limit for each caller.
     each: usize,
+    /// The limit for all callers without a certificate; one of them gets at most half of it.
+    strangers: usize,
     taken: Mutex<BTreeMap<Holder, usize>>,
 }
 
-/// A user, or a caller without a certificate at an address.
+/// Who holds permits.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Holder {
     User(String),
-    Stranger(Source),
+    /// Everybody at an address whose users are not known.
+    Address(Source),
+    /// All callers without a certificate.
+    Strangers,
 }
 
 /// A part of the limit; returned when it is dropped.
 #[derive(Debug)]
 pub struct CallerPermit {
     permits: Arc<CallerPermits>,
-    /// The holder, and the number of permits.
-    holder: Option<(Holder, usize)>,
+    /// Those whose limits it counts against, and the number of permits.
+    holders: Vec<Holder>,
+    count: usize,
     _permit: OwnedSemaphorePermit,
 }
 
 impl CallerPermits {
-    /// Returns `all` permits, of which a caller gets at most `each`.
+    /// Returns `all` permits, of which a caller gets at most `each`, and no stranger any.
     #[must_use]
     pub fn new(all: usize, each: usize) -> Arc<Self> {
+        Self::with_strangers(all, each, 0)
+    }
+
+    /// Returns `all` permits, of which a caller gets at most `each`, and all strangers together at
+    /// most `strangers`.
+    pub(super) fn with_strangers(all: usize, each: usize, strangers: usize) -> Arc<Self> {
         let (semaphore, taken) = (Arc::new(Semaphore::new(all)), Mutex::default());
-        Arc::new(Self { semaphore, each, taken })
+        Arc::new(Self { semaphore, each, strangers, taken })
     }
 
     /// Takes `count` permits for `caller`, if they are free.
@@ -84,23 +96,51 @@ impl CallerPermits {
     pub fn take(self: &Arc<Self>, caller: &Caller, count: usize) -> Option<CallerPermit> {
         let holder = match &caller.identity.user {
             Some(user) => Holder::User(user.clone()),
-            None => Holder::Stranger(Source::of(caller.address.ip())),
+            None => Holder::Address(Source::of(caller.address.ip())),
         };
+        self.take_for(&[(holder, self.each)], count)
+    }
+
+    /// The same for a caller without a certificate.
+    pub(super) fn take_for_stranger(
+        self: &Arc<Self>,
+        caller: &Caller,
+        count: usize,
+    ) -> Option<CallerPermit> {
+        let address = Holder::Address(Source::of(caller.address.ip()));
+        let holders = [(Holder::Strangers, self.strangers), (address, self.strangers / 2)];
+        self.take_for(&holders, count)
+    }
+
+    /// Takes `count` permits that count against the limit of each of `holders`.
+    fn take_for(
+        self: &Arc<Self>,
+        holders: &[(Holder, usize)],
+        count: usize,
+    ) -> Option<CallerPermit> {
         let permits = u32::try_from(count).ok()?;
         let semaphore = Arc::clone(&self.semaphore).try_acquire_many_owned(permits).ok()?;
-        take(&mut model::lock::locked(&self.taken), &holder, count, self.each).ok()?;
-        Some(CallerPermit {
-            permits: Arc::clone(self),
-            holder: Some((holder, count)),
-            _permit: semaphore,
-        })
+        // Dropped if a limit is reached, which gives back what was taken until then.
+        let (permits, holds) = (Arc::clone(self), Vec::with_capacity(holders.len()));
+        let mut permit = CallerPermit { permits, holders: holds, count, _permit: semaphore };
+        for (holder, limit) in holders {
+            take(&mut model::lock::locked(&self.taken), holder, count, *limit).ok()?;
+            permit.holders.push(holder.clone());
+        }
+        Some(permit)
+    }
+
+    /// Returns the most permits of one caller.
+    pub(super) fn each(&self) -> usize {
+        self.each
     }
 
     /// Waits for one permit for the server itself.
     pub async fn own(self: &Arc<Self>) -> CallerPermit {
         let semaphore = Arc::clone(&self.semaphore).acquire_owned().await;
         let semaphore = semaphore.expect("the semaphore is never closed");
-        CallerPermit { permits: Arc::clone(self), holder: None, _permit: semaphore }
+        let (permits, holders) = (Arc::clone(self), Vec::new());
+        CallerPermit { permits, holders, count: 1, _permit: semaphore }
     }
 }
 
@@ -113,8 +153,9 @@ impl CallerPermits {
 
 impl Drop for CallerPermit {
     fn drop(&mut self) {
-        if let Some((holder, count)) = &self.holder {
-            give(&mut model::lock::locked(&self.permits.taken), holder, *count);
+        let mut taken = model::lock::locked(&self.permits.taken);
+        for holder in &self.holders {
+            give(&mut taken, holder, self.count);
         }
     }
 }
@@ -147,5 +188,25 @@ mod tests {
         assert!(shares.take(&stranger, 3).is_some());
         drop((last, his, own));
         assert_eq!((shares.free(), shares.taken.lock().unwrap().len()), (6, 0));
+    }
+
+    #[tokio::test]
+    async fn strangers_share_a_part_of_what_all_have() {
+        let shares = CallerPermits::with_strangers(12, 6, 4);
+        let [one, two, three] = [1, 2, 3].map(|last| caller(None, &format!("10.0.0.{last}:1")));
+        let held = shares.take_for_stranger(&one, 2).unwrap();
+        assert!(shares.take_for_stranger(&one, 1).is_none());
+        let others = shares.take_for_stranger(&two, 2).unwrap();
+        assert!(shares.take_for_stranger(&three, 1).is_none());
+        drop(held);
+        let last = shares.take_for_stranger(&three, 2).unwrap();
+        let users =
+            ["alice", "bob"].map(|user| shares.take(&caller(Some(user), "10.0.0.1:1"), 4).unwrap());
+        drop(last);
+        // What users hold is not left for strangers.
+        let carol = shares.take(&caller(Some("carol"), "10.0.0.1:1"), 2).unwrap();
+        assert!(shares.take_for_stranger(&three, 1).is_none());
+        drop((others, users, carol));
+        assert_eq!((shares.free(), shares.taken.lock().unwrap().len()), (12, 0));
     }
 }

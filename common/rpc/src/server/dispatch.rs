@@ -52,26 +52,9 @@ pub(super) struct Service {
     pub(super) routes: Routes,
     /// One permit for each [`UNIT_BYTES`] of requests in memory and of replies that wait to be
     /// read. Streams from disk do not count.
-    memory: Memory,
-    /// The same for callers without a certificate.
-    anonymous_memory: Memory,
+    memory: Arc<CallerPermits>,
     /// For one request at a time that is larger than what a caller may have of the memory.
     large: Arc<Semaphore>,
-}
-
-/// Memory that callers share.
-struct Memory {
-    permits: Arc<CallerPermits>,
-    /// The most permits of one caller.
-    each: usize,
-}
-
-impl Memory {
-    fn new(bytes: usize) -> Self {
-        // A caller that takes its half leaves the other half.
-        let all = bytes / UNIT_BYTES;
-        Self { permits: CallerPermits::new(all, all / 2), each: all / 2 }
-    }
 }
 
 /// What a request holds until it is answered.
@@ -89,11 +72,11 @@ struct CallEncoding {
 
 impl Service {
     pub(super) fn new(routes: Routes) -> Self {
-        let bytes = routes.limits.memory_bytes;
+        let all = routes.limits.memory_bytes / UNIT_BYTES;
         Self {
             routes,
-            memory: Memory::new(bytes),
-            anonymous_memory: Memory::new(bytes / ANONYMOUS_PART),
+            // A caller that takes its half leaves the other half.
+            memory: CallerPermits::with_strangers(all, all / 2, all / ANONYMOUS_PART),
             large: Arc::new(Semaphore::new(1)),
         }
     }
@@ -123,7 +106,6 @@ impl Service {
         is_anonymous: bool,
     ) -> Response<Body> {
         use hyper::body::Body as _;
-        let memory = if is_anonymous { &self.anonymous_memory } else { &self.memory };
         // A stream has no length here.
         let length = response.body().size_hint().exact().unwrap_or(0);
         let length = usize::try_from(length).unwrap_or(usize::MAX);
@@ -131,8 +113,15 @@ impl Service {
             return response.map(|body| replies.watch(body, length, None));
         }
         // The longest replies take half of what one caller can have, so that its calls go on.
-        let count = length.div_ceil(UNIT_BYTES).min(memory.each / 2);
-        match memory.permits.take(caller, count) {
+        let count = length.div_ceil(UNIT_BYTES);
+        let held = match is_anonymous {
+            true => {
+                let most = self.memory.each() / ANONYMOUS_PART / 2;
+                self.memory.take_for_stranger(caller, count.min(most))
+            }
+            false => self.memory.take(caller, count.min(self.memory.each() / 2)),
+        };
+        match held {
             Some(held) => response.map(|body| replies.watch(body, 0, Some(held))),
             None => self.too_many_replies(&response),
         }
@@ -335,8 +324,8 @@ impl Service {
         let claimed = hint.upper().and_then(|upper| usize::try_from(upper).ok());
         let most = claimed.unwrap_or(usize::MAX).min(limit);
         let count = most.div_ceil(UNIT_BYTES);
-        let (shared, large) = match count > self.memory.each {
-            false => (self.memory.permits.take(caller, count), None),
+        let (shared, large) = match count > self.memory.each() {
+            false => (self.memory.take(caller, count), None),
             true => (None, Arc::clone(&self.large).try_acquire_owned().ok()),
         };
         if shared.is_none() && large.is_none() {

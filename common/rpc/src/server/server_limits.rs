@@ -3,6 +3,32 @@
 use super::connection_counts::Limits;
 use super::handshakes::HandshakeLimits;
 
+/// The flag for the memory of callers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::Args)]
+pub struct CallerArgs {
+    /// Memory for the requests of all callers together, and for replies that they have not read, in
+    /// MiB. One caller gets at most half of it. One larger request at a time comes on top
+    #[arg(long, value_name = "MIB", default_value_t = SERVER_MEMORY_MIB,
+          help_heading = "Security", value_parser = clap::value_parser!(u32).range(16..=1 << 20))]
+    pub caller_memory: u32,
+}
+
+impl CallerArgs {
+    /// Returns the limits of a daemon that serves a fleet.
+    #[must_use]
+    pub fn limits(&self) -> ServerLimits {
+        let memory_bytes = bytes(self.caller_memory);
+        ServerLimits { memory_bytes, ..ServerLimits::SERVER }
+    }
+}
+
+/// The default of [`CallerArgs::caller_memory`].
+const SERVER_MEMORY_MIB: u32 = 768;
+
+const fn bytes(mib: u32) -> usize {
+    (mib as usize) << 20
+}
+
 /// The limits of a server. Each caller gets about half of each, so that no caller keeps the others
 /// out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +49,7 @@ impl ServerLimits {
     pub const SERVER: Self = Self {
         connections: 4_096,
         streams: 512,
-        memory_bytes: 768 << 20,
+        memory_bytes: bytes(SERVER_MEMORY_MIB),
         // 1,024 from one address are enough for a rack behind it that was switched on.
         handshakes: HandshakeLimits { all: 2_048, source: 256, known_source: 1_024 },
     };
@@ -44,5 +70,18 @@ impl ServerLimits {
             strangers: (self.connections / 8).min(64),
             all_strangers: self.connections / 8,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_flag_sets_the_memory_and_nothing_else() {
+        let limits = |caller_memory| CallerArgs { caller_memory }.limits();
+        assert_eq!(limits(SERVER_MEMORY_MIB), ServerLimits::SERVER);
+        let small = ServerLimits { memory_bytes: 16 << 20, ..ServerLimits::SERVER };
+        assert_eq!(limits(16), small);
     }
 }
