@@ -11,6 +11,7 @@ mod converges;
 mod disks;
 mod events;
 mod faults;
+mod former;
 mod image_life;
 mod image_server;
 mod liar;

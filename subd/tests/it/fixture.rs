@@ -102,6 +102,8 @@ pub struct Sub {
     place: Option<tempfile::TempDir>,
     stop: CancellationToken,
     task: JoinHandle<()>,
+    /// True to call only what the first dominators called.
+    is_called_formerly: bool,
 }
 
 impl Sub {
@@ -133,13 +135,20 @@ impl Sub {
             place: None,
             stop,
             task,
+            is_called_formerly: false,
         }
     }
 
     /// A subd that somebody else has started and stops.
     pub fn elsewhere(root: &Path, client: Client) -> Self {
         let task = tokio::spawn(async {});
-        Self { root: root.to_owned(), client, place: None, stop: CancellationToken::new(), task }
+        let (root, stop) = (root.to_owned(), CancellationToken::new());
+        Self { root, client, place: None, stop, task, is_called_formerly: false }
+    }
+
+    /// Calls only what the first dominators called: Poll, GetDirectories, Fetch, Prepare, Commit.
+    pub fn called_formerly(self) -> Self {
+        Self { is_called_formerly: true, ..self }
     }
 
     /// Removes `place` in the end.
@@ -212,7 +221,10 @@ impl Sub {
         let kept: BTreeSet<TreePath> = scan.kept_directories.iter().cloned().collect();
         let linked: BTreeSet<TreePath> = scan.externally_linked.iter().cloned().collect();
         let occupied = scan.occupied.iter().cloned().collect();
-        let refused = self.client.call::<GetRefusedChanges>(&()).await.unwrap().changes;
+        let refused = match self.is_called_formerly {
+            true => Vec::new(),
+            false => self.client.call::<GetRefusedChanges>(&()).await.unwrap().changes,
+        };
         let have = ScannedTree {
             tree: &tree,
             kept_directories: &kept,

@@ -8,6 +8,7 @@ mod disk;
 mod executor;
 mod fetch;
 mod fixture;
+mod former;
 mod fs2objectcache;
 mod impact;
 mod liars;
