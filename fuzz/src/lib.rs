@@ -29,9 +29,8 @@ impl Allowance {
     /// For a few structures.
     const USUAL: Self = Self { for_each: 2_048, fixed: 4 << 20 };
 
-    /// For patterns, which become automata. While one of the largest is compiled it takes five
-    /// times the memory that it takes afterwards.
-    const PATTERNS: Self = Self { for_each: 2_048, fixed: 256 << 20 };
+    /// For patterns, which become automata.
+    const PATTERNS: Self = Self { for_each: 2_048, fixed: 64 << 20 };
 
     /// For what may be compressed.
     const ARCHIVE: Self = Self { for_each: 16_384, fixed: 64 << 20 };

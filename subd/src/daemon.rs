@@ -41,7 +41,7 @@ use crate::machine::probe::Probe;
 use crate::machine::services::{self, ServiceDriver};
 use crate::root::{Root, RootError};
 use crate::scan::pace::Pace;
-use crate::scan::{Scanner, watch_for_stalls};
+use crate::scan::{Pause, Scanner, watch_for_stalls};
 use crate::state::directories::Directories;
 use crate::state::persisted_state::{PersistError, PersistedState, SavedState, StateDirectory};
 use crate::state::{ReportState, State};
@@ -154,11 +154,17 @@ impl Daemon {
             tasks: TaskTracker::new(),
             stop: stop.child_token(),
         };
+        let unusable = parts.report_state.read(State::unusable_settings);
+        let pause = match unusable {
+            // A scanner that has ended reads nothing either.
+            Some(_) => parts.scanner.pause().await.ok(),
+            None => None,
+        };
         let updater = parts.updater(&options, security, directories);
         updater.note_boot().await;
         updater.resume(resumed);
         parts.tasks.spawn(Arc::clone(&updater).watch_reboots());
-        let service = parts.service(&options, security, &updater);
+        let service = parts.service(&options, security, &updater, pause);
         parts.tasks.spawn(end_pauses(Arc::clone(&parts.report_state), parts.stop.clone()));
         parts.tasks.spawn(end_refusals(Arc::clone(&parts.report_state), parts.stop.clone()));
         if options.limits.device_speed.is_none() {
@@ -260,6 +266,7 @@ impl Parts {
         options: &Options,
         security: &Security,
         updater: &Arc<Updater>,
+        pause: Option<Pause>,
     ) -> Arc<Service> {
         let fetched_bytes = Arc::new(AtomicU64::new(0));
         let fetcher = Fetcher {
@@ -288,7 +295,7 @@ impl Parts {
             stop: self.stop.clone(),
             index: Mutex::new(None),
             only_dominator: options.dominator.clone(),
-            configuring: Mutex::new(()),
+            configuring: Mutex::new(pause),
             giving_files: Arc::new(tokio::sync::Semaphore::new(1)),
         })
     }

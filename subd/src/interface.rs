@@ -38,7 +38,7 @@ use crate::interface::metrics::SubMetrics;
 use crate::interface::operator::refuse_if_paused;
 use crate::limits::Budgets;
 use crate::root::Root;
-use crate::scan::Scanner;
+use crate::scan::{Pause, Scanner};
 use crate::state::{Measured, ReportState, State};
 use crate::update::Updater;
 
@@ -68,8 +68,9 @@ pub struct Service {
     pub index: Mutex<Option<(ObjectId, Arc<DirectoryIndex>)>>,
     /// The only dominator that may give orders, by the machine's configuration.
     pub only_dominator: Option<String>,
-    /// Held while the configuration or the holder changes.
-    pub configuring: Mutex<()>,
+    /// Held while the configuration or the holder changes. Has the pause of the scanner as long as
+    /// the saved settings cannot be used.
+    pub configuring: Mutex<Option<Pause>>,
     /// Lets one call of GetFiles at a time read files.
     pub giving_files: Arc<tokio::sync::Semaphore>,
 }
@@ -156,20 +157,30 @@ impl Service {
 
     /// Writes the configuration, and then puts it in force. Blocks.
     fn configure(&self, request: SetConfigurationRequest) -> Result<Done, Fault> {
-        let _turn = locked(&self.configuring);
+        let mut pause = locked(&self.configuring);
         let old = self.report_state.read(|state| state.persisted.configuration.clone());
+        let sets_scan = request.scan.is_some();
         let scan = request.scan.unwrap_or_else(|| old.scan.clone());
         let limits = request.limits.unwrap_or(old.limits);
         let configuration = Configuration { scan, limits };
-        let persisted = self
-            .report_state
-            .persist(|persisted| persisted.configuration.clone_from(&configuration));
+        let persisted = self.report_state.persist(|persisted| {
+            persisted.configuration.clone_from(&configuration);
+            persisted.unusable_settings.take_if(|_| sets_scan);
+        });
         persisted.map_err(|error| Fault::new(FaultCode::Internal, error_chain(&error)))?;
         if configuration != old {
             self.budgets.set_limits(configuration.limits);
             self.scanner.set_settings(configuration.scan);
         }
+        drop(pause.take_if(|_| sets_scan));
         Ok(Done {})
+    }
+
+    fn configuration(&self) -> Result<Configuration, Fault> {
+        self.report_state.read(|state| match state.unusable_settings() {
+            None => Ok(state.persisted.configuration.clone()),
+            Some(why) => Err(Fault::new(FaultCode::Unavailable, why)),
+        })
     }
 }
 
@@ -228,9 +239,7 @@ pub fn router(service: &Arc<Service>, security: &Security) -> Router<Arc<Service
             let changes = |state: &State| state.refusals.in_force().cloned().collect();
             Ok(GetRefusedChangesReply { changes: service.report_state.read(changes) })
         })
-        .method::<GetConfiguration, _>(async |service, _, ()| {
-            Ok(service.report_state.read(|state| state.persisted.configuration.clone()))
-        })
+        .method::<GetConfiguration, _>(async |service, _, ()| service.configuration())
         .method::<SetConfiguration, _>(async |service, _, request| {
             blocking(move || service.configure(request)).await
         })

@@ -31,7 +31,7 @@ use api::subd::{
 use model::display::error_chain;
 use model::filter::Patterns;
 use model::lock::locked;
-use model::object::ObjectId;
+use model::object::{Algorithm, ObjectId};
 use model::plan::RefusedChange;
 use model::scope::{ScanSettings, Scope};
 use model::tree::{Time, Tree};
@@ -106,8 +106,19 @@ impl State {
     /// Returns the alarms, sorted.
     pub fn alarms(&self) -> Vec<Alarm> {
         let stuck = self.stuck.iter().cloned().map(Alarm::JournalStuck);
-        let all: BTreeSet<Alarm> = self.alarms.iter().cloned().chain(stuck).collect();
+        let unusable = self.unusable_settings().map(Alarm::ScannerStalled);
+        let all: BTreeSet<Alarm> =
+            self.alarms.iter().cloned().chain(stuck).chain(unusable).collect();
         all.into_iter().collect()
+    }
+
+    /// Why nothing is scanned, if the saved scan settings cannot be used.
+    pub fn unusable_settings(&self) -> Option<String> {
+        let why = self.persisted.unusable_settings.as_ref()?;
+        Some(format!(
+            "the filter that was set last cannot be used: {why}; nothing is scanned or changed \
+             until the dominator, or `subtool push-image`, sets another"
+        ))
     }
 
     /// True if a scan under the current settings is complete.
@@ -150,7 +161,7 @@ impl ReportState {
     ) -> Self {
         let version = SubVersion { instance, generation: 1, status: 1 };
         let persisted = saved.get();
-        let scope = Scope::of(&persisted.configuration.scan, exclusions.lines());
+        let scope = scope_of(&persisted, &exclusions);
         let state = State {
             version,
             identity,
@@ -224,7 +235,7 @@ impl ReportState {
         let state = &mut inner.state;
         let was_scanned = state.is_scanned();
         state.persisted = self.saved.get();
-        state.scope = Scope::of(&state.persisted.configuration.scan, self.exclusions.lines());
+        state.scope = scope_of(&state.persisted, &self.exclusions);
         // A caller may have seen that there is no scan in this very generation.
         if state.is_scanned() && !was_scanned {
             state.version.generation += 1;
@@ -419,6 +430,14 @@ impl ReportState {
             paused: state.persisted.paused.clone(),
             clock: measured.clock,
         }
+    }
+}
+
+/// Returns the scope of the settings in force; that of no other settings if they cannot be used.
+fn scope_of(persisted: &PersistedState, exclusions: &Patterns) -> Scope {
+    match persisted.unusable_settings {
+        None => Scope::of(&persisted.configuration.scan, exclusions.lines()),
+        Some(_) => Scope(Algorithm::Blake3.digest(b"unusable settings")),
     }
 }
 

@@ -23,14 +23,17 @@ use self::literals::{Literals, Shape};
 use crate::path::TreePath;
 
 /// The most memory that the compiled lines of one filter may take, in bytes.
-const AUTOMATA_BYTES_MAX: usize = 32 << 20;
+const AUTOMATA_BYTES_MAX: usize = 16 << 20;
 
-/// The most memory that a thread caches while it matches an automaton, in bytes; more only for an
-/// automaton that cannot do with it, in proportion to its size.
-const MATCHING_BYTES_MAX: usize = 2 << 20;
+/// The most memory that a thread caches while it matches the automata of one filter, in bytes; more
+/// only for automata that cannot do with it, in proportion to their size.
+const MATCHING_BYTES_MAX: usize = 8 << 20;
 
 /// The longest line, in bytes. So much is compiled into one automaton.
 const LINE_BYTES_MAX: usize = 64 << 10;
+
+/// How much longer a line counts that turns Unicode on: there one class has hundreds of ranges.
+const UNICODE_WEIGHT: usize = 16;
 
 /// How much of a line that is too long is shown.
 const SHOWN_CHARACTERS: usize = 80;
@@ -121,8 +124,11 @@ impl Patterns {
         let mut automata = Automata::default();
         for (index, line) in lines.iter().enumerate() {
             let number = index + 1;
-            if line.len() > LINE_BYTES_MAX {
-                let why = format!("it is longer than {LINE_BYTES_MAX} bytes");
+            if weight(line) > LINE_BYTES_MAX {
+                let of_unicode = LINE_BYTES_MAX / UNICODE_WEIGHT;
+                let why = format!(
+                    "it is longer than {LINE_BYTES_MAX} bytes, or with Unicode than {of_unicode}"
+                );
                 let text = line.chars().take(SHOWN_CHARACTERS).collect();
                 return Err(PatternError::TooLarge { line: number, text, why });
             }
@@ -173,6 +179,14 @@ fn anchored(line: &str) -> String {
     format!(r"\A(?:{line})")
 }
 
+/// Returns how many bytes of memory `line` may need to be parsed, in proportion to other lines.
+fn weight(line: &str) -> usize {
+    let mut groups = line.split("(?").skip(1);
+    let is_flag = |letter: &char| letter.is_ascii_alphabetic() || *letter == '-';
+    let turns_on = |group: &str| group.chars().take_while(is_flag).any(|flag| flag == 'u');
+    if groups.any(turns_on) { line.len() * UNICODE_WEIGHT } else { line.len() }
+}
+
 /// How lines are parsed: over bytes, and `.` matches every byte.
 fn syntax() -> syntax::Config {
     syntax::Config::new().unicode(false).utf8(false).dot_matches_new_line(true)
@@ -181,10 +195,10 @@ fn syntax() -> syntax::Config {
 /// Compiles lines, some at a time: the parsed form of a line may need 300 times the memory of its
 /// text.
 struct Automata {
-    done: Vec<Automaton>,
-    /// The indices of the lines that are compiled next, and the length of their texts.
+    done: Vec<NFA>,
+    /// The indices of the lines that are compiled next, and their weight.
     next: Vec<usize>,
-    next_bytes: usize,
+    next_weight: usize,
     /// How much memory further automata may take.
     bytes_left: usize,
 }
@@ -192,38 +206,45 @@ struct Automata {
 impl Default for Automata {
     fn default() -> Self {
         let (done, next) = (Vec::new(), Vec::new());
-        Self { done, next, next_bytes: 0, bytes_left: AUTOMATA_BYTES_MAX }
+        Self { done, next, next_weight: 0, bytes_left: AUTOMATA_BYTES_MAX }
     }
 }
 
 impl Automata {
     fn add(&mut self, lines: &[String], index: usize) -> Result<(), PatternError> {
-        if self.next_bytes + lines[index].len() > LINE_BYTES_MAX {
+        let weight = weight(&lines[index]);
+        if self.next_weight + weight > LINE_BYTES_MAX {
             self.compile_next(lines)?;
         }
-        self.next_bytes += lines[index].len();
+        self.next_weight += weight;
         self.next.push(index);
         Ok(())
     }
 
     fn finish(mut self, lines: &[String]) -> Result<Vec<Automaton>, PatternError> {
         self.compile_next(lines)?;
-        Ok(self.done)
+        let cache_bytes = MATCHING_BYTES_MAX / self.done.len().max(1);
+        let automata = self.done.into_iter().map(|nfa| Automaton::new(nfa, cache_bytes));
+        // An NFA that fits has fewer states than an automaton may have.
+        let too_large =
+            |why| PatternError::TooLarge { line: lines.len(), text: String::new(), why };
+        automata.collect::<Result<_, String>>().map_err(too_large)
     }
 
     fn compile_next(&mut self, lines: &[String]) -> Result<(), PatternError> {
-        self.next_bytes = 0;
+        self.next_weight = 0;
         let next = std::mem::take(&mut self.next);
         if next.is_empty() {
             return Ok(());
         }
         let expressions: Vec<String> = next.iter().map(|index| anchored(&lines[*index])).collect();
-        let automaton = Automaton::compile(&expressions, self.bytes_left).map_err(|why| {
+        let nfa = nfa_compiler(self.bytes_left).build_many(&expressions).map_err(|error| {
             let index = next[first_too_large(&expressions, self.bytes_left)];
+            let why = error.to_string();
             PatternError::TooLarge { line: index + 1, text: lines[index].clone(), why }
         })?;
-        self.bytes_left = self.bytes_left.saturating_sub(automaton.dfa.get_nfa().memory_usage());
-        self.done.push(automaton);
+        self.bytes_left = self.bytes_left.saturating_sub(nfa.memory_usage());
+        self.done.push(nfa);
         Ok(())
     }
 }
@@ -263,15 +284,13 @@ struct Automaton {
 }
 
 impl Automaton {
-    /// Returns the error of the compiler if the automaton needs more than `bytes_max` bytes.
-    fn compile(expressions: &[String], bytes_max: usize) -> Result<Self, String> {
-        let nfa = nfa_compiler(bytes_max).build_many(expressions);
-        let nfa = nfa.map_err(|error| error.to_string())?;
+    /// Makes an automaton whose caches each take `cache_bytes`, or as much as they need.
+    fn new(nfa: NFA, cache_bytes: usize) -> Result<Self, String> {
         let vm = PikeVM::new_from_nfa(nfa.clone()).map_err(|error| error.to_string())?;
         let config = DFA::config()
             .match_kind(MatchKind::All)
             .unicode_word_boundary(true)
-            .cache_capacity(MATCHING_BYTES_MAX)
+            .cache_capacity(cache_bytes)
             .skip_cache_capacity_check(true);
         let dfa = DFA::builder().configure(config).build_from_nfa(nfa);
         let dfa = dfa.map_err(|error| error.to_string())?;

@@ -9,11 +9,14 @@ use std::io::{self, Read, Write};
 use std::sync::Arc;
 
 use api::subd::{Configuration, LastUpdate, Paused, TriggerFailure};
+use model::display::safe_text;
 use model::image::{HealthCheck, ImageName};
+use model::scope::ScanSettings;
 use model::trigger::Triggers;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use system::durable::{Durable, DurableError, Medium, PrettyJson};
 
 use crate::root::{Directory, RootError, errno_of};
@@ -25,6 +28,9 @@ const STATE: &str = "state.json";
 const BAD: &str = "state.json.bad";
 const LOCK: &[u8] = b"lock";
 
+/// The longest text that says why settings cannot be used, in bytes.
+const UNUSABLE_BYTES_MAX: usize = 1_000;
+
 /// The largest state that is read, in bytes.
 const STATE_BYTES_MAX: u64 = 64 << 20;
 
@@ -33,6 +39,9 @@ const STATE_BYTES_MAX: u64 = 64 << 20;
 #[serde(default)]
 pub struct PersistedState {
     pub configuration: Configuration,
+    /// Why the scan settings that a former release saved cannot be used: nothing is scanned until
+    /// others are set.
+    pub unusable_settings: Option<String>,
     /// The image of the last update that was done.
     pub last_image: Option<ImageName>,
     /// The triggers of that image.
@@ -196,14 +205,20 @@ impl StateDirectory {
         std::iter::once(&self.directory).chain(&self.lock_directory)
     }
 
-    /// Reads the state. A file that cannot be parsed is renamed to `state.json.bad`, and the state
-    /// starts empty: a machine without its state is better than one without subd.
+    /// Reads the state. Patterns of a former release that this one refuses are left out; the file
+    /// is not changed before the next change of the state. A file that cannot be parsed is renamed
+    /// to `state.json.bad`, and the state starts empty: a machine without its state is better than
+    /// one without subd.
     pub fn load(&self) -> Result<SavedState, PersistError> {
         let directory = &self.directory;
         let file = || self.file(directory, STATE, STATE_BYTES_MAX);
         match Durable::load_or_default_as(file(), PrettyJson) {
             Ok(saved) => return Ok(saved),
-            Err(DurableError::Damaged { source, .. }) => {
+            Err(DurableError::Damaged { place, source }) => {
+                let read = file().read().map_err(|source| DurableError::Read { place, source })?;
+                if let Some(usable) = read.as_deref().and_then(without_refused_patterns) {
+                    return Ok(Durable::new(file(), PrettyJson, usable));
+                }
                 let error = &source;
                 tracing::error!(%error, kept = BAD, "the state is not valid: starting without it");
                 directory.rename_over(STATE.as_bytes(), directory, BAD.as_bytes())?;
@@ -214,9 +229,36 @@ impl StateDirectory {
     }
 }
 
+/// Parses a state without the filter, or without the triggers, that this release refuses. Returns
+/// `None` if something else is wrong with it.
+fn without_refused_patterns(bytes: &[u8]) -> Option<PersistedState> {
+    let mut state: Value = serde_json::from_slice(bytes).ok()?;
+    let refused = |part: &Value, what: fn(&Value) -> serde_json::Result<()>| what(part).err();
+    let mut unusable = None;
+    if let Some(scan) = state.pointer_mut("/configuration/scan")
+        && let Some(error) = refused(scan, |scan| ScanSettings::deserialize(scan).map(drop))
+    {
+        tracing::error!("the filter that was set last cannot be used: {error}");
+        unusable = Some(safe_text(&error.to_string(), UNUSABLE_BYTES_MAX));
+        *scan = serde_json::to_value(ScanSettings::default()).ok()?;
+    }
+    if let Some(triggers) = state.get_mut("triggers")
+        && let Some(error) = refused(triggers, |triggers| Triggers::deserialize(triggers).map(drop))
+    {
+        tracing::error!("the triggers of the last image cannot be used: {error}");
+        *triggers = Value::Array(Vec::new());
+        // A machine without a last image is given the triggers of its image again.
+        state["last_image"] = Value::Null;
+    }
+    let mut state: PersistedState = serde_json::from_value(state).ok()?;
+    state.unusable_settings = unusable.or(state.unusable_settings);
+    Some(state)
+}
+
 #[cfg(test)]
 mod tests {
     use model::path::TreePath;
+    use serde_json::json;
 
     use super::*;
     use crate::root::Root;
@@ -248,5 +290,47 @@ mod tests {
         std::fs::write(place.path().join("state.json"), "{").unwrap();
         assert_eq!(*state.load().unwrap().get(), PersistedState::default());
         assert_eq!(std::fs::read(place.path().join("state.json.bad")).unwrap(), b"{");
+    }
+
+    /// Patterns that a former release took, in a state that has much else.
+    #[test]
+    fn a_state_with_patterns_that_are_refused_now_keeps_the_rest() {
+        let place = tempfile::tempdir().unwrap();
+        let root = Root::open(place.path()).unwrap();
+        let directory = root.directory(&TreePath::root()).unwrap();
+        let state = StateDirectory::lock(directory).unwrap();
+        let whole = PersistedState {
+            last_image: Some(ImageName::new("web/1").unwrap()),
+            network_speed: Some(7),
+            ..PersistedState::default()
+        };
+        let mut refused = serde_json::to_value(&whole).unwrap();
+        refused["configuration"]["scan"]["coverage"] = json!({"full": ["/a", "/b("]});
+        refused["configuration"]["limits"]["cpu_percent"] = json!(3);
+        let refused_text = serde_json::to_vec(&refused).unwrap();
+        std::fs::write(place.path().join(STATE), &refused_text).unwrap();
+        let saved = state.load().unwrap();
+        let PersistedState { mut configuration, unusable_settings, .. } =
+            PersistedState::clone(&saved.get());
+        assert_eq!(configuration.limits.cpu_percent, Some(3));
+        configuration.limits.cpu_percent = None;
+        let why = unusable_settings.clone().unwrap();
+        assert!(why.starts_with("line 2: `/b(` is no regular expression:"), "{why}");
+        assert!(!why.contains('\n'), "{why}");
+        let expected = PersistedState { unusable_settings, ..whole.clone() };
+        assert_eq!(
+            PersistedState { configuration, ..PersistedState::clone(&saved.get()) },
+            expected
+        );
+        assert_eq!(std::fs::read(place.path().join(STATE)).unwrap(), refused_text);
+        // What is written next still says that the settings cannot be used.
+        saved.modify(|state| state.network_speed = Some(8)).unwrap();
+        assert_eq!(state.load().unwrap().get().unusable_settings, Some(why));
+
+        let mut refused = serde_json::to_value(&whole).unwrap();
+        refused["triggers"] = json!([{"MatchLines": ["/x("], "Service": "x"}]);
+        std::fs::write(place.path().join(STATE), serde_json::to_vec(&refused).unwrap()).unwrap();
+        let expected = PersistedState { last_image: None, ..whole };
+        assert_eq!(*state.load().unwrap().get(), expected);
     }
 }

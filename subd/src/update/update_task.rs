@@ -286,6 +286,8 @@ impl Updater {
         outcome: &UpdateOutcome,
         scanning: Option<Scanning>,
     ) -> Option<u64> {
+        // The first scan by other settings verifies the update.
+        self.report_state.read(|state| state.persisted.unusable_settings.is_none()).then_some(())?;
         let scanned = match outcome {
             // The tree has changed again since it was scanned.
             UpdateOutcome::Undone(_) => {

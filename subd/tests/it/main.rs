@@ -28,5 +28,6 @@ mod subtool;
 mod systemd;
 mod sysv;
 mod trigger;
+mod unusable_filter;
 mod update;
 mod virtual_machine;

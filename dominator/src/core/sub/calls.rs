@@ -199,11 +199,12 @@ impl Sub {
             // The machine has lost the signatures that it had accepted.
             self.offer.accepted = None;
         }
-        self.calls.failing = match failure.kind {
-            FailureKind::Unreachable | FailureKind::Unavailable => {
-                (self.calls.failing.0.saturating_add(1), failure.text.clone())
-            }
-            _ => (0, String::new()),
+        // Without the settings of its image nothing else is ordered.
+        let is_lasting = matches!(purpose, CallPurpose::Scan(_))
+            || matches!(failure.kind, FailureKind::Unreachable | FailureKind::Unavailable);
+        self.calls.failing = match is_lasting {
+            true => (self.calls.failing.0.saturating_add(1), failure.text.clone()),
+            false => (0, String::new()),
         };
         let pause = self.calls.attempt.count(RETRY_FIRST, RETRY_LONGEST, step.context.jitter);
         let retry_at = step.now.elapsed + pause;

@@ -261,6 +261,32 @@ fn calls_that_fail_are_made_again_with_the_same_id() {
     "#]]);
 }
 
+/// For example because an earlier release of subd cannot take the filter.
+#[test]
+fn a_sub_that_refuses_the_settings_of_its_image_has_failed_within_a_minute() {
+    let mut script = Script::new(image("base", &[("/a", "1")]));
+    script.poll();
+    for _ in 0..60 {
+        if script.called.is_some() {
+            script.refuse(FailureKind::Refused, "line 2: `/b(` is too large");
+        }
+        script.wait(1);
+    }
+    assert_eq!(script.sub.status(), Status::UpdateFailed);
+    let detail =
+        "setting the scan filter of base; trying again, because: line 2: `/b(` is too large";
+    assert_eq!(script.sub.detail(), detail);
+    // It gets them as soon as it takes them.
+    script.wait(30);
+    let ImageState::Ready(image) = script.image.clone() else { panic!("the image is ready") };
+    let Some(Call::SetConfiguration(request)) = script.accept() else { panic!("nothing is set") };
+    assert_eq!(request.scan.as_ref(), Some(&image.scan));
+    script.reply.scope = Scope::of(&image.scan, &script.reply.exclusions);
+    script.scan(&[]);
+    script.poll();
+    assert_eq!(script.sub.status(), Status::Fetching);
+}
+
 #[test]
 fn a_staged_update_that_was_lost_is_staged_again() {
     let mut script = Script::scanning(image("base", &[]), &[("/a", "1")]);
