@@ -23,6 +23,7 @@ use model::object::{Algorithm, Hasher, ObjectId};
 use model::scope::Attributes;
 use model::tree::{Time, only_root_writes};
 use receive::Partial;
+use tokio_util::sync::CancellationToken;
 
 use crate::root::{Directory, Kind, RootError, Status, errno_of, is_full};
 
@@ -45,6 +46,8 @@ pub enum CacheError {
     },
     #[error("cannot {operation} object {id}")]
     Content { operation: &'static str, id: ObjectId, source: io::Error },
+    #[error("subd is stopping")]
+    Stopping,
     #[error("{got_bytes} bytes that hash to {got} came for object {want} of {want_bytes} bytes")]
     Wrong {
         want: ObjectId,
@@ -64,10 +67,13 @@ impl CacheError {
         match self {
             Self::Directory { source } => source.is_full(),
             Self::Content { source, .. } => is_full(source),
-            Self::Wrong { .. } | Self::Absent { .. } => false,
+            Self::Wrong { .. } | Self::Absent { .. } | Self::Stopping => false,
         }
     }
 }
+
+/// How much of an object is copied at once, in bytes.
+const COPY_BYTES: u64 = 16 << 20;
 
 /// Identifies the state of a file when it was hashed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -213,13 +219,29 @@ impl Cache {
 
     /// Copies the object to the new file `name` in `to`, sharing its blocks where the file-system
     /// can.
-    pub fn copy(&self, id: &ObjectId, to: &Directory, name: &[u8]) -> Result<(), CacheError> {
+    pub fn copy(
+        &self,
+        id: &ObjectId,
+        to: &Directory,
+        name: &[u8],
+        stop: &CancellationToken,
+    ) -> Result<(), CacheError> {
         let state = self.check(id)?;
         let fail = |source| CacheError::Content { operation: "copy", id: *id, source };
         let mut from = self.directory.open_file(&name_of(id))?;
         let mut file = to.create_file(name, 0o600)?;
-        // The kernel does the copying (`copy_file_range`).
-        let copied = io::copy(&mut from, &mut file).map_err(fail)?;
+        let mut copied = 0;
+        loop {
+            if stop.is_cancelled() {
+                return Err(CacheError::Stopping);
+            }
+            // The kernel does the copying (`copy_file_range`).
+            let part = io::copy(&mut (&mut from).take(COPY_BYTES), &mut file).map_err(fail)?;
+            copied += part;
+            if part == 0 {
+                break;
+            }
+        }
         if copied != state.size_bytes {
             return Err(fail(io::Error::other("its length changed while it was copied")));
         }

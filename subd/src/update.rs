@@ -224,6 +224,8 @@ impl Updater {
                 let updater = Arc::clone(&self);
                 self.tasks.spawn(async move { updater.expire(update_id, expires).await });
             }
+            // Nothing is wrong with the update.
+            Err(_) if self.stop.is_cancelled() => {}
             Err(text) => {
                 tracing::warn!(update_id, error = text, "cannot stage the update");
                 self.note(staged_spec.not_prepared(text), None, UpdatePhase::Idle).await;
@@ -256,6 +258,7 @@ impl Updater {
             cache: &self.cache,
             scanned,
             managed: snapshot.settings.attributes,
+            stop: &self.stop,
         };
         let prepared = Prepared::stage(&context, spec, step_plan)?;
         Ok(StagedUpdate { prepared, scope: snapshot.scope })

@@ -78,7 +78,7 @@ fn hashes_again_what_was_touched() {
     std::fs::remove_file(file(&gone)).unwrap();
     place.directory.make_directory(b"to", 0o700).unwrap();
     let to = place.directory.open_child(b"to").unwrap();
-    cache.copy(&same, &to, b"copy").unwrap();
+    cache.copy(&same, &to, b"copy", &CancellationToken::new()).unwrap();
     cache.take(&same, &to, b"taken").unwrap();
     assert!(matches!(cache.take(&evil, &to, b"x").unwrap_err(), CacheError::Absent { .. }));
     assert!(matches!(cache.take(&gone, &to, b"x").unwrap_err(), CacheError::Absent { .. }));

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use daemon::config::{self, ConfigArgs};
 use daemon::{
@@ -22,6 +23,9 @@ use crate::trust::TrustArgs;
 
 /// How many threads answer calls; scans and updates have their own.
 const THREADS: usize = 2;
+
+/// How long a thread may block after subd has stopped.
+const BLOCKING_MAX: Duration = Duration::from_secs(1);
 
 /// The hint when an update can be neither finished nor undone.
 const RECOVER_HINT: &str = "repair what is named, then run this again or start subd";
@@ -166,7 +170,7 @@ pub fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return exit(EXIT_FAILED, &format!("cannot start: {error}"), &[]),
     };
-    runtime.block_on(async {
+    let code = runtime.block_on(async {
         let stop = match ignore_hangup().and_then(|()| stop_on_signals()) {
             Ok(stop) => stop,
             Err(error) => return exit(EXIT_FAILED, &format!("cannot catch signals: {error}"), &[]),
@@ -182,7 +186,10 @@ pub fn main() -> ExitCode {
             }
         }
         ExitCode::SUCCESS
-    })
+    });
+    // What still runs then has nothing to finish, such as a measurement of the device.
+    runtime.shutdown_timeout(BLOCKING_MAX);
+    code
 }
 
 /// Returns hints for the operator about `error`.

@@ -5,6 +5,7 @@
 //! pass checks such a file twice, the second time after that metadata pass: only a difference that
 //! remains is a defect of the medium, and not a recent change of the file.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use model::path::TreePath;
@@ -15,7 +16,7 @@ use crate::root::{Directory, Root, Status};
 use crate::scan::coverage::file_after;
 use crate::scan::known_entries::DamagedFiles;
 use crate::scan::progress::Counters;
-use crate::scan::reading::{HOLE_BYTES_MAX, ReadFrom, Reading};
+use crate::scan::reading::{HOLE_BYTES_MAX, ReadFrom, Reading, Unfinished};
 
 /// The result of one chunk of work.
 pub enum ChunkResult {
@@ -40,6 +41,8 @@ pub struct ChunkContext<'context> {
     pub tree: &'context Tree,
     /// The files that every pass reads around the cache.
     pub medium: &'context DamagedFiles,
+    /// The files whose content is not known yet.
+    pub unfinished: &'context BTreeMap<TreePath, Unfinished>,
     /// The buffer for a chunk, aligned.
     pub buffer: &'context mut [u8],
     pub counters: &'context Counters,
@@ -128,7 +131,7 @@ impl FilePass {
             self.last = Some(path);
             return ChunkResult::More;
         };
-        if reading.hole_bytes > HOLE_BYTES_MAX {
+        if reading.hole_bytes > HOLE_BYTES_MAX || context.unfinished.contains_key(&path) {
             self.last = Some(path);
             return ChunkResult::More;
         }

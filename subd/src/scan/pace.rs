@@ -24,6 +24,12 @@ pub struct Pace {
     pub metadata_interval_min: Duration,
     /// The longest time between two metadata passes.
     pub metadata_interval_max: Duration,
+    /// How long a metadata pass may read files; each is read for `reading_min` in any case. What is
+    /// not read then counts as different from any image, and the next pass reads on.
+    pub reading_max: Duration,
+    /// The same for the first pass, which reads all files.
+    pub first_reading_max: Duration,
+    pub reading_min: Duration,
     /// The time between two content passes.
     pub content_pause: Duration,
     /// The time between two media passes.
@@ -39,6 +45,9 @@ impl Default for Pace {
             metadata_interval_factor: 200,
             metadata_interval_min: Duration::from_secs(1),
             metadata_interval_max: Duration::from_secs(10 * 60),
+            reading_max: Duration::from_secs(10 * 60),
+            first_reading_max: Duration::from_secs(24 * 60 * 60),
+            reading_min: Duration::from_secs(1),
             content_pause: Duration::from_secs(15 * 60),
             media_pause: Duration::from_secs(60 * 60),
             stall_min: Duration::from_secs(10),
@@ -53,6 +62,11 @@ impl Pace {
         cpu.saturating_mul(self.metadata_interval_factor)
             .max(self.metadata_interval_min)
             .min(self.metadata_interval_max)
+    }
+
+    /// Returns how long a metadata pass may read files.
+    pub fn reading_max(&self, is_first: bool) -> Duration {
+        if is_first { self.first_reading_max } else { self.reading_max }
     }
 
     /// Returns how long a pass may take, or make no progress, that starts `interval` after the one

@@ -11,7 +11,7 @@
 //! subvolumes, and is not entered. The paths that the machine uses as mount points or swap files
 //! are read at the beginning of the pass.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -31,7 +31,7 @@ use crate::scan::known_entries::{
 use crate::scan::pass::directory_walk::{DirectoryWalk, collapse};
 use crate::scan::pass::entry::EntryRead;
 use crate::scan::progress::{Counters, Progress};
-use crate::scan::reading::HOLE_BYTES_MAX;
+use crate::scan::reading::{HOLE_BYTES_MAX, Unfinished};
 
 mod directory_walk;
 mod entry;
@@ -41,6 +41,9 @@ const OPEN_MAX: usize = 64;
 
 /// The pass is throttled after so many entries of a directory.
 const THROTTLE_ENTRIES: usize = 256;
+
+/// The most files whose reading is continued by the next pass.
+pub const UNFINISHED_MAX: usize = 64;
 
 /// How often a changing entry is read in one pass.
 const TRIES: usize = 3;
@@ -84,6 +87,9 @@ pub struct PassContext<'task> {
     pub reread_paths: &'task BTreeSet<TreePath>,
     /// Files that are read around the page cache.
     pub medium: &'task DamagedFiles,
+    /// How long files may be read altogether, and each of them in any case.
+    pub reading_max: Duration,
+    pub reading_min: Duration,
     /// Set by others to end the pass early.
     pub interrupt: &'task AtomicBool,
     pub counters: &'task Counters,
@@ -93,6 +99,14 @@ pub struct PassContext<'task> {
     pub throttle: &'task dyn Fn(),
 }
 
+/// What a pass leaves for the next one.
+#[derive(Default)]
+pub struct PassMemory {
+    root: Option<KnownDirectory>,
+    /// Files whose reading was left, at most [`UNFINISHED_MAX`]: others start again.
+    pub unfinished: BTreeMap<TreePath, Unfinished>,
+}
+
 /// Walks the tree once. `memory` is what the last pass left, and then what this pass leaves.
 ///
 /// # Errors
@@ -100,7 +114,7 @@ pub struct PassContext<'task> {
 /// [`PassError`]; `memory` then still holds all that was read before.
 pub fn run(
     task: &PassContext<'_>,
-    memory: &mut Option<KnownDirectory>,
+    memory: &mut PassMemory,
     buffer: &mut [u8],
 ) -> Result<PassResult, PassError> {
     let start = cpu_time();
@@ -117,17 +131,20 @@ pub fn run(
         unreadable: Vec::new(),
         hashing: Duration::ZERO,
         hole_bytes_left: HOLE_BYTES_MAX,
+        reading_left: task.reading_max,
+        unfinished: &mut memory.unfinished,
         shortage: None,
     };
-    let root = match walk.start_directory(directory, status, Box::default(), 0, memory.take()) {
+    let former = memory.root.take();
+    let root = match walk.start_directory(directory, status, Box::default(), 0, former) {
         Ok(directory_walk) => directory_walk,
         Err((source, former)) => {
-            *memory = former;
+            memory.root = former;
             return Err(PassError::Root { source });
         }
     };
     let (result, left) = walk.walk(root);
-    *memory = left;
+    memory.root = left;
     let tree = match (result, walk.shortage.take()) {
         (Err(_), Some(source)) => return Err(PassError::Shortage { source }),
         (result, _) => result?,
@@ -136,6 +153,7 @@ pub fn run(
     walk.unreadable.sort_unstable();
     let links = walk.links;
     let is_there = |path: &TreePath| tree.get(path).is_some();
+    walk.unfinished.retain(|path, _| is_there(path));
     let occupied = occupied.into_iter().filter(|(path, _)| is_there(path)).collect();
     Ok(PassResult {
         tree,
@@ -160,6 +178,9 @@ struct Walk<'walk> {
     hashing: Duration,
     /// How many more bytes of holes are hashed.
     hole_bytes_left: u64,
+    /// How much longer files may be read.
+    reading_left: Duration,
+    unfinished: &'walk mut BTreeMap<TreePath, Unfinished>,
     shortage: Option<RootError>,
 }
 

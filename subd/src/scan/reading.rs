@@ -6,6 +6,7 @@
 
 use std::fs::File;
 use std::io::{self, IoSliceMut};
+use std::mem;
 use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -44,6 +45,7 @@ pub enum ReadFrom {
 /// A file that is being read.
 pub struct Reading {
     file: File,
+    algorithm: Algorithm,
     hasher: Hasher,
     before: Status,
     started: Time,
@@ -55,6 +57,15 @@ pub struct Reading {
     data: Option<Range<u64>>,
     /// The size of all holes, in bytes.
     pub hole_bytes: u64,
+}
+
+/// What was read of a file whose reading was left. Nothing is open.
+pub struct Unfinished {
+    algorithm: Algorithm,
+    hasher: Hasher,
+    before: Status,
+    started: Time,
+    bytes: u64,
 }
 
 /// A file that was read.
@@ -84,6 +95,7 @@ impl Reading {
         }
         Ok(Self {
             file,
+            algorithm,
             hasher: Hasher::new(algorithm),
             before: status,
             started,
@@ -98,6 +110,26 @@ impl Reading {
     /// Returns the status of the file when it was opened.
     pub fn status(&self) -> &Status {
         &self.before
+    }
+
+    /// Continues where `former` was left, unless the file has changed since.
+    pub fn resume(&mut self, former: Unfinished) {
+        if former.algorithm == self.algorithm && former.before == self.before {
+            let Unfinished { hasher, started, bytes, .. } = former;
+            (self.hasher, self.started, self.bytes) = (hasher, started, bytes);
+        }
+    }
+
+    /// Returns what was read so far. Nothing counts as read then.
+    pub fn leave(&mut self) -> Unfinished {
+        let hasher = mem::replace(&mut self.hasher, Hasher::new(self.algorithm));
+        let Self { algorithm, before, started, .. } = *self;
+        Unfinished { algorithm, hasher, before, started, bytes: mem::take(&mut self.bytes) }
+    }
+
+    /// True if nothing is left to be read.
+    pub fn is_at_end(&self) -> bool {
+        self.bytes >= self.before.size_bytes
     }
 
     /// Has the file count as one with a content that no image has, without reading it.
@@ -125,7 +157,7 @@ impl Reading {
     /// Reads one more chunk into `buffer`; returns its length, 0 at the end.
     pub fn step(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         // `finish` detects whether it has grown.
-        if self.bytes >= self.before.size_bytes {
+        if self.is_at_end() {
             return Ok(0);
         }
         let hole = self.hole();

@@ -21,11 +21,10 @@ use crate::root::Root;
 use crate::scan::content::{ChunkContext, ChunkResult, FilePass};
 use crate::scan::coverage::PathCoverage;
 use crate::scan::known_entries::DamagedFiles;
-use crate::scan::known_entries::KnownDirectory;
 use crate::scan::pace::Pace;
 use crate::scan::pace::PassKind;
 use crate::scan::pace::REST_MIN;
-use crate::scan::pass::{self, PassContext, PassError, PassResult};
+use crate::scan::pass::{self, PassContext, PassError, PassMemory, PassResult};
 use crate::scan::reading::{CHUNK_BYTES, ReadFrom};
 use crate::scan::thread::{Mailbox, ScanControl};
 use crate::state::Snapshot;
@@ -42,7 +41,7 @@ pub(super) fn run(shared: &ScanControl, root: &Root, pace: Pace) {
         root,
         pace,
         buffer: AlignedBuffer::new(CHUNK_BYTES),
-        memory: None,
+        memory: PassMemory::default(),
         settings: None,
         metadata_due: now,
         not_before: now,
@@ -129,7 +128,7 @@ struct Worker<'worker> {
     root: &'worker Root,
     pace: Pace,
     buffer: AlignedBuffer,
-    memory: Option<KnownDirectory>,
+    memory: PassMemory,
     /// The settings of the last metadata pass that was started.
     settings: Option<Arc<ScanSettings>>,
     metadata_due: Instant,
@@ -268,6 +267,8 @@ impl Worker<'_> {
             coverage,
             reread_paths: &reread_paths,
             medium: &self.medium,
+            reading_max: self.pace.reading_max(self.first),
+            reading_min: self.pace.reading_min,
             interrupt: &self.shared.interrupt,
             counters: &self.shared.counters,
             progress,
@@ -365,6 +366,7 @@ impl Worker<'_> {
             root: self.root,
             tree,
             medium: &self.medium,
+            unfinished: &self.memory.unfinished,
             buffer: self.buffer.bytes(),
             counters: &self.shared.counters,
         });

@@ -14,6 +14,8 @@ use model::trigger::Triggers;
 use model::trigger::services::{SUBD_SERVICE, ServiceCalls, service_calls};
 use system::clock::wall;
 
+use tokio_util::sync::CancellationToken;
+
 use crate::cache::{Cache, Visible};
 use crate::root::Root;
 use crate::state::directories::{Directories, directory_name, remove_all};
@@ -103,6 +105,8 @@ pub struct StageContext<'a> {
     pub cache: &'a Cache,
     pub scanned: &'a Tree,
     pub managed: Attributes,
+    /// Ends the staging when it is cancelled.
+    pub stop: &'a CancellationToken,
 }
 
 /// A staged update. All of it is on the medium.
@@ -134,8 +138,8 @@ impl Prepared {
         reserve.fill();
         reserve.make_directory(staging, &name).map_err(area)?;
         let slots = staging.open_child(&name).map_err(area)?;
-        let StageContext { root, cache, scanned, managed, .. } = *context;
-        let stager = Stager { root, cache, slots: &slots, scanned, managed };
+        let StageContext { root, cache, scanned, managed, stop, .. } = *context;
+        let stager = Stager { root, cache, slots: &slots, scanned, managed, stop };
         let mut taken = Vec::new();
         match stager.stage(spec.update_id, step_plan, &mut taken) {
             Ok(script) => Ok(Self { spec, script, taken }),

@@ -18,6 +18,8 @@ use model::tree::{Child, File, Leaf, Node, Special, TimePrecision, Tree};
 use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 
+use tokio_util::sync::CancellationToken;
+
 use crate::cache::{Cache, CacheError, Retrieved, Visible};
 use crate::fetch::policy::shortage;
 use crate::root::{Directory, Kind, Locks, Root, RootError, Status};
@@ -77,6 +79,8 @@ pub enum StageError {
         path: TreePath,
         what: &'static str,
     },
+    #[error("subd is stopping")]
+    Stopping,
     /// Some changes of single paths would fail; never empty.
     #[error("{} cannot be changed: {}", changes[0].refused.path, first_of(changes))]
     Refused { changes: Vec<FailedChange> },
@@ -116,6 +120,7 @@ pub struct Stager<'a> {
     pub slots: &'a Directory,
     pub scanned: &'a Tree,
     pub managed: Attributes,
+    pub stop: &'a CancellationToken,
 }
 
 /// Returns the name of a slot's entry.
@@ -154,6 +159,7 @@ impl Stager<'_> {
         let mut steps: Vec<Step> = Vec::new();
         let (mut failed, mut failed_slots) = (Vec::new(), BTreeSet::new());
         for staged in &step_plan.staged {
+            self.check_not_stopping()?;
             let place = &staged.place;
             let needs_failed = match &staged.what {
                 StagedEntry::LinkToStaged(carrier) => failed_slots.contains(&carrier.slot),
@@ -183,6 +189,7 @@ impl Stager<'_> {
         let mut probe = Probe::new(self.root, self.slots);
         let mut spare_slot = step_plan.first_spare_slot();
         for planned in &step_plan.steps {
+            self.check_not_stopping()?;
             let kind = match planned {
                 PlannedStep::Appear { slot, .. } | PlannedStep::Exchange { slot, .. }
                     if failed_slots.contains(slot) =>
@@ -205,6 +212,10 @@ impl Stager<'_> {
         let steps = unlock(steps, |path| self.locks(path))?;
         self.root.sync_filesystem().map_err(|source| StageError::Area { source })?;
         Ok(Script { update_id, managed: self.managed, steps })
+    }
+
+    fn check_not_stopping(&self) -> Result<(), StageError> {
+        if self.stop.is_cancelled() { Err(StageError::Stopping) } else { Ok(()) }
     }
 
     /// Stages one entry, and returns its inode.
@@ -384,7 +395,9 @@ impl Stager<'_> {
                     self.cache.take(&file.object, holder, name)?;
                     taken.push(TakenObject { object: file.object, place: place.clone() });
                 }
-                Node::Leaf(Leaf::File(file)) => self.cache.copy(&file.object, holder, name)?,
+                Node::Leaf(Leaf::File(file)) => {
+                    self.cache.copy(&file.object, holder, name, self.stop)?;
+                }
                 Node::Directory(_) => holder.make_directory(name, 0o700)?,
                 Node::Leaf(Leaf::Symlink(symlink)) => {
                     holder.make_symlink(name, &symlink.target.0)?;

@@ -30,6 +30,7 @@ use subd::update::running_update::FinalTree;
 use subd::update::step_plan::plan_steps;
 use subd::update::update_task::TimedServices;
 use testing::strace::MARK;
+use tokio_util::sync::CancellationToken;
 
 use crate::fixture::{kept_directories, new_triggers};
 use crate::machine::service_command;
@@ -95,8 +96,9 @@ fn run(directory: &Path) -> Result<String, Box<dyn Error>> {
         expires_seconds: 60,
     });
     let (scanned, managed) = (&scanned, Attributes::Basic);
-    let context =
-        StageContext { root: &root, directories: &directories, cache: &cache, scanned, managed };
+    let stop = &CancellationToken::new();
+    let (root, directories, cache) = (&root, &directories, &cache);
+    let context = StageContext { root, directories, cache, scanned, managed, stop };
     let prepared = match Prepared::stage(&context, order, &step_plan) {
         Ok(prepared) => prepared,
         Err(error) => return Ok(format!("not-prepared {}", error_chain(&error))),
@@ -105,16 +107,15 @@ fn run(directory: &Path) -> Result<String, Box<dyn Error>> {
     let driver = ServiceDriver::choose(Some(&service_command(directory)), false, false);
     let services = TimedServices { driver: &driver, time_max: TIME_MAX };
     let boot_id = identity.boot_id();
-    let executor =
-        Executor { root: &root, directories: &directories, services: Some(&services), boot_id };
+    let executor = Executor { root, directories, services: Some(&services), boot_id };
     let journal = prepared.journal(&saved.get().triggers, boot_id);
     let notes = Notes { saved };
     let (update, ended) = executor.commit(&notes, journal);
     if ended.settled != Some(FinalTree::Old) {
-        forget_taken(&update, &cache);
+        forget_taken(&update, cache);
     }
     if ended.journal == JournalState::Closed {
-        free(&update, &directories, &cache);
+        free(&update, directories, cache);
     }
     let word = match ended.settled {
         Some(FinalTree::New) => "done",

@@ -20,8 +20,10 @@ use subd::update::executor::{Executor, JournalState, Machine, Services, UpdateEn
 use subd::update::journal::Journal;
 use subd::update::prepared::{Prepared, StageContext, UpdateSpec, free};
 use subd::update::running_update::{FinalTree, RunningUpdate};
+use subd::update::stage::StageError;
 use subd::update::step::Phase;
 use subd::update::step_plan::plan_steps;
+use tokio_util::sync::CancellationToken;
 
 use crate::fixture::path;
 
@@ -76,6 +78,7 @@ struct Place {
     root: Root,
     directories: Directories,
     cache: Cache,
+    stop: CancellationToken,
 }
 
 const MTIME: Time = Time { seconds: 1_600_000_000, nanoseconds: 5 };
@@ -119,10 +122,26 @@ impl Place {
             receiving.write(content.as_bytes()).unwrap();
             receiving.finish().unwrap();
         }
-        Self { place, root, directories, cache }
+        Self { place, root, directories, cache, stop: CancellationToken::new() }
     }
 
     fn journal(&self, health_check: Option<HealthCheck>, reboot: bool) -> Journal {
+        let prepared = self.stage(health_check).unwrap();
+        let mut journal = prepared.journal(&Triggers::default(), "boot 1");
+        let call = |verb| {
+            let web = r#"{"service": "web", "verb": "VERB"}"#.replace("VERB", verb);
+            vec![serde_json::from_str::<ServiceCall>(&web).unwrap()]
+        };
+        journal.head.calls = ServiceCalls {
+            before: call(ServiceVerb::Stop.name()),
+            after: call(ServiceVerb::Start.name()),
+            reboot,
+            ..ServiceCalls::default()
+        };
+        journal
+    }
+
+    fn stage(&self, health_check: Option<HealthCheck>) -> Result<Prepared, StageError> {
         let directory = Node::Directory(Metadata::new(0o755, 0, 0));
         let have = tree(&[("/d", directory), ("/f", file("one"))]);
         let want = tree(&[("/f", file("two")), ("/new", file("new"))]);
@@ -156,21 +175,10 @@ impl Place {
             cache: &self.cache,
             scanned: &have,
             managed: Attributes::default(),
+            stop: &self.stop,
         };
         let step_plan = plan_steps(&plan, |_| None).unwrap();
-        let prepared = Prepared::stage(&context, order, &step_plan).unwrap();
-        let mut journal = prepared.journal(&Triggers::default(), "boot 1");
-        let call = |verb| {
-            let web = r#"{"service": "web", "verb": "VERB"}"#.replace("VERB", verb);
-            vec![serde_json::from_str::<ServiceCall>(&web).unwrap()]
-        };
-        journal.head.calls = ServiceCalls {
-            before: call(ServiceVerb::Stop.name()),
-            after: call(ServiceVerb::Start.name()),
-            reboot,
-            ..ServiceCalls::default()
-        };
-        journal
+        Prepared::stage(&context, order, &step_plan)
     }
 
     fn executor<'a>(&'a self, services: &'a Recorder, boot_id: &'a str) -> Executor<'a> {
@@ -370,4 +378,17 @@ fn what_was_found_anywhere_on_its_way_comes_to_one_of_its_ends() {
         place.expect_freed(&update, if tree == OLD { &["two", "new"] } else { &[] });
         assert!(executor.find().unwrap().is_none());
     }
+}
+
+#[test]
+fn an_update_is_not_staged_while_subd_stops_and_its_objects_stay_cached() {
+    let place = Place::new();
+    place.stop.cancel();
+    let before = place.cache.ids();
+    assert_eq!(before.len(), 2);
+    assert!(matches!(place.stage(None), Err(StageError::Stopping)));
+    assert_eq!(place.cache.ids(), before);
+    let staging = place.place.path().join(".subd/staging");
+    assert_eq!(std::fs::read_dir(staging).unwrap().count(), 0);
+    assert_eq!(std::fs::read_to_string(place.place.path().join("f")).unwrap(), "one");
 }

@@ -24,6 +24,7 @@ mod rollback;
 mod root;
 mod scan;
 mod signed;
+mod stopping;
 mod subtool;
 mod systemd;
 mod sysv;

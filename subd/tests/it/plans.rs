@@ -34,6 +34,7 @@ use subd::update::executor::{Executor, Machine};
 use subd::update::prepared::{Prepared, StageContext, UpdateSpec};
 use subd::update::running_update::FinalTree;
 use subd::update::step_plan::plan_steps;
+use tokio_util::sync::CancellationToken;
 
 use crate::fixture::path;
 use crate::scan::{independent, on_demand, start_on};
@@ -267,6 +268,7 @@ struct Place {
     root: Arc<Root>,
     directories: Directories,
     cache: Cache,
+    stop: CancellationToken,
 }
 
 impl Place {
@@ -285,7 +287,7 @@ impl Place {
             receiving.write(&content).unwrap();
             receiving.finish().unwrap();
         }
-        Self { directory, root, directories, cache }
+        Self { directory, root, directories, cache, stop: CancellationToken::new() }
     }
 
     /// What is there now, found without any of subd's code.
@@ -323,6 +325,7 @@ impl Place {
             cache: &self.cache,
             scanned: have,
             managed: Attributes::default(),
+            stop: &self.stop,
         };
         let prepared = Prepared::stage(&context, order, &step_plan).ok()?;
         let journal = prepared.journal(&Triggers::default(), "boot");

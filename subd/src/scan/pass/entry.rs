@@ -1,5 +1,8 @@
 //! Reads one entry of a directory: file, symlink, device, fifo or directory.
 
+use std::io;
+use std::time::Instant;
+
 use model::escape::ByteText;
 use model::path::{DEPTH_MAX, TreePath};
 use model::tree::{Leaf, Xattrs};
@@ -10,8 +13,12 @@ use crate::limits::cpu_time;
 use crate::root::{Directory, Kind, RootError, Status};
 use crate::scan::known_entries::{Content, KnownEntry, KnownLeaf, Stamp, leaf_of};
 use crate::scan::pass::directory_walk::DirectoryWalk;
-use crate::scan::pass::{Interrupted, Walk};
+use crate::scan::pass::{Interrupted, UNFINISHED_MAX, Walk};
 use crate::scan::reading::{HOLE_BYTES_MAX, Reading};
+
+/// Why a file is named that is not read to its end.
+const TOO_SLOW: &str = "it takes too long to read: it counts as different from any image until \
+                        later passes have read the rest";
 
 /// The result of reading an entry once.
 #[expect(clippy::large_enum_variant, reason = "one at a time; a box is an allocation an entry")]
@@ -128,27 +135,18 @@ impl Walk<'_> {
             true => reading.skip(),
             false => self.hole_bytes_left -= reading.hole_bytes,
         }
+        let is_late = match self.read_in_time(path, &mut reading)? {
+            Ok(is_whole) => !is_whole,
+            Err(error) => return Ok(Err(EntryRead::Unreadable(error.to_string()))),
+        };
         // There may be room for it in the next pass.
-        let is_settled = !is_skipped || reading.hole_bytes > HOLE_BYTES_MAX;
-        loop {
-            if self.interrupted() {
-                return Err(Interrupted);
-            }
-            match reading.step(self.buffer) {
-                Ok(0) => break,
-                Ok(length) => {
-                    self.task.counters.add_hashed(length);
-                    (self.task.throttle)();
-                }
-                Err(error) => return Ok(Err(EntryRead::Unreadable(error.to_string()))),
-            }
-        }
+        let is_settled = !is_late && (!is_skipped || reading.hole_bytes > HOLE_BYTES_MAX);
         self.hashing += cpu_time().saturating_sub(start);
         let was = match reading.finish(directory, name, Some(settings.attributes)) {
             Ok(was) => was,
             Err(error) => return Ok(Err(failure(&error))),
         };
-        if was.status.inode != expected.inode || (!was.stable && left > 0) {
+        if was.status.inode != expected.inode || (!was.stable && left > 0 && !is_late) {
             return Ok(Err(EntryRead::Changed));
         }
         let stamp = if was.stable && is_settled {
@@ -159,6 +157,53 @@ impl Walk<'_> {
         let content = Content::File(was.object);
         let known = KnownLeaf { stamp, content, xattrs: was.xattrs };
         Ok(Ok((known, was.status)))
+    }
+
+    /// Reads a file to its end, from where an earlier pass has left it, as long as there is time.
+    /// Returns false if there was too little: it counts as a file that no image has, and the next
+    /// pass reads on.
+    fn read_in_time(
+        &mut self,
+        path: &TreePath,
+        reading: &mut Reading,
+    ) -> Result<io::Result<bool>, Interrupted> {
+        let former = self.unfinished.remove(path);
+        if let Some(former) = former.filter(|_| !self.task.reread_paths.contains(path)) {
+            reading.resume(former);
+        }
+        let (start, min) = (Instant::now(), self.task.reading_min);
+        let time_max = self.reading_left.max(min);
+        let is_whole = loop {
+            if self.interrupted() {
+                self.leave(path, reading);
+                return Err(Interrupted);
+            }
+            match reading.step(self.buffer) {
+                Ok(0) => break true,
+                Ok(length) => {
+                    self.task.counters.add_hashed(length);
+                    (self.task.throttle)();
+                }
+                Err(error) => return Ok(Err(error)),
+            }
+            if start.elapsed() > time_max && !reading.is_at_end() {
+                break false;
+            }
+        };
+        let late = start.elapsed().saturating_sub(min);
+        self.reading_left = self.reading_left.saturating_sub(late);
+        if !is_whole {
+            self.leave(path, reading);
+            reading.skip();
+            self.give_up(path, TOO_SLOW.to_owned());
+        }
+        Ok(Ok(is_whole))
+    }
+
+    fn leave(&mut self, path: &TreePath, reading: &mut Reading) {
+        if self.unfinished.len() < UNFINISHED_MAX {
+            self.unfinished.insert(path.clone(), reading.leave());
+        }
     }
 
     /// Reads a symlink, device or fifo.

@@ -3,10 +3,13 @@
 //! `SUBD_ENTRIES=1000000 SUBD_SPARSE_BYTES=100000000000 cargo test -p subd --test it extremes --
 //! --nocapture` makes the directory and the file larger, and prints how long they take.
 
+use std::io;
 use std::os::fd::OwnedFd;
 
 use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::{Mode, mkdirat};
+
+use subd::scan::reading::CHUNK_BYTES;
 
 use super::*;
 use crate::disk::{Disk, cached_bytes, run};
@@ -110,4 +113,56 @@ async fn a_full_disk_is_scanned_like_any_other() {
     let scanner = start(&disk.root(), ScanSettings::default(), &[], on_demand());
     let snapshot = scanner.rescan_now().await.unwrap();
     assert_same(tree(&snapshot), &independent(&disk.root(), Algorithm::Blake3));
+}
+
+/// Appends to a file.
+fn append(to: &Path, bytes: &[u8]) {
+    let mut file = fs::OpenOptions::new().append(true).open(to).unwrap();
+    io::Write::write_all(&mut file, bytes).unwrap();
+}
+
+#[tokio::test]
+async fn a_file_that_takes_too_long_is_read_on_by_later_passes_and_holds_none_of_them_up() {
+    // One chunk of each file is read in a pass.
+    let none = Duration::ZERO;
+    let pace = Pace { reading_max: none, reading_min: none, ..on_demand() };
+    let place = in_memory();
+    let scanner = start(place.path(), ScanSettings::default(), &[], pace);
+    scanner.rescan_now().await.unwrap();
+
+    let content: Vec<u8> = (0..2_000_000_u32).map(|number| (number % 251) as u8).collect();
+    let chunks = content.len().div_ceil(CHUNK_BYTES);
+    for name in ["grows", "huge"] {
+        fs::write(place.path().join(name), &content).unwrap();
+    }
+    let hashed = scanner.counters().hashed_bytes;
+    let huge: TreePath = "/huge".parse().unwrap();
+    let why = "it takes too long to read: it counts as different from any image until later \
+               passes have read the rest";
+    let late = |path: &str| -> (TreePath, String) { (path.parse().unwrap(), why.to_owned()) };
+    let (grows, is_late) = (late("/grows"), late("/huge"));
+    let mut unknown = None;
+    for pass in 1..=chunks {
+        append(&place.path().join("grows"), b"more");
+        fs::write(place.path().join("small"), format!("{pass}")).unwrap();
+        let snapshot = scanner.rescan_now().await.unwrap();
+        let small = tree(&snapshot).file(&"/small".parse().unwrap()).unwrap().object;
+        assert_eq!(small, Algorithm::Blake3.digest(format!("{pass}").as_bytes()));
+        let report = snapshot.report.as_ref().unwrap();
+        let found = tree(&snapshot).file(&huge).unwrap().object;
+        if pass < chunks {
+            assert_eq!(report.unreadable, [grows.clone(), is_late.clone()], "pass {pass}");
+            assert_ne!(found, Algorithm::Blake3.digest(&content));
+            assert_eq!(*unknown.get_or_insert(found), found, "it has not changed");
+        } else {
+            assert_eq!(report.unreadable, [grows.clone()]);
+            assert_eq!(found, Algorithm::Blake3.digest(&content));
+        }
+    }
+    // Of the huge file each byte was hashed once, of the other the first chunk in each pass.
+    let passes = u64::try_from(chunks).unwrap();
+    let chunk = u64::try_from(CHUNK_BYTES).unwrap();
+    let smalls: u64 = (1..=passes).map(|pass| pass.to_string().len() as u64).sum();
+    let expected = content.len() as u64 + passes * chunk + smalls;
+    assert_eq!(scanner.counters().hashed_bytes - hashed, expected);
 }
