@@ -100,7 +100,7 @@ pub fn packages(bytes: &[u8]) {
     for above in path.ancestors().filter(|above| *above != path) {
         builder.replace(above, Node::Directory(Metadata::new(0o755, 0, 0)));
     }
-    let object = Algorithm::Blake3.digest(bytes);
+    let object = Algorithm::Blake3.digest(bytes).into();
     let (mtime, size_bytes) = (Time::default(), bytes.len() as u64);
     builder
         .replace(path, Node::Leaf(Leaf::File(tree::File { metadata, mtime, size_bytes, object })));

@@ -206,7 +206,12 @@ impl ArchivePart {
                     let object = hasher.finish();
                     let size_bytes = member.size_bytes;
                     self.files.push((object, size_bytes));
-                    Node::Leaf(Leaf::File(tree::File { metadata, mtime, size_bytes, object }))
+                    Node::Leaf(Leaf::File(tree::File {
+                        metadata,
+                        mtime,
+                        size_bytes,
+                        object: object.into(),
+                    }))
                 }
             };
             if path.starts_with(&own) {

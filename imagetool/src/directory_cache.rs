@@ -185,7 +185,7 @@ impl NeededObjects {
                     Item::Directory(id) => stack.push((below(), *id)),
                     Item::Leaf(Leaf::File(file)) => {
                         let held = || (file.size_bytes, below());
-                        needed.files.entry(file.object).or_insert_with(held);
+                        needed.files.entry(file.object.id()).or_insert_with(held);
                     }
                     Item::Leaf(_) => {}
                 }

@@ -120,7 +120,7 @@ pub fn database_files(tree: &Tree) -> Result<Vec<DatabaseFile>, PackagesError> {
         let mut add = |path: &TreePath| {
             if let Some(file) = tree.file(path) {
                 database_files.push(DatabaseFile {
-                    object: file.object,
+                    object: file.object.id(),
                     size_bytes: file.size_bytes,
                     format,
                 });

@@ -218,6 +218,50 @@ impl<'de> Deserialize<'de> for ObjectId {
     }
 }
 
+/// An [`ObjectId`] as the files of a tree hold it: a BLAKE3 digest takes no more memory than it
+/// needs. SHA-512 takes an allocation.
+#[derive(Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(from = "ObjectId", into = "ObjectId")]
+pub struct CompactId(Compact);
+
+#[derive(Clone, PartialEq, Eq)]
+enum Compact {
+    Blake3([u8; 32]),
+    Sha512(Box<[u8; 64]>),
+}
+
+impl CompactId {
+    /// The id itself.
+    #[must_use]
+    pub fn id(&self) -> ObjectId {
+        match &self.0 {
+            Compact::Blake3(digest) => ObjectId::Blake3(*digest),
+            Compact::Sha512(digest) => ObjectId::Sha512(**digest),
+        }
+    }
+}
+
+impl From<ObjectId> for CompactId {
+    fn from(id: ObjectId) -> Self {
+        Self(match id {
+            ObjectId::Blake3(digest) => Compact::Blake3(digest),
+            ObjectId::Sha512(digest) => Compact::Sha512(Box::new(digest)),
+        })
+    }
+}
+
+impl From<CompactId> for ObjectId {
+    fn from(compact: CompactId) -> Self {
+        compact.id()
+    }
+}
+
+impl fmt::Debug for CompactId {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.id(), formatter)
+    }
+}
+
 /// Hashes content that comes in pieces.
 pub struct Hasher(State);
 
@@ -334,6 +378,11 @@ mod tests {
             let id = algorithm.digest(b"");
             assert_eq!(id.to_string(), text);
             assert_eq!(text.parse::<ObjectId>().unwrap(), id);
+            let compact = CompactId::from(id);
+            assert_eq!((compact.id(), format!("{compact:?}")), (id, format!("{id:?}")));
+            let json = serde_json::to_string(&compact).unwrap();
+            assert_eq!(json, serde_json::to_string(&id).unwrap());
+            assert_eq!(serde_json::from_str::<CompactId>(&json).unwrap(), compact);
         }
     }
 

@@ -5,6 +5,7 @@
 
 use std::cmp::Ordering;
 use std::fmt;
+use std::sync::Arc;
 
 use serde::de::{Deserialize, Deserializer, Error as _};
 use serde::ser::{Serialize, Serializer};
@@ -57,15 +58,16 @@ pub fn fault_of_name(name: &[u8]) -> Option<&'static str> {
     }
 }
 
-/// An absolute path inside a tree. The root is `/`.
+/// An absolute path inside a tree. The root is `/`. Copies are shared: a file with many hard links,
+/// and all that an update knows of a path, name it once.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub struct TreePath(Box<[u8]>);
+pub struct TreePath(Arc<[u8]>);
 
 impl TreePath {
     /// The root of a tree.
     #[must_use]
     pub fn root() -> Self {
-        Self(Box::from(b"/".as_slice()))
+        Self(Arc::from(b"/".as_slice()))
     }
 
     /// Parses a path. Only the root may end with a slash.
@@ -93,7 +95,7 @@ impl TreePath {
                 });
             }
         }
-        Ok(Self(Box::from(bytes)))
+        Ok(Self(Arc::from(bytes)))
     }
 
     /// The path of the entry called `name` in this directory.
@@ -117,7 +119,7 @@ impl TreePath {
     pub(crate) fn join_name(&self, name: &[u8]) -> Self {
         debug_assert_eq!(fault_of_name(name), None);
         let parent = if self.is_root() { &[] } else { &self.0[..] };
-        Self([parent, b"/", name].concat().into_boxed_slice())
+        Self(Arc::from([parent, b"/", name].concat()))
     }
 
     /// The bytes, with the leading slash.
@@ -145,7 +147,7 @@ impl TreePath {
             return None;
         }
         let slash = self.0.iter().rposition(|&byte| byte == b'/').unwrap_or(0);
-        Some(if slash == 0 { Self::root() } else { Self(Box::from(&self.0[..slash])) })
+        Some(if slash == 0 { Self::root() } else { Self(Arc::from(&self.0[..slash])) })
     }
 
     /// The last component; empty for the root.

@@ -220,7 +220,7 @@ impl Plan {
             | Action::Replace { node: Node::Leaf(Leaf::File(file)), .. } = &operation.action
             {
                 let need = needs
-                    .entry(file.object)
+                    .entry(file.object.id())
                     .or_insert(Need { size_bytes: file.size_bytes, files: 0 });
                 need.files += 1;
             }

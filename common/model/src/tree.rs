@@ -18,14 +18,16 @@ pub mod build;
 pub mod encode;
 pub mod node;
 pub mod text;
+pub mod xattrs;
 
 use std::sync::Arc;
 
 pub use build::TreeBuilder;
 pub use node::{
-    Computed, Device, File, Leaf, Metadata, Node, Special, Symlink, Time, TimePrecision, Xattrs,
+    Computed, Device, File, Leaf, Metadata, Node, Special, Symlink, Time, TimePrecision,
     only_root_writes,
 };
+pub use xattrs::Xattrs;
 
 use crate::object::{Algorithm, ObjectId};
 use crate::path::{TreePath, fault_of_name};
@@ -120,16 +122,24 @@ impl Name {
     ///
     /// [`TreeError::BadName`] says what is wrong with it.
     pub fn new(bytes: &[u8]) -> Result<Self, TreeError> {
-        match fault_of_name(bytes) {
-            None => Ok(Self(Box::from(bytes))),
-            Some(why) => Err(TreeError::BadName { name: crate::escape::escape(bytes), why }),
-        }
+        Self::try_from(Box::from(bytes))
     }
 
     /// The bytes of the name.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
+    }
+}
+
+impl TryFrom<Box<[u8]>> for Name {
+    type Error = TreeError;
+
+    fn try_from(bytes: Box<[u8]>) -> Result<Self, TreeError> {
+        match fault_of_name(&bytes) {
+            None => Ok(Self(bytes)),
+            Some(why) => Err(TreeError::BadName { name: crate::escape::escape(&bytes), why }),
+        }
     }
 }
 
@@ -173,6 +183,9 @@ pub struct Entry {
     /// The entry without its name.
     pub child: Child,
 }
+
+/// There is one for each entry of a machine, and its name besides.
+const _: () = assert!(size_of::<Entry>() <= 104);
 
 /// Totals of a directory and everything below it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -220,8 +233,7 @@ impl Directory {
         mut entries: Vec<Entry>,
     ) -> Result<Self, TreeError> {
         entries.sort_by(|left, right| left.name.cmp(&right.name));
-        let encoding = encode::encode(algorithm, &metadata, &entries)?;
-        let digest = algorithm.digest(&encoding);
+        let digest = encode::digest(algorithm, &metadata, &entries)?;
         Self::with_digest(metadata, entries, digest)
     }
 

@@ -63,7 +63,7 @@ fn passwd(content: &str) -> model::tree::Tree {
 
 fn object(node: Option<&Node>) -> String {
     match node {
-        Some(Node::Leaf(Leaf::File(file))) => file.object.to_string(),
+        Some(Node::Leaf(Leaf::File(file))) => file.object.id().to_string(),
         other => panic!("{other:?}"),
     }
 }

@@ -148,7 +148,7 @@ fn check_files(
     pins: &mut Vec<Box<dyn Pin>>,
 ) -> Result<(), AdmissionError> {
     let wanted: BTreeMap<ObjectId, u64> =
-        files(tree).map(|(_, file)| (file.object, file.size_bytes)).collect();
+        files(tree).map(|(_, file)| (file.object.id(), file.size_bytes)).collect();
     let ids: Vec<ObjectId> = wanted.keys().copied().collect();
     pins.extend(store.pin(&ids)?);
     let mut sizes: BTreeMap<ObjectId, Option<u64>> = BTreeMap::new();
@@ -157,11 +157,11 @@ fn check_files(
     }
     let mut missing: Option<(TreePath, ObjectId)> = None;
     for (path, file) in files(tree) {
-        let size_bytes = sizes.get(&file.object).copied().flatten();
+        let size_bytes = sizes.get(&file.object.id()).copied().flatten();
         match size_bytes {
-            None if missing.is_none() => missing = Some((path, file.object)),
+            None if missing.is_none() => missing = Some((path, file.object.id())),
             Some(got) if got != file.size_bytes => {
-                let (id, want) = (file.object, file.size_bytes);
+                let (id, want) = (file.object.id(), file.size_bytes);
                 return Err(AdmissionError::WrongSize { path, id, want, got });
             }
             _ => {}

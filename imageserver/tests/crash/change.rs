@@ -379,7 +379,7 @@ fn tree_of(image: &str) -> (Tree, Vec<Vec<u8>>) {
             metadata: Metadata::new(0o644, 0, 0),
             mtime: Time { seconds: 1_600_000_000, nanoseconds: 0 },
             size_bytes: content.len() as u64,
-            object: ALGORITHM.digest(content),
+            object: ALGORITHM.digest(content).into(),
         };
         builder.insert(path.parse().unwrap(), Node::Leaf(Leaf::File(file))).unwrap();
     }

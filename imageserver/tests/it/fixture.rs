@@ -313,7 +313,7 @@ pub fn file(content: &[u8], size_bytes: u64) -> Node {
         metadata: Metadata::new(0o644, 0, 0),
         mtime: Time { seconds: 1_600_000_000, nanoseconds: 0 },
         size_bytes,
-        object: ALGORITHM.digest(content),
+        object: ALGORITHM.digest(content).into(),
     }))
 }
 

@@ -126,7 +126,7 @@ pub fn read(
             metadata: unhashed.metadata,
             mtime: time_of(&unhashed.status),
             size_bytes,
-            object,
+            object: object.into(),
         };
         walk.builder
             .insert(unhashed.tree_path, Node::Leaf(Leaf::File(file)))

@@ -111,7 +111,7 @@ impl SubReader {
         let mut files = BTreeMap::new();
         for (path, node) in tree.nodes() {
             if let Node::Leaf(Leaf::File(file)) = node {
-                files.entry(file.object).or_insert((path, file.size_bytes));
+                files.entry(file.object.id()).or_insert((path, file.size_bytes));
             }
         }
         SubContents { client: self.client.clone(), runtime: Handle::current(), files }

@@ -74,7 +74,7 @@ impl EntryRecord {
             Node::Leaf(Leaf::File(file)) => {
                 record.mtime = Some(file.mtime);
                 record.size_bytes = Some(file.size_bytes.to_string());
-                record.object = Some(file.object);
+                record.object = Some(file.object.id());
             }
             Node::Leaf(Leaf::Computed(computed)) => record.source = Some(computed.source.clone()),
             Node::Leaf(Leaf::Symlink(symlink)) => record.target = Some(symlink.target.clone()),

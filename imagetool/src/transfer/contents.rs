@@ -68,7 +68,7 @@ impl TreeObjects {
                 match &entry.child {
                     Child::Directory(below) => stack.push(Arc::clone(below)),
                     Child::Leaf(Leaf::File(file)) => {
-                        objects.files.insert(file.object, file.size_bytes);
+                        objects.files.insert(file.object.id(), file.size_bytes);
                     }
                     Child::Leaf(_) => {}
                 }

@@ -191,7 +191,7 @@ fn batches_of(tree: &Tree) -> Result<Vec<Vec<ObjectFiles>>, DownloadError> {
     let mut objects: Vec<ObjectFiles> = Vec::new();
     for (path, node) in tree.nodes() {
         let Node::Leaf(Leaf::File(file)) = node else { continue };
-        let (id, want) = (file.object, file.size_bytes);
+        let (id, want) = (file.object.id(), file.size_bytes);
         let place = *places.entry(id).or_insert(objects.len());
         match objects.get_mut(place) {
             None => objects.push(ObjectFiles { id, files: vec![(path, file)] }),

@@ -233,7 +233,7 @@ fn usage(tree: &Tree) -> Usage {
 /// Returns the lengths in bytes of the file contents of `tree`, by digest.
 fn contents(tree: &Tree) -> BTreeMap<ObjectId, u64> {
     let files = tree.nodes().filter_map(|(_, node)| match node {
-        Node::Leaf(Leaf::File(file)) => Some((file.object, file.size_bytes)),
+        Node::Leaf(Leaf::File(file)) => Some((file.object.id(), file.size_bytes)),
         _ => None,
     });
     files.collect()

@@ -239,7 +239,7 @@ async fn receive(
         let source = Box::new(error);
         download::failure(&DownloadError::File { path: path.clone(), source })
     };
-    let (id, want) = (file.object, file.size_bytes);
+    let (id, want) = (file.object.id(), file.size_bytes);
     let request = GetObjectsRequest { ids: vec![id] };
     let reader = context.client.get_objects(&request).await;
     let mut reader = reader.map_err(|source| failed(source.into()))?;

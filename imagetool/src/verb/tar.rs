@@ -232,7 +232,7 @@ async fn produce(
         if let Node::Leaf(Leaf::File(file)) = node
             && file.size_bytes > 0
         {
-            objects.push((file.object, file.size_bytes));
+            objects.push((file.object.id(), file.size_bytes));
         }
     }
     let total = objects.iter().fold(0_u64, |sum, (_, size_bytes)| sum.saturating_add(*size_bytes));

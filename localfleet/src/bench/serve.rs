@@ -240,7 +240,7 @@ async fn files_of(client: &Client, name: &str) -> anyhow::Result<Vec<(ObjectId, 
     let image = client.call::<GetImage>(&request).await?;
     let tree = Arc::new(TreeReader::new(1)).from_image_server(client, image.content.root).await?;
     let files = tree.nodes().filter_map(|(_, node)| match node {
-        Node::Leaf(Leaf::File(file)) => Some((file.object, file.size_bytes)),
+        Node::Leaf(Leaf::File(file)) => Some((file.object.id(), file.size_bytes)),
         _ => None,
     });
     let each: std::collections::BTreeMap<ObjectId, u64> = files.collect();

@@ -161,8 +161,9 @@ fn next(tree: &Tree, number: u64, body: &mut Vec<u8>) -> anyhow::Result<Tree> {
         let next = with_one_file(&tree, chance, &mut |file| {
             let size = usize::try_from(file.size_bytes).unwrap_or_default();
             let content: Vec<u8> = chance.to_le_bytes().into_iter().cycle().take(size).collect();
-            file.object = file.object.algorithm().digest(&content);
-            append(body, file.object, &content);
+            let object = file.object.id().algorithm().digest(&content);
+            append(body, object, &content);
+            file.object = object.into();
         });
         tree = next.context("the image has no file")?;
     }

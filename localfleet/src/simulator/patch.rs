@@ -107,7 +107,7 @@ fn changed(
 /// Returns `tree` with other content in the file that `chance` chooses; `None` if it has no file.
 pub fn drifted(tree: &Tree, chance: u64) -> Option<Tree> {
     with_one_file(tree, chance, &mut |file| {
-        file.object = file.object.algorithm().digest(&chance.to_le_bytes());
+        file.object = file.object.id().algorithm().digest(&chance.to_le_bytes()).into();
         file.mtime.seconds += 1;
     })
 }

@@ -47,7 +47,7 @@ fn a_repaired_file_is_on_record_with_the_content_that_it_had() {
     assert_eq!((update.image.as_str(), update.outcome), ("test/1", Some(UpdateOutcome::Done)));
     assert_eq!((change.operation, change.reason), (PathOperation::Replace, ChangeReason::Drift));
     let object = |node: Option<Node>| match node {
-        Some(Node::Leaf(Leaf::File(file))) => file.object,
+        Some(Node::Leaf(Leaf::File(file))) => file.object.id(),
         other => panic!("{other:?}"),
     };
     let id = |content: &str| Algorithm::Blake3.digest(content.as_bytes());

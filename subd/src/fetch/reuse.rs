@@ -147,7 +147,7 @@ fn candidates(tree: &Tree, missing: &[FetchObject]) -> BTreeMap<ObjectId, Vec<Tr
                     stack.extend(at().map(|path| (path, Arc::clone(below))));
                 }
                 Child::Leaf(Leaf::File(file)) => {
-                    if let Some(paths) = candidates.get_mut(&file.object)
+                    if let Some(paths) = candidates.get_mut(&file.object.id())
                         && paths.len() < CANDIDATES_MAX
                     {
                         paths.extend(at());

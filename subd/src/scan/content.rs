@@ -186,7 +186,7 @@ impl FilePass {
 
 fn object_at(tree: &Tree, path: &TreePath) -> Option<model::object::ObjectId> {
     match tree.get(path)? {
-        Child::Leaf(Leaf::File(file)) => Some(file.object),
+        Child::Leaf(Leaf::File(file)) => Some(file.object.id()),
         _ => None,
     }
 }

@@ -144,7 +144,7 @@ mod file_order_tests {
                 metadata: Metadata::new(0o644, 0, 0),
                 mtime: Default::default(),
                 size_bytes: 0,
-                object: Algorithm::Blake3.digest(b""),
+                object: Algorithm::Blake3.digest(b"").into(),
             };
             builder.insert(path.parse().unwrap(), Node::Leaf(Leaf::File(file))).unwrap();
         }

@@ -14,13 +14,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use model::escape::ByteText;
-use model::object::{Algorithm, ObjectId};
+use model::object::{Algorithm, CompactId};
 use model::path::TreePath;
 use model::scope::Attributes;
 use model::tree::node::SYMLINK_MODE;
 use model::tree::{
-    Child, Device, Directory, Entry, File, Leaf, Metadata, Special, Symlink, Time, TimePrecision,
-    TreeError, Xattrs,
+    Child, Device, Directory, Entry, File, Leaf, Metadata, Name, Special, Symlink, Time,
+    TimePrecision, TreeError, Xattrs,
 };
 
 use crate::root::{Kind, Status};
@@ -28,13 +28,13 @@ use crate::root::{Kind, Status};
 /// Twice the longest tick of a kernel's clock (HZ=100).
 pub const RACY_WINDOW: Duration = Duration::from_millis(20);
 
-/// The identity of an entry when it was read.
+/// The identity of an entry when it was read. Whatever changes an entry sets its time of change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     inode: u64,
-    size_bytes: u64,
-    mtime: Time,
-    ctime: Time,
+    /// The time of change; not a [`Time`], which is larger because of its alignment.
+    ctime_seconds: i64,
+    ctime_nanoseconds: u32,
     settled: bool,
     attributes: Attributes,
 }
@@ -50,9 +50,8 @@ impl Stamp {
     ) -> Self {
         Self {
             inode: status.inode,
-            size_bytes: status.size_bytes,
-            mtime: status.mtime,
-            ctime: status.ctime,
+            ctime_seconds: status.ctime.seconds,
+            ctime_nanoseconds: status.ctime.nanoseconds,
             settled: is_settled(status.ctime, started, times),
             attributes,
         }
@@ -66,11 +65,8 @@ impl Stamp {
 
     /// True if an entry with `status` is the one that was read, unchanged.
     pub fn holds(&self, status: &Status) -> bool {
-        self.settled
-            && self.inode == status.inode
-            && self.size_bytes == status.size_bytes
-            && self.mtime == status.mtime
-            && self.ctime == status.ctime
+        let ctime = Time { seconds: self.ctime_seconds, nanoseconds: self.ctime_nanoseconds };
+        self.settled && self.inode == status.inode && ctime == status.ctime
     }
 
     /// As [`Stamp::holds`], and the attributes read then are those wanted now.
@@ -90,36 +86,61 @@ fn is_settled(ctime: Time, started: Time, times: TimePrecision) -> bool {
     distance.unsigned_abs() > window
 }
 
-/// The content of an entry, besides its `lstat`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Content {
-    /// The content of a regular file.
-    File(ObjectId),
-    /// The target of a symlink.
-    Symlink(ByteText),
-    /// Nothing: a device or fifo.
-    Special(Device),
-}
-
 /// An entry that is no directory, as it was read.
 #[derive(Clone, Debug)]
 pub struct KnownLeaf {
     pub stamp: Stamp,
-    pub content: Content,
-    pub xattrs: Xattrs,
+    pub leaf: Leaf,
 }
 
 impl KnownLeaf {
-    /// Returns the content of the entry with `status`, if it is known without reading it.
-    pub fn content_of(&self, status: &Status, algorithm: Algorithm) -> Option<&Content> {
-        let fits = match (&self.content, status.kind) {
-            (Content::File(object), Kind::File) => object.algorithm() == algorithm,
-            (Content::Symlink(_), Kind::Symlink) => true,
-            (Content::Special(was), Kind::Special(is)) => *was == is,
+    /// Returns the entry as it is with `status`, if its content is known without reading it. Its
+    /// extended attributes are those that were read.
+    pub fn with_status(self, status: &Status, algorithm: Algorithm) -> Option<Self> {
+        let is_known = match (&self.leaf, status.kind) {
+            (Leaf::File(file), Kind::File) => {
+                let size_and_time = (file.size_bytes, file.mtime);
+                file.object.id().algorithm() == algorithm
+                    && size_and_time == (status.size_bytes, status.mtime)
+            }
+            (Leaf::Symlink(_), Kind::Symlink) => true,
+            (Leaf::Special(was), Kind::Special(is)) => was.device == is,
             _ => false,
         };
-        (fits && self.stamp.holds(status)).then_some(&self.content)
+        if !is_known || !self.stamp.holds(status) {
+            return None;
+        }
+        let Self { stamp, leaf } = self;
+        let leaf = match leaf {
+            Leaf::File(File { metadata, object, .. }) => file_leaf(status, metadata.xattrs, object),
+            Leaf::Symlink(Symlink { metadata, target }) => {
+                symlink_leaf(status, metadata.xattrs, target)
+            }
+            Leaf::Special(Special { metadata, device, .. }) => {
+                special_leaf(status, metadata.xattrs, device)
+            }
+            leaf @ (Leaf::Computed(_) | Leaf::HardLink(_)) => leaf,
+        };
+        Some(Self { stamp, leaf })
     }
+}
+
+/// Returns the regular file with `status`.
+pub fn file_leaf(status: &Status, xattrs: Xattrs, object: CompactId) -> Leaf {
+    let Status { mode, uid, gid, mtime, size_bytes, .. } = *status;
+    Leaf::File(File { metadata: Metadata { mode, uid, gid, xattrs }, mtime, size_bytes, object })
+}
+
+/// Returns the symlink with `status`.
+pub fn symlink_leaf(status: &Status, xattrs: Xattrs, target: ByteText) -> Leaf {
+    let Status { uid, gid, .. } = *status;
+    Leaf::Symlink(Symlink { metadata: Metadata { mode: SYMLINK_MODE, uid, gid, xattrs }, target })
+}
+
+/// Returns the device or fifo with `status`.
+pub fn special_leaf(status: &Status, xattrs: Xattrs, device: Device) -> Leaf {
+    let Status { mode, uid, gid, mtime, .. } = *status;
+    Leaf::Special(Special { metadata: Metadata { mode, uid, gid, xattrs }, mtime, device })
 }
 
 /// A directory as it was read.
@@ -129,9 +150,29 @@ pub struct KnownDirectory {
     pub xattrs: Xattrs,
     /// The directory of the last complete pass, shared if nothing has changed.
     pub built: Option<Arc<Directory>>,
-    /// Its entries, sorted by name.
-    pub entries: Vec<(Box<[u8]>, KnownEntry)>,
+    pub entries: KnownEntries,
 }
+
+/// The entries of a directory as they were read.
+#[derive(Debug)]
+pub enum KnownEntries {
+    /// Those of the directory that was built, in its order.
+    OfBuilt(Box<[Mark]>),
+    /// What a pass left that ended early, sorted by name.
+    Named(Vec<(Name, KnownEntry)>),
+}
+
+/// What is known of an entry besides what the tree says of it.
+#[derive(Debug)]
+pub enum Mark {
+    /// Nothing: a further name of a file.
+    Nothing,
+    Leaf(Stamp),
+    Directory(Box<KnownDirectory>),
+}
+
+/// There is one for each entry of the machine.
+const _: () = assert!(size_of::<Mark>() == 24);
 
 /// An entry as it was read.
 #[derive(Debug)]
@@ -142,6 +183,17 @@ pub enum KnownEntry {
 }
 
 impl KnownEntry {
+    /// Returns what `mark` and the tree's `child` say together, if anything.
+    pub fn new(mark: Mark, child: &Child) -> Option<Self> {
+        match (mark, child) {
+            (Mark::Leaf(stamp), Child::Leaf(leaf)) => {
+                Some(Self::Leaf(KnownLeaf { stamp, leaf: leaf.clone() }))
+            }
+            (Mark::Directory(directory), _) => Some(Self::Directory(directory)),
+            _ => None,
+        }
+    }
+
     /// Returns the leaf, if this is one.
     pub fn into_leaf(self) -> Option<KnownLeaf> {
         match self {
@@ -159,61 +211,67 @@ impl KnownEntry {
     }
 }
 
-/// Returns the tree entry with `status` and the content of `memory`.
-pub fn leaf_of(status: &Status, memory: &KnownLeaf) -> Leaf {
-    let metadata = Metadata {
-        mode: status.mode,
-        uid: status.uid,
-        gid: status.gid,
-        xattrs: memory.xattrs.clone(),
-    };
-    match &memory.content {
-        Content::File(object) => Leaf::File(File {
-            metadata,
-            mtime: status.mtime,
-            size_bytes: status.size_bytes,
-            object: *object,
-        }),
-        Content::Symlink(target) => Leaf::Symlink(Symlink {
-            metadata: Metadata { mode: SYMLINK_MODE, ..metadata },
-            target: target.clone(),
-        }),
-        Content::Special(device) => {
-            Leaf::Special(Special { metadata, mtime: status.mtime, device: *device })
-        }
-    }
+/// The entries of a directory that a pass has recorded, in order. As long as they are those of the
+/// directory that the last pass built, they are not held twice.
+#[derive(Debug)]
+pub struct RecordedEntries {
+    built: Option<Arc<Directory>>,
+    /// How many are those of `built`.
+    same: usize,
+    /// All, from the first difference on.
+    changed: Option<Vec<Entry>>,
+    /// How many there can be.
+    capacity: usize,
 }
 
-/// Builds the directory of `entries`, sorted by name. Returns `previous` itself if it is equal.
-pub fn assemble(
-    algorithm: Algorithm,
-    metadata: Metadata,
-    entries: Vec<Entry>,
-    previous: Option<Arc<Directory>>,
-) -> Result<Arc<Directory>, TreeError> {
-    match previous {
-        Some(previous)
-            if previous.digest().algorithm() == algorithm
-                && *previous.metadata() == metadata
-                && same_entries(previous.entries(), &entries) =>
-        {
-            Ok(previous)
-        }
-        _ => Directory::new(algorithm, metadata, entries).map(Arc::new),
+impl RecordedEntries {
+    /// Starts with none of at most `capacity` entries.
+    pub fn new(built: Option<Arc<Directory>>, capacity: usize) -> Self {
+        Self { built, same: 0, changed: None, capacity }
     }
-}
 
-fn same_entries(left: &[Entry], right: &[Entry]) -> bool {
-    left.len() == right.len()
-        && left.iter().zip(right).all(|(left, right)| {
-            left.name == right.name
-                && match (&left.child, &right.child) {
-                    // Compares digests.
-                    (Child::Directory(left), Child::Directory(right)) => left == right,
-                    (Child::Leaf(left), Child::Leaf(right)) => left == right,
-                    _ => false,
-                }
-        })
+    /// Adds the next entry.
+    pub fn add(&mut self, entry: Entry) {
+        let former = self.built.as_deref().map_or(&[][..], Directory::entries);
+        if self.changed.is_none() && former.get(self.same) == Some(&entry) {
+            self.same += 1;
+            return;
+        }
+        let changed = self.changed.get_or_insert_with(|| {
+            let mut all = Vec::with_capacity(self.capacity);
+            all.extend_from_slice(&former[..self.same]);
+            all
+        });
+        changed.push(entry);
+    }
+
+    /// Returns all entries, sorted by name.
+    pub fn into_entries(self) -> Vec<Entry> {
+        match (self.changed, self.built) {
+            (Some(changed), _) => changed,
+            (None, Some(built)) => built.entries()[..self.same].to_vec(),
+            (None, None) => Vec::new(),
+        }
+    }
+
+    /// Returns the directory: that of the last pass itself if it is equal.
+    pub fn finish(
+        self,
+        algorithm: Algorithm,
+        metadata: Metadata,
+    ) -> Result<Arc<Directory>, TreeError> {
+        match &self.built {
+            Some(built)
+                if self.changed.is_none()
+                    && self.same == built.entries().len()
+                    && built.digest().algorithm() == algorithm
+                    && *built.metadata() == metadata =>
+            {
+                Ok(Arc::clone(built))
+            }
+            _ => Directory::new(algorithm, metadata, self.into_entries()).map(Arc::new),
+        }
+    }
 }
 
 struct LinkGroup {

@@ -19,14 +19,14 @@ use std::time::Duration;
 use api::subd::UNREADABLE_MAX;
 use model::path::TreePath;
 use model::plan::Occupant;
-use model::tree::{Child, Entry, Metadata, Name, Tree, TreeError, Xattrs};
+use model::tree::{Child, Metadata, Name, Tree, TreeError, Xattrs};
 use system::clock::wall;
 
 use crate::limits::cpu_time;
 use crate::root::{Directory, Root, RootError, Status};
 use crate::scan::coverage::{PathAction, PathCoverage};
 use crate::scan::known_entries::{
-    DamagedFiles, KnownDirectory, KnownEntry, LinkGroups, Stamp, assemble,
+    DamagedFiles, KnownDirectory, KnownEntries, LinkGroups, Mark, Stamp,
 };
 use crate::scan::pass::directory_walk::{DirectoryWalk, collapse};
 use crate::scan::pass::entry::EntryRead;
@@ -136,7 +136,7 @@ pub fn run(
         shortage: None,
     };
     let former = memory.root.take();
-    let root = match walk.start_directory(directory, status, Box::default(), 0, former) {
+    let root = match walk.start_directory(directory, status, None, 0, former) {
         Ok(directory_walk) => directory_walk,
         Err((source, former)) => {
             memory.root = former;
@@ -267,24 +267,21 @@ impl Walk<'_> {
             xattrs: directory_walk.xattrs.clone(),
         };
         let algorithm = self.task.coverage.settings().algorithm;
-        let made = assemble(algorithm, metadata, directory_walk.entries, directory_walk.built);
-        let mut entries = directory_walk.after;
-        entries.shrink_to_fit();
+        let made = directory_walk.entries.finish(algorithm, metadata);
         let memory = |built| KnownDirectory {
             stamp: directory_walk.stamp,
             xattrs: directory_walk.xattrs,
-            built,
-            entries,
+            built: Some(built),
+            entries: KnownEntries::OfBuilt(directory_walk.marks.into_boxed_slice()),
         };
-        let Some(parent) = parent else {
+        let (Some(parent), Some(name)) = (parent, directory_walk.name) else {
             let directory = made?;
-            return Ok(Some((Tree::new(Arc::clone(&directory)), memory(Some(directory)))));
+            return Ok(Some((Tree::new(Arc::clone(&directory)), memory(directory))));
         };
-        match made.and_then(|directory| Ok((Name::new(&directory_walk.name)?, directory))) {
-            Ok((name, directory)) => {
-                let memory = memory(Some(Arc::clone(&directory)));
-                parent.entries.push(Entry { name, child: Child::Directory(directory) });
-                parent.after.push((directory_walk.name, KnownEntry::Directory(Box::new(memory))));
+        match made {
+            Ok(directory) => {
+                let memory = Box::new(memory(Arc::clone(&directory)));
+                parent.record(name, Child::Directory(directory), Mark::Directory(memory));
             }
             Err(error) => {
                 parent.kept = true;
@@ -300,8 +297,7 @@ impl Walk<'_> {
         directory_walk: &mut DirectoryWalk,
         name: Box<[u8]>,
     ) -> Result<Option<DirectoryWalk>, Interrupted> {
-        let mut former = directory_walk.recall(&name);
-        let (Ok(path), Ok(entry_name)) = (directory_walk.path.join(&name), Name::new(&name)) else {
+        let (Ok(path), Ok(name)) = (directory_walk.path.join(&name), Name::try_from(name)) else {
             directory_walk.kept = true;
             self.give_up(&directory_walk.path, "it holds a name that no image can hold".to_owned());
             return Ok(None);
@@ -314,17 +310,13 @@ impl Walk<'_> {
                 return Ok(None);
             }
         }
+        let mut former = directory_walk.recall(&name);
         let mut why = "it changes all the time".to_owned();
         for left in (0..TRIES).rev() {
             match self.read_entry(directory_walk, &path, &name, &mut former, left)? {
                 None => return Ok(None),
-                Some(EntryRead::Leaf(leaf, memory)) => {
-                    directory_walk
-                        .entries
-                        .push(Entry { name: entry_name, child: Child::Leaf(leaf) });
-                    if let Some(memory) = memory {
-                        directory_walk.after.push((name, KnownEntry::Leaf(memory)));
-                    }
+                Some(EntryRead::Leaf(leaf, mark)) => {
+                    directory_walk.record(name, Child::Leaf(leaf), mark);
                     return Ok(None);
                 }
                 Some(EntryRead::Directory(below)) => return Ok(Some(below)),
@@ -353,7 +345,7 @@ impl Walk<'_> {
         &self,
         directory: Directory,
         status: Status,
-        name: Box<[u8]>,
+        name: Option<Name>,
         depth: usize,
         former: Option<KnownDirectory>,
     ) -> Result<DirectoryWalk, (RootError, Option<KnownDirectory>)> {

@@ -392,11 +392,11 @@ impl Stager<'_> {
         at_place(self.slots, place, |holder, name| {
             match node {
                 Node::Leaf(Leaf::File(file)) if takes_object => {
-                    self.cache.take(&file.object, holder, name)?;
-                    taken.push(TakenObject { object: file.object, place: place.clone() });
+                    self.cache.take(&file.object.id(), holder, name)?;
+                    taken.push(TakenObject { object: file.object.id(), place: place.clone() });
                 }
                 Node::Leaf(Leaf::File(file)) => {
-                    self.cache.copy(&file.object, holder, name, self.stop)?;
+                    self.cache.copy(&file.object.id(), holder, name, self.stop)?;
                 }
                 Node::Directory(_) => holder.make_directory(name, 0o700)?,
                 Node::Leaf(Leaf::Symlink(symlink)) => {

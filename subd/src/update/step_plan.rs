@@ -131,7 +131,7 @@ impl StepPlan {
     pub fn objects(&self) -> impl Iterator<Item = (ObjectId, u64)> {
         self.staged.iter().filter_map(|staged| match &staged.what {
             StagedEntry::Entry { node: Node::Leaf(Leaf::File(file)), .. } => {
-                Some((file.object, file.size_bytes))
+                Some((file.object.id(), file.size_bytes))
             }
             _ => None,
         })
@@ -335,7 +335,8 @@ impl<'plan> Planner<'plan> {
                 return;
             }
             Node::Leaf(Leaf::File(file)) => {
-                let left = self.uses_left.get_mut(&file.object).expect("all uses were counted");
+                let left =
+                    self.uses_left.get_mut(&file.object.id()).expect("all uses were counted");
                 *left -= 1;
                 *left == 0
             }

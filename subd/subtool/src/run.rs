@@ -251,7 +251,7 @@ impl Session<'_> {
             (false, Some(name)) => {
                 let image = self.image(name).await?;
                 let object = |node: Node| match node {
-                    Node::Leaf(Leaf::File(file)) => Some(file.object),
+                    Node::Leaf(Leaf::File(file)) => Some(file.object.id()),
                     _ => None,
                 };
                 image.tree.nodes().filter_map(|(_, node)| object(node)).collect()

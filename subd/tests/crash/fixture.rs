@@ -252,7 +252,7 @@ impl<'text> Line<'text> {
             "d" => return Node::Directory(metadata),
             "f" => {
                 let content = self.content();
-                let object = Algorithm::Blake3.digest(content.as_bytes());
+                let object = Algorithm::Blake3.digest(content.as_bytes()).into();
                 Leaf::File(File { metadata, mtime, size_bytes: content.len() as u64, object })
             }
             "l" => {

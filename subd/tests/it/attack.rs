@@ -251,7 +251,7 @@ async fn a_user_who_swaps_directories_for_symlinks_has_nothing_read_from_outside
         let snapshot = scanner.scan_touched(touched()).await.unwrap();
         for (path, node) in snapshot.tree.as_ref().unwrap().nodes() {
             if let Node::Leaf(Leaf::File(file)) = node {
-                assert!(!secrets.contains(&file.object), "{path}");
+                assert!(!secrets.contains(&file.object.id()), "{path}");
             }
         }
         // Reads by path, as callers ask for them.

@@ -199,7 +199,7 @@ impl Scenario {
         let (size_bytes, object) = (program.len() as u64, self.source.add(&program));
         let newer = tree.nodes().find_map(|(path, node)| match node {
             Node::Leaf(Leaf::File(file)) if path.to_string() == "/opt/subd/subd" => {
-                Some(File { size_bytes, object, ..file })
+                Some(File { size_bytes, object: object.into(), ..file })
             }
             _ => None,
         });

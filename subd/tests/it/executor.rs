@@ -90,7 +90,7 @@ fn file(content: &str) -> Node {
         metadata,
         mtime: MTIME,
         size_bytes: content.len() as u64,
-        object,
+        object: object.into(),
     }))
 }
 

@@ -405,6 +405,6 @@ impl<'a> Edit<'a> {
 /// A file whose object `source` has.
 pub fn file(source: &Source, content: &str, metadata: Metadata) -> Node {
     let mtime = Time { seconds: 1_600_000_000, nanoseconds: 123_456_789 };
-    let object = source.add(content.as_bytes());
+    let object = source.add(content.as_bytes()).into();
     Node::Leaf(Leaf::File(File { metadata, mtime, size_bytes: content.len() as u64, object }))
 }

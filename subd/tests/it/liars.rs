@@ -100,7 +100,7 @@ async fn plans_that_are_none_change_nothing_here_or_elsewhere() {
         metadata,
         mtime: Time::default(),
         size_bytes: 1 << 60,
-        object: Algorithm::Blake3.digest(b"never seen"),
+        object: Algorithm::Blake3.digest(b"never seen").into(),
     }));
     let replace = |node| Action::Replace { node, displaced: Vec::new() };
     let aside = |node| Action::Replace { node, displaced: vec![path("/full/f")] };

@@ -111,7 +111,7 @@ fn node(what: What) -> Node {
                 metadata: Metadata::new(mode(open), 0, 0),
                 mtime,
                 size_bytes: bytes.len() as u64,
-                object: Algorithm::Blake3.digest(&bytes),
+                object: Algorithm::Blake3.digest(&bytes).into(),
             }))
         }
         What::Symlink(target) => Node::Leaf(Leaf::Symlink(Symlink {

@@ -199,7 +199,7 @@ fn add(
                 metadata: metadata(&file),
                 mtime,
                 size_bytes: content.len() as u64,
-                object: algorithm.digest(&content),
+                object: algorithm.digest(&content).into(),
             }))
         };
         builder.insert(path, node).unwrap();

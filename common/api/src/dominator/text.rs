@@ -108,7 +108,7 @@ fn of_node(node: &Node) -> String {
     }
     match node {
         Node::Leaf(Leaf::File(file)) => {
-            let object = file.object.to_string();
+            let object = file.object.id().to_string();
             let shown = object.find(':').map_or(0, |colon| colon + 1) + DIGEST_SHOWN;
             text.push_str(&format!(" {}", &object[..shown.min(object.len())]));
         }

@@ -487,7 +487,7 @@ fn differences_of_metadata(have: &Metadata, want: &Metadata) -> Vec<Difference> 
 
 fn differences_of_files(have: &File, want: &File, times: TimePrecision) -> Vec<Difference> {
     let mut found = Vec::new();
-    if (have.object, have.size_bytes) != (want.object, want.size_bytes) {
+    if (&have.object, have.size_bytes) != (&want.object, want.size_bytes) {
         found.push(Difference::Content);
     }
     found.extend(differences_of_metadata(&have.metadata, &want.metadata));

@@ -3,14 +3,15 @@
 //! Frozen. `docs/IMAGE-FORMAT.md` specifies each byte; a change of this file that changes a byte
 //! is a new format, `tree-2`, beside this one. All numbers are little-endian.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::node::{
-    Computed, Device, File, Leaf, MODE_BITS, Metadata, SYMLINK_MODE, Special, Symlink, Time, Xattrs,
+    Computed, Device, File, Leaf, MODE_BITS, Metadata, SYMLINK_MODE, Special, Symlink, Time,
 };
-use super::{Child, Directory, Entry, Name, TreeError};
+use super::{Child, Directory, Entry, Name, TreeError, Xattrs};
 use crate::escape::{ByteText, escape};
-use crate::object::{Algorithm, ObjectId};
+use crate::object::{Algorithm, Hasher, ObjectId};
 use crate::path::TreePath;
 
 const MAGIC: &[u8; 8] = b"tree-1\0\0";
@@ -43,40 +44,71 @@ pub fn encode(
     metadata: &Metadata,
     entries: &[Entry],
 ) -> Result<Vec<u8>, TreeError> {
-    let mut writer = Writer { bytes: Vec::with_capacity(64 + entries.len() * 96), algorithm };
-    writer.bytes.extend_from_slice(MAGIC);
-    writer.metadata(b"", metadata)?;
-    writer.u32(count_of(entries.len(), b"", "number of entries")?);
-    let mut last: Option<&[u8]> = None;
-    for entry in entries {
-        let name = entry.name.as_bytes();
-        if last.is_some_and(|last| last >= name) {
-            return Err(TreeError::Order { name: escape(name) });
-        }
-        last = Some(name);
-        writer.bytes.push(u8::try_from(name.len()).expect("a name has at most 255 bytes"));
-        writer.bytes.extend_from_slice(name);
-        match &entry.child {
-            Child::Directory(directory) => {
-                writer.bytes.push(DIRECTORY);
-                writer.object(name, &directory.digest())?;
-            }
-            Child::Leaf(leaf) => writer.leaf(name, leaf)?,
-        }
-    }
+    let bytes = Vec::with_capacity(64 + entries.len() * 96);
+    let mut writer = Writer { bytes, algorithm, hasher: None };
+    writer.directory(metadata, entries)?;
     Ok(writer.bytes)
+}
+
+/// Returns the digest of what [`encode`] returns, without having it in memory as a whole.
+pub(super) fn digest(
+    algorithm: Algorithm,
+    metadata: &Metadata,
+    entries: &[Entry],
+) -> Result<ObjectId, TreeError> {
+    let hasher = Some(Hasher::new(algorithm));
+    let mut writer = Writer { bytes: Vec::new(), algorithm, hasher };
+    writer.directory(metadata, entries)?;
+    let mut hasher = writer.hasher.expect("the writer was made with it");
+    hasher.update(&writer.bytes);
+    Ok(hasher.finish())
 }
 
 fn count_of(length: usize, name: &[u8], field: &'static str) -> Result<u32, TreeError> {
     u32::try_from(length).map_err(|_| TreeError::BadField { name: escape(name), field })
 }
 
+/// So many bytes are digested at a time, and not kept.
+const CHUNK_BYTES: usize = 64 << 10;
+
 struct Writer {
     bytes: Vec<u8>,
     algorithm: Algorithm,
+    /// Takes the bytes, if nobody else wants them.
+    hasher: Option<Hasher>,
 }
 
 impl Writer {
+    fn directory(&mut self, metadata: &Metadata, entries: &[Entry]) -> Result<(), TreeError> {
+        self.bytes.extend_from_slice(MAGIC);
+        self.metadata(b"", metadata)?;
+        self.u32(count_of(entries.len(), b"", "number of entries")?);
+        let mut last: Option<&[u8]> = None;
+        for entry in entries {
+            let name = entry.name.as_bytes();
+            if last.is_some_and(|last| last >= name) {
+                return Err(TreeError::Order { name: escape(name) });
+            }
+            last = Some(name);
+            self.bytes.push(u8::try_from(name.len()).expect("a name has at most 255 bytes"));
+            self.bytes.extend_from_slice(name);
+            match &entry.child {
+                Child::Directory(directory) => {
+                    self.bytes.push(DIRECTORY);
+                    self.object(name, &directory.digest())?;
+                }
+                Child::Leaf(leaf) => self.leaf(name, leaf)?,
+            }
+            if self.bytes.len() >= CHUNK_BYTES
+                && let Some(hasher) = &mut self.hasher
+            {
+                hasher.update(&self.bytes);
+                self.bytes.clear();
+            }
+        }
+        Ok(())
+    }
+
     fn u16(&mut self, number: u16) {
         self.bytes.extend_from_slice(&number.to_le_bytes());
     }
@@ -146,7 +178,7 @@ impl Writer {
                 self.metadata(name, &file.metadata)?;
                 self.time(name, file.mtime)?;
                 self.u64(file.size_bytes);
-                self.object(name, &file.object)
+                self.object(name, &file.object.id())
             }
             Leaf::Computed(computed) => {
                 self.bytes.push(COMPUTED);
@@ -225,7 +257,9 @@ pub fn references(algorithm: Algorithm, bytes: &[u8]) -> Result<References, Tree
     read(algorithm, bytes, |_, item| {
         match item {
             Item::Directory(digest) => references.directories.push(digest),
-            Item::Leaf(Leaf::File(file)) => references.files.push((file.object, file.size_bytes)),
+            Item::Leaf(Leaf::File(file)) => {
+                references.files.push((file.object.id(), file.size_bytes))
+            }
             Item::Leaf(_) => {}
         }
         Ok(())
@@ -300,7 +334,7 @@ fn read(
     bytes: &[u8],
     mut take: impl FnMut(Name, Item) -> Result<(), TreeError>,
 ) -> Result<Metadata, TreeError> {
-    let mut reader = Reader { bytes, offset: 0, algorithm };
+    let mut reader = Reader { bytes, offset: 0, algorithm, carriers: BTreeSet::new() };
     if reader.take(MAGIC.len(), "tree-1")? != MAGIC {
         return Err(TreeError::Encoding { offset: 0, what: "tree-1" });
     }
@@ -328,6 +362,8 @@ struct Reader<'bytes> {
     bytes: &'bytes [u8],
     offset: usize,
     algorithm: Algorithm,
+    /// The targets of the hard links so far, each of which is kept once.
+    carriers: BTreeSet<TreePath>,
 }
 
 impl<'bytes> Reader<'bytes> {
@@ -407,6 +443,15 @@ impl<'bytes> Reader<'bytes> {
         Ok(ObjectId::from_digest(self.algorithm, digest).expect("the length was taken for it"))
     }
 
+    /// Returns `target`, or the equal one that was read before.
+    fn carrier(&mut self, target: TreePath) -> TreePath {
+        if let Some(known) = self.carriers.get(&target) {
+            return known.clone();
+        }
+        self.carriers.insert(target.clone());
+        target
+    }
+
     fn item(&mut self) -> Result<Item, TreeError> {
         let at = self.offset;
         let leaf = match self.u8("kind")? {
@@ -415,7 +460,7 @@ impl<'bytes> Reader<'bytes> {
                 metadata: self.metadata()?,
                 mtime: self.time()?,
                 size_bytes: u64::from_le_bytes(self.array("size")?),
-                object: self.object()?,
+                object: self.object()?.into(),
             }),
             COMPUTED => {
                 let metadata = self.metadata()?;
@@ -433,7 +478,8 @@ impl<'bytes> Reader<'bytes> {
             }
             HARD_LINK => {
                 let target = self.long(self.bytes.len(), "hard link target")?;
-                Leaf::HardLink(TreePath::new(target).map_err(|_| self.bad("hard link target"))?)
+                let target = TreePath::new(target).map_err(|_| self.bad("hard link target"))?;
+                Leaf::HardLink(self.carrier(target))
             }
             kind @ (BLOCK | CHARACTER | FIFO) => {
                 let metadata = self.metadata()?;

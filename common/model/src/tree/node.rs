@@ -1,70 +1,17 @@
 //! What can be at one path of a tree, with the attributes that are managed.
 
-use std::collections::BTreeMap;
-
 use serde::{Deserialize, Serialize};
 
 use crate::escape::ByteText;
-use crate::object::ObjectId;
+use crate::object::CompactId;
 use crate::path::TreePath;
+use crate::tree::Xattrs;
 
 /// The bits of a mode that are managed: permissions, set-id and sticky.
 pub const MODE_BITS: u32 = 0o7777;
 
 /// The mode that every symlink has.
 pub const SYMLINK_MODE: u32 = 0o777;
-
-/// Extended attributes by name, such as `user.origin` or `security.capability`.
-///
-/// Nearly all files have none, so none costs one word.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[expect(clippy::box_collection, reason = "one word instead of three, in every entry of a tree")]
-pub struct Xattrs(Option<Box<BTreeMap<ByteText, ByteText>>>);
-
-impl Xattrs {
-    /// No attributes.
-    #[must_use]
-    pub fn none() -> Self {
-        Self(None)
-    }
-
-    /// Returns true if the entry has no extended attributes.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.0.is_none()
-    }
-
-    /// How many there are.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.0.as_ref().map_or(0, |map| map.len())
-    }
-
-    /// The value of the attribute called `name`.
-    #[must_use]
-    pub fn get(&self, name: &[u8]) -> Option<&[u8]> {
-        self.0.as_ref()?.get(&ByteText(name.to_owned())).map(|value| &value.0[..])
-    }
-
-    /// Names and values, sorted by name.
-    pub fn iter(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
-        self.0.iter().flat_map(|map| map.iter()).map(|(name, value)| (&name.0[..], &value.0[..]))
-    }
-
-    /// True if the file has capabilities: they are lost when its owner is set.
-    #[must_use]
-    pub fn has_capability(&self) -> bool {
-        self.get(b"security.capability").is_some()
-    }
-}
-
-impl FromIterator<(Vec<u8>, Vec<u8>)> for Xattrs {
-    fn from_iter<I: IntoIterator<Item = (Vec<u8>, Vec<u8>)>>(attributes: I) -> Self {
-        let map: BTreeMap<_, _> =
-            attributes.into_iter().map(|(name, value)| (ByteText(name), ByteText(value))).collect();
-        Self(if map.is_empty() { None } else { Some(Box::new(map)) })
-    }
-}
 
 /// Mode, owner and extended attributes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -131,7 +78,7 @@ pub struct File {
     #[serde(with = "crate::json::large_number")]
     pub size_bytes: u64,
     /// The content.
-    pub object: ObjectId,
+    pub object: CompactId,
 }
 
 /// A regular file whose content a filegen-server computes for each machine.

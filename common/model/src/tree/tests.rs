@@ -2,7 +2,7 @@
 
 pub(crate) mod generate;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use proptest::prelude::*;
@@ -147,7 +147,7 @@ fn file(content: &[u8]) -> Node {
         metadata: Metadata::new(0o644, 0, 0),
         mtime: Time::default(),
         size_bytes: content.len() as u64,
-        object: Algorithm::Blake3.digest(content),
+        object: Algorithm::Blake3.digest(content).into(),
     }))
 }
 
@@ -189,6 +189,30 @@ fn a_long_chain_of_links_is_walked_once() {
     assert_eq!(tree.root().totals().hard_links, 49_999);
     let last = tree.get(&name(49_999)).unwrap();
     assert_eq!(last, Child::Leaf(Leaf::HardLink(name(0))));
+}
+
+#[test]
+fn a_directory_is_digested_in_pieces_and_names_the_carrier_of_its_links_once() {
+    let text = format!("/carrier-{}", "x".repeat(200));
+    let mut builder = TreeBuilder::new(Algorithm::Blake3);
+    builder.insert(path(&text), file(b"x")).unwrap();
+    for number in 0..1_000 {
+        builder.insert(path(&format!("/link-{number}")), link(&text)).unwrap();
+    }
+    let tree = builder.finish().unwrap();
+    let encoding = tree.root().encode();
+    assert!(encoding.len() > 200_000, "several pieces");
+    assert_eq!(Algorithm::Blake3.digest(&encoding), tree.digest());
+    let read = encode::decode(Algorithm::Blake3, &encoding, |_| None).unwrap();
+    assert_eq!(read, **tree.root());
+    for directory in [&read, tree.root()] {
+        let carriers = directory.entries().iter().filter_map(|entry| match &entry.child {
+            Child::Leaf(Leaf::HardLink(carrier)) => Some(carrier.as_bytes().as_ptr()),
+            _ => None,
+        });
+        assert_eq!(carriers.clone().count(), 1_000);
+        assert_eq!(carriers.collect::<BTreeSet<_>>().len(), 1);
+    }
 }
 
 #[test]

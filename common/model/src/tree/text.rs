@@ -19,11 +19,11 @@
 use std::fmt::Write as _;
 
 use super::node::{
-    Computed, Device, File, Leaf, Metadata, Node, SYMLINK_MODE, Special, Symlink, Time, Xattrs,
+    Computed, Device, File, Leaf, Metadata, Node, SYMLINK_MODE, Special, Symlink, Time,
 };
-use super::{Tree, TreeBuilder, TreeError};
+use super::{Tree, TreeBuilder, TreeError, Xattrs};
 use crate::escape::{ByteText, escape_word, unescape};
-use crate::object::Algorithm;
+use crate::object::{Algorithm, ObjectId};
 use crate::path::TreePath;
 
 /// A text that is no tree.
@@ -68,7 +68,7 @@ pub fn line_of(path: &TreePath, node: &Node) -> String {
             owned(&file.metadata),
             time(file.mtime),
             file.size_bytes,
-            file.object
+            file.object.id()
         ),
         Node::Leaf(Leaf::Computed(computed)) => format!(
             "g {} {} {name}",
@@ -156,7 +156,7 @@ fn node_of(line: &str) -> Result<(TreePath, Node), &'static str> {
             metadata,
             mtime,
             size_bytes: word("size")?.parse().map_err(|_| "size")?,
-            object: word("object id")?.parse().map_err(|_| "object id")?,
+            object: word("object id")?.parse::<ObjectId>().map_err(|_| "object id")?.into(),
         })),
         "g" => {
             let source = unescape(word("source")?).map_err(|_| "source")?;

@@ -79,7 +79,8 @@ fn plain(mode: u32) -> Metadata {
 }
 
 fn file(object: ObjectId) -> Node {
-    Node::Leaf(Leaf::File(File { metadata: metadata(), mtime: time(), size_bytes: 9, object }))
+    let (metadata, mtime, object) = (metadata(), time(), object.into());
+    Node::Leaf(Leaf::File(File { metadata, mtime, size_bytes: 9, object }))
 }
 
 /// A node of every kind.

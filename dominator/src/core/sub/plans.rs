@@ -308,7 +308,7 @@ fn file_origins(image: &RequiredImage, excluded: impl Fn(&TreePath) -> bool) -> 
             return FileOrigin::Machine;
         }
         match image.tree.file(&path) {
-            Some(file) if file.size_bytes > 0 => FileOrigin::Image(file.object),
+            Some(file) if file.size_bytes > 0 => FileOrigin::Image(file.object.id()),
             _ => FileOrigin::NoContent,
         }
     };

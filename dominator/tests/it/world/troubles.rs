@@ -387,7 +387,7 @@ pub(super) fn drifted(tree: &Tree, random: &mut Random) -> Tree {
             match (&mut node, kind) {
                 (_, 0) if !linked && !path.is_root() => continue,
                 (Node::Leaf(Leaf::File(file)), 1) => {
-                    file.object = tree.algorithm().digest(&random.number().to_le_bytes());
+                    file.object = tree.algorithm().digest(&random.number().to_le_bytes()).into();
                 }
                 (node, 2) => node.metadata_mut().unwrap().mode ^= 0o011,
                 (Node::Leaf(Leaf::File(file)), _) => file.mtime.seconds += 1,

@@ -21,7 +21,7 @@ fn entries(layer: &str) -> Vec<(TreePath, Node)> {
                 metadata,
                 mtime: tree::Time::default(),
                 size_bytes: content.len() as u64,
-                object: Algorithm::Blake3.digest(content.as_bytes()),
+                object: Algorithm::Blake3.digest(content.as_bytes()).into(),
             })),
             ["l", _, target] => Node::Leaf(Leaf::Symlink(tree::Symlink {
                 metadata: Metadata::new(0o777, 0, 0),
@@ -68,7 +68,7 @@ fn laid(layers: &[&str]) -> String {
         }),
         Node::Leaf(Leaf::File(file)) => {
             let content = contents[usize::try_from(file.size_bytes).unwrap() - 1];
-            assert_eq!(file.object, Algorithm::Blake3.digest(content.as_bytes()));
+            assert_eq!(file.object.id(), Algorithm::Blake3.digest(content.as_bytes()));
             Some(format!("f {path} {content}"))
         }
         Node::Leaf(Leaf::Symlink(symlink)) => {

@@ -23,8 +23,8 @@ fn status(ctime_ms: i64) -> Status {
 }
 
 fn memory(stamp: Stamp) -> KnownLeaf {
-    let content = Content::File(Algorithm::Blake3.digest(b"abc"));
-    KnownLeaf { stamp, content, xattrs: Xattrs::none() }
+    let leaf = file_leaf(&status(0), Xattrs::none(), Algorithm::Blake3.digest(b"abc").into());
+    KnownLeaf { stamp, leaf }
 }
 
 #[test]
@@ -56,8 +56,15 @@ fn any_moved_field_forgets_the_content() {
     let memory =
         memory(Stamp::new(&status(0), time(1_000), Attributes::Basic, TimePrecision::default()));
     let same = status(0);
+    let recalled = |status: &Status, algorithm| {
+        memory.clone().with_status(status, algorithm).map(|known| known.leaf)
+    };
+    let chmod = Status { mode: 0o600, uid: 3, ..same };
     let object = Algorithm::Blake3.digest(b"abc");
-    assert_eq!(memory.content_of(&same, Algorithm::Blake3), Some(&Content::File(object)));
+    for status in [same, chmod] {
+        let expected = file_leaf(&status, Xattrs::none(), object.into());
+        assert_eq!(recalled(&status, Algorithm::Blake3), Some(expected));
+    }
     let moved = [
         Status { size_bytes: 4, ..same },
         Status { mtime: time(6), ..same },
@@ -67,9 +74,9 @@ fn any_moved_field_forgets_the_content() {
         Status { kind: Kind::Special(Device::Fifo), ..same },
     ];
     for status in moved {
-        assert_eq!(memory.content_of(&status, Algorithm::Blake3), None, "{status:?}");
+        assert_eq!(recalled(&status, Algorithm::Blake3), None, "{status:?}");
     }
-    assert_eq!(memory.content_of(&same, Algorithm::Sha512), None);
+    assert_eq!(recalled(&same, Algorithm::Sha512), None);
     assert!(memory.stamp.holds_attributes(&same, Attributes::Basic));
     assert!(!memory.stamp.holds_attributes(&same, Attributes::Labels));
 }
@@ -80,28 +87,49 @@ fn an_unsettled_stamp_holds_nothing() {
     assert!(!stamp.holds(&status(-100_000)));
 }
 
+fn entry(name: &str, size_bytes: u64) -> Entry {
+    let status = Status { size_bytes, ..status(0) };
+    let leaf = file_leaf(&status, Xattrs::none(), Algorithm::Blake3.digest(b"abc").into());
+    Entry { name: Name::new(name.as_bytes()).unwrap(), child: Child::Leaf(leaf) }
+}
+
+fn recorded(former: Option<&Arc<Directory>>, entries: &[Entry]) -> RecordedEntries {
+    let mut recorded = RecordedEntries::new(former.cloned(), entries.len());
+    entries.iter().for_each(|entry| recorded.add(entry.clone()));
+    recorded
+}
+
 #[test]
 fn an_equal_directory_is_shared_and_another_is_not() {
-    let entry = |mode| {
-        let memory = memory(Stamp::new(
-            &status(0),
-            time(1_000),
-            Attributes::Basic,
-            TimePrecision::default(),
-        ));
-        let leaf = leaf_of(&Status { mode, ..status(0) }, &memory);
-        vec![Entry { name: model::tree::Name::new(b"f").unwrap(), child: Child::Leaf(leaf) }]
+    let metadata = || Metadata::new(0o755, 0, 0);
+    let built = |former: Option<&Arc<Directory>>, entries: &[Entry], algorithm, metadata| {
+        recorded(former, entries).finish(algorithm, metadata).unwrap()
     };
-    let plain = || Metadata::new(0o755, 0, 0);
-    let first = assemble(Algorithm::Blake3, plain(), entry(0o644), None).unwrap();
-    let again = |metadata, entries| {
-        assemble(Algorithm::Blake3, metadata, entries, Some(Arc::clone(&first))).unwrap()
-    };
-    assert!(Arc::ptr_eq(&first, &again(plain(), entry(0o644))));
-    assert_ne!(first, again(plain(), entry(0o600)));
-    assert_ne!(first, again(Metadata::new(0o700, 0, 0), entry(0o644)));
-    assert_ne!(first, again(plain(), Vec::new()));
-    let empty = assemble(Algorithm::Blake3, plain(), Vec::new(), None).unwrap();
-    let other = assemble(Algorithm::Sha512, plain(), Vec::new(), Some(empty)).unwrap();
+    let entries = ["a", "b", "c"].map(|name| entry(name, 3));
+    let first = built(None, &entries, Algorithm::Blake3, metadata());
+    assert_eq!(first.entries(), entries);
+    let same = recorded(Some(&first), &entries);
+    assert!(same.changed.is_none());
+    assert!(Arc::ptr_eq(&first, &same.finish(Algorithm::Blake3, metadata()).unwrap()));
+    let [a, b, c] = entries.clone();
+    let others = [
+        vec![],
+        vec![a.clone(), b.clone()],
+        vec![b.clone(), c.clone()],
+        vec![a.clone(), c.clone()],
+        vec![a.clone(), entry("b", 4), c.clone()],
+        vec![a.clone(), entry("aa", 3), b.clone(), c.clone()],
+        vec![a, b, c, entry("d", 3)],
+    ];
+    for other in others {
+        let made = built(Some(&first), &other, Algorithm::Blake3, metadata());
+        assert_eq!(made, built(None, &other, Algorithm::Blake3, metadata()));
+        assert_eq!(made.entries(), other);
+        assert_eq!(recorded(Some(&first), &other).into_entries(), other);
+    }
+    let private = Metadata::new(0o700, 0, 0);
+    assert_ne!(first, built(Some(&first), &entries, Algorithm::Blake3, private));
+    let empty = built(None, &[], Algorithm::Blake3, metadata());
+    let other = built(Some(&empty), &[], Algorithm::Sha512, metadata());
     assert_eq!(other.digest().algorithm(), Algorithm::Sha512);
 }

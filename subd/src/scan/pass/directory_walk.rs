@@ -5,15 +5,17 @@ use std::sync::Arc;
 use std::vec::IntoIter;
 
 use model::path::TreePath;
-use model::tree::{Entry, Xattrs};
+use model::tree::{Child, Entry, Name, Xattrs};
 
 use crate::root::{Directory, Root, Status};
-use crate::scan::known_entries::{KnownDirectory, KnownEntry, Stamp};
+use crate::scan::known_entries::{
+    KnownDirectory, KnownEntries, KnownEntry, Mark, RecordedEntries, Stamp,
+};
 
 /// A directory of whose entries some are read.
 pub struct DirectoryWalk {
-    /// Its name in its parent.
-    pub name: Box<[u8]>,
+    /// Its name in its parent; the root has none.
+    pub name: Option<Name>,
     pub path: TreePath,
     /// How many directories are above it.
     pub depth: usize,
@@ -24,15 +26,15 @@ pub struct DirectoryWalk {
     pub stamp: Stamp,
     pub xattrs: Xattrs,
     /// The directory of the last complete pass.
-    pub built: Option<Arc<model::tree::Directory>>,
+    built: Option<Arc<model::tree::Directory>>,
     /// The names still to be read, sorted.
     pub names: IntoIter<Box<[u8]>>,
-    /// What the last pass left of the entries from here on, sorted by name.
-    before: Peekable<IntoIter<(Box<[u8]>, KnownEntry)>>,
+    /// What the last pass left of the entries from here on.
+    former: FormerEntries,
     /// The entries that were recorded, sorted by name.
-    pub entries: Vec<Entry>,
-    /// What is left for the next pass, sorted by name.
-    pub after: Vec<(Box<[u8]>, KnownEntry)>,
+    pub entries: RecordedEntries,
+    /// What else is known of these, for the next pass.
+    pub marks: Vec<Mark>,
     /// True if it has content that is not recorded.
     pub kept: bool,
 }
@@ -43,14 +45,14 @@ impl DirectoryWalk {
         directory: Directory,
         status: Status,
         stamp: Stamp,
-        name: Box<[u8]>,
+        name: Option<Name>,
         depth: usize,
         (xattrs, names): (Xattrs, Vec<Box<[u8]>>),
         former: Option<KnownDirectory>,
     ) -> Self {
-        let (built, before) = match former {
+        let (built, entries) = match former {
             Some(former) => (former.built, former.entries),
-            None => (None, Vec::new()),
+            None => (None, KnownEntries::Named(Vec::new())),
         };
         Self {
             name,
@@ -60,19 +62,27 @@ impl DirectoryWalk {
             status,
             stamp,
             xattrs,
+            former: FormerEntries::new(entries, built.as_ref()),
+            entries: RecordedEntries::new(built.clone(), names.len()),
             built,
-            entries: Vec::with_capacity(names.len()),
-            after: Vec::with_capacity(names.len()),
+            marks: Vec::with_capacity(names.len()),
             names: names.into_iter(),
-            before: before.into_iter().peekable(),
             kept: false,
         }
     }
 
     /// Takes what the last pass left of `name`. Names are requested in order.
-    pub fn recall(&mut self, name: &[u8]) -> Option<KnownEntry> {
-        while self.before.next_if(|(former, _)| &former[..] < name).is_some() {}
-        self.before.next_if(|(former, _)| &former[..] == name).map(|(_, memory)| memory)
+    pub fn recall(&mut self, name: &Name) -> Option<KnownEntry> {
+        while self.former.peek()? < name {
+            self.former.next();
+        }
+        (self.former.peek()? == name).then(|| self.former.next())?.and_then(|(_, known)| known)
+    }
+
+    /// Records an entry, and what else is known of it.
+    pub fn record(&mut self, name: Name, child: Child, mark: Mark) {
+        self.entries.add(Entry { name, child });
+        self.marks.push(mark);
     }
 
     /// Opens the directory again if it was closed. It must be the same.
@@ -102,21 +112,70 @@ impl DirectoryWalk {
     }
 }
 
+/// The entries of a directory that a pass left, from a name on.
+enum FormerEntries {
+    OfBuilt { built: Arc<model::tree::Directory>, next: usize, marks: IntoIter<Mark> },
+    Named(Peekable<IntoIter<(Name, KnownEntry)>>),
+}
+
+impl FormerEntries {
+    fn new(entries: KnownEntries, built: Option<&Arc<model::tree::Directory>>) -> Self {
+        match (entries, built) {
+            (KnownEntries::OfBuilt(marks), Some(built)) => Self::OfBuilt {
+                built: Arc::clone(built),
+                next: 0,
+                marks: marks.into_vec().into_iter(),
+            },
+            (KnownEntries::OfBuilt(_), None) => Self::Named(Vec::new().into_iter().peekable()),
+            (KnownEntries::Named(named), _) => Self::Named(named.into_iter().peekable()),
+        }
+    }
+
+    /// The next name.
+    fn peek(&mut self) -> Option<&Name> {
+        match self {
+            Self::OfBuilt { built, next, .. } => {
+                built.entries().get(*next).map(|entry| &entry.name)
+            }
+            Self::Named(named) => named.peek().map(|(name, _)| name),
+        }
+    }
+}
+
+impl Iterator for FormerEntries {
+    type Item = (Name, Option<KnownEntry>);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        match self {
+            Self::OfBuilt { built, next, marks } => {
+                let entry = built.entries().get(*next)?;
+                *next += 1;
+                Some((entry.name.clone(), KnownEntry::new(marks.next()?, &entry.child)))
+            }
+            Self::Named(named) => named.next().map(|(name, known)| (name, Some(known))),
+        }
+    }
+}
+
 /// Returns what a walk that ends early leaves: what it has read of each open directory, and for the
 /// rest what was known before.
 pub fn collapse(mut stack: Vec<DirectoryWalk>) -> Option<KnownDirectory> {
-    let mut below: Option<(Box<[u8]>, KnownDirectory)> = None;
+    let mut below: Option<(Option<Name>, KnownDirectory)> = None;
     while let Some(directory_walk) = stack.pop() {
-        let mut entries = directory_walk.after;
-        if let Some((name, memory)) = below {
-            entries.push((name, KnownEntry::Directory(Box::new(memory))));
-        }
-        entries.extend(directory_walk.before);
+        let recorded = directory_walk.entries.into_entries().into_iter().zip(directory_walk.marks);
+        let recorded =
+            recorded.map(|(entry, mark)| (entry.name, KnownEntry::new(mark, &entry.child)));
+        let opened = below.and_then(|(name, memory)| {
+            Some((name?, Some(KnownEntry::Directory(Box::new(memory)))))
+        });
+        let known = recorded.chain(opened).chain(directory_walk.former);
         let memory = KnownDirectory {
             stamp: directory_walk.stamp,
             xattrs: directory_walk.xattrs,
             built: directory_walk.built,
-            entries,
+            entries: KnownEntries::Named(
+                known.filter_map(|(name, known)| Some((name, known?))).collect(),
+            ),
         };
         below = Some((directory_walk.name, memory));
     }

@@ -5,13 +5,15 @@ use std::time::Instant;
 
 use model::escape::ByteText;
 use model::path::{DEPTH_MAX, TreePath};
-use model::tree::{Leaf, Xattrs};
+use model::tree::{Leaf, Name, Xattrs};
 use nix::errno::Errno;
 use system::clock::wall;
 
 use crate::limits::cpu_time;
 use crate::root::{Directory, Kind, RootError, Status};
-use crate::scan::known_entries::{Content, KnownEntry, KnownLeaf, Stamp, leaf_of};
+use crate::scan::known_entries::{
+    KnownEntry, KnownLeaf, Mark, Stamp, file_leaf, special_leaf, symlink_leaf,
+};
 use crate::scan::pass::directory_walk::DirectoryWalk;
 use crate::scan::pass::{Interrupted, UNFINISHED_MAX, Walk};
 use crate::scan::reading::{HOLE_BYTES_MAX, Reading};
@@ -23,7 +25,7 @@ const TOO_SLOW: &str = "it takes too long to read: it counts as different from a
 /// The result of reading an entry once.
 #[expect(clippy::large_enum_variant, reason = "one at a time; a box is an allocation an entry")]
 pub(super) enum EntryRead {
-    Leaf(Leaf, Option<KnownLeaf>),
+    Leaf(Leaf, Mark),
     Directory(DirectoryWalk),
     /// It was removed or changed its kind: read it again.
     Changed,
@@ -39,14 +41,14 @@ impl Walk<'_> {
         &mut self,
         directory_walk: &DirectoryWalk,
         path: &TreePath,
-        name: &[u8],
+        name: &Name,
         former: &mut Option<KnownEntry>,
         left: usize,
     ) -> Result<Option<EntryRead>, Interrupted> {
         let Some(directory) = &directory_walk.directory else {
             return Ok(Some(EntryRead::Changed));
         };
-        let status = match directory.stat(name) {
+        let status = match directory.stat(name.as_bytes()) {
             Ok(status) => status,
             Err(error) if error.is_absent() => return Ok(None),
             Err(error) => return Ok(Some(failure(&error))),
@@ -73,7 +75,7 @@ impl Walk<'_> {
         &mut self,
         directory: &Directory,
         path: &TreePath,
-        name: &[u8],
+        name: &Name,
         status: Status,
         former: Option<KnownLeaf>,
         left: usize,
@@ -81,32 +83,33 @@ impl Walk<'_> {
         if status.links > 1
             && let Some(carrier) = self.links.meet(&status)
         {
-            return Ok(EntryRead::Leaf(Leaf::HardLink(carrier.clone()), None));
+            return Ok(EntryRead::Leaf(Leaf::HardLink(carrier.clone()), Mark::Nothing));
         }
         let settings = self.task.coverage.settings();
         let attributes = settings.attributes;
         let must_read = self.task.reread_paths.contains(path);
         let known = former
-            .filter(|known| !must_read && known.content_of(&status, settings.algorithm).is_some());
+            .filter(|_| !must_read)
+            .and_then(|known| known.with_status(&status, settings.algorithm));
         let (known, status) = match known {
             Some(known) if known.stamp.holds_attributes(&status, attributes) => (known, status),
-            Some(known) => {
+            Some(KnownLeaf { leaf: Leaf::File(file), .. }) => {
                 let stamp = Stamp::new(&status, wall(), attributes, self.task.root.times());
-                match directory.xattrs(name, attributes) {
+                match directory.xattrs(name.as_bytes(), attributes) {
                     Ok(xattrs) => {
-                        let xattrs = Xattrs::from_iter(xattrs);
-                        (KnownLeaf { stamp, xattrs, ..known }, status)
+                        let leaf = file_leaf(&status, Xattrs::from_iter(xattrs), file.object);
+                        (KnownLeaf { stamp, leaf }, status)
                     }
                     Err(error) => return Ok(failure(&error)),
                 }
             }
-            None => match self.read_content(directory, path, name, &status, left)? {
+            _ => match self.read_content(directory, path, name, &status, left)? {
                 Ok(read) => read,
                 Err(seen) => return Ok(seen),
             },
         };
         self.links.carry(&status, path);
-        Ok(EntryRead::Leaf(leaf_of(&status, &known), Some(known)))
+        Ok(EntryRead::Leaf(known.leaf, Mark::Leaf(known.stamp)))
     }
 
     /// Reads a file. Returns what is known of it, and its status with the size that was read.
@@ -114,14 +117,14 @@ impl Walk<'_> {
         &mut self,
         directory: &Directory,
         path: &TreePath,
-        name: &[u8],
+        name: &Name,
         expected: &Status,
         left: usize,
     ) -> Result<Result<(KnownLeaf, Status), EntryRead>, Interrupted> {
         let settings = self.task.coverage.settings();
         let start = cpu_time();
         self.task.progress.at(path);
-        let mut reading = match Reading::start(directory, name, settings.algorithm) {
+        let mut reading = match Reading::start(directory, name.as_bytes(), settings.algorithm) {
             Ok(reading) => reading,
             Err(error) => return Ok(Err(failure(&error))),
         };
@@ -142,7 +145,7 @@ impl Walk<'_> {
         // There may be room for it in the next pass.
         let is_settled = !is_late && (!is_skipped || reading.hole_bytes > HOLE_BYTES_MAX);
         self.hashing += cpu_time().saturating_sub(start);
-        let was = match reading.finish(directory, name, Some(settings.attributes)) {
+        let was = match reading.finish(directory, name.as_bytes(), Some(settings.attributes)) {
             Ok(was) => was,
             Err(error) => return Ok(Err(failure(&error))),
         };
@@ -154,9 +157,8 @@ impl Walk<'_> {
         } else {
             Stamp::unsettled(&was.status, settings.attributes)
         };
-        let content = Content::File(was.object);
-        let known = KnownLeaf { stamp, content, xattrs: was.xattrs };
-        Ok(Ok((known, was.status)))
+        let leaf = file_leaf(&was.status, was.xattrs, was.object.into());
+        Ok(Ok((KnownLeaf { stamp, leaf }, was.status)))
     }
 
     /// Reads a file to its end, from where an earlier pass has left it, as long as there is time.
@@ -211,35 +213,33 @@ impl Walk<'_> {
         &self,
         directory: &Directory,
         path: &TreePath,
-        name: &[u8],
+        name: &Name,
         status: Status,
         former: Option<KnownLeaf>,
     ) -> EntryRead {
         let settings = self.task.coverage.settings();
         if let Some(known) = former
             && !self.task.reread_paths.contains(path)
-            && known.content_of(&status, settings.algorithm).is_some()
             && known.stamp.holds_attributes(&status, settings.attributes)
+            && let Some(known) = known.with_status(&status, settings.algorithm)
         {
-            return EntryRead::Leaf(leaf_of(&status, &known), Some(known));
+            return EntryRead::Leaf(known.leaf, Mark::Leaf(known.stamp));
         }
         let stamp = Stamp::new(&status, wall(), settings.attributes, self.task.root.times());
-        let content = match status.kind {
-            Kind::Special(device) => match directory.is_mount_point(name) {
-                Ok(false) => Content::Special(device),
+        let xattrs =
+            || directory.xattrs(name.as_bytes(), settings.attributes).map(Xattrs::from_iter);
+        let leaf = match status.kind {
+            Kind::Special(device) => match directory.is_mount_point(name.as_bytes()) {
+                Ok(false) => xattrs().map(|xattrs| special_leaf(&status, xattrs, device)),
                 Ok(true) => return EntryRead::Foreign,
-                Err(error) => return failure(&error),
+                Err(error) => Err(error),
             },
-            _ => match directory.read_link(name) {
-                Ok(target) => Content::Symlink(ByteText(target)),
-                Err(error) => return failure(&error),
-            },
+            _ => directory
+                .read_link(name.as_bytes())
+                .and_then(|target| Ok(symlink_leaf(&status, xattrs()?, ByteText(target)))),
         };
-        match directory.xattrs(name, settings.attributes) {
-            Ok(xattrs) => {
-                let known = KnownLeaf { stamp, content, xattrs: Xattrs::from_iter(xattrs) };
-                EntryRead::Leaf(leaf_of(&status, &known), Some(known))
-            }
+        match leaf {
+            Ok(leaf) => EntryRead::Leaf(leaf, Mark::Leaf(stamp)),
             Err(error) => failure(&error),
         }
     }
@@ -249,14 +249,14 @@ impl Walk<'_> {
         &self,
         directory_walk: &DirectoryWalk,
         directory: &Directory,
-        name: &[u8],
+        name: &Name,
         former: Option<KnownEntry>,
     ) -> EntryRead {
         let depth = directory_walk.depth + 1;
         if depth >= DEPTH_MAX {
             return EntryRead::Unreadable(format!("it is deeper than {DEPTH_MAX} directories"));
         }
-        let opened = directory.open_child(name).and_then(|below| {
+        let opened = directory.open_child(name.as_bytes()).and_then(|below| {
             let status = below.status()?;
             Ok((below, status))
         });
@@ -268,7 +268,7 @@ impl Walk<'_> {
             return EntryRead::Foreign;
         }
         let former = former.and_then(KnownEntry::into_directory);
-        match self.start_directory(below, status, Box::from(name), depth, former) {
+        match self.start_directory(below, status, Some(name.clone()), depth, former) {
             Ok(directory_walk) => EntryRead::Directory(directory_walk),
             Err((error, _)) => failure(&error),
         }

@@ -196,7 +196,7 @@ fn plans_that_lead_elsewhere_are_refused() {
     let world = World::new(&drifted(), &tree(SIGNED));
     let file = |byte, mode| match tree(SIGNED).file(&path("/etc/a")) {
         Some(mut file) => {
-            file.object = object(byte);
+            file.object = object(byte).into();
             file.metadata = Metadata::new(mode, 0, 0);
             Node::Leaf(Leaf::File(file))
         }
@@ -370,7 +370,7 @@ fn of_computed_files_all_but_the_content_is_signed() {
             metadata: Metadata::new(mode, uid, 0),
             mtime: Time::default(),
             size_bytes: 3,
-            object: object(77),
+            object: object(77).into(),
         };
         let action = Action::Create(Node::Leaf(Leaf::File(file)));
         let reason = vec![Difference::Missing];
@@ -433,7 +433,7 @@ fn node(kind: u8) -> Node {
             metadata,
             mtime: Time { seconds: 1, nanoseconds: 0 },
             size_bytes: 5,
-            object: object(kind),
+            object: object(kind).into(),
         })),
     }
 }
@@ -561,7 +561,7 @@ fn only_what_this_machine_found_to_be_blocked_may_differ() {
             if let (true, Action::Replace { node: Node::Leaf(Leaf::File(file)), .. }) =
                 (operation.path.to_string() == path, &mut operation.action)
             {
-                file.object = Algorithm::Blake3.digest(b"evil");
+                file.object = Algorithm::Blake3.digest(b"evil").into();
             }
         }
         plan

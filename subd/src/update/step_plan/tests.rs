@@ -20,7 +20,7 @@ fn file(content: &str) -> Node {
         metadata: Metadata::new(0o644, 0, 0),
         mtime: Time::default(),
         size_bytes: content.len() as u64,
-        object: Algorithm::Blake3.digest(content.as_bytes()),
+        object: Algorithm::Blake3.digest(content.as_bytes()).into(),
     }))
 }
 

@@ -78,7 +78,7 @@ async fn what_the_cache_hides_is_seen_by_the_media_pass_alone_until_it_is_repair
     ended(&scanner, 1, 1).await;
     let found = scanner.rescan_now().await.unwrap();
     let object = |snapshot: &Snapshot, path: &str| {
-        tree(snapshot).file(&path.parse().unwrap()).unwrap().object
+        tree(snapshot).file(&path.parse().unwrap()).unwrap().object.id()
     };
     assert_ne!(object(&found, "/warm"), object(&first, "/warm"));
     assert_eq!(object(&found, "/cold"), object(&first, "/cold"));

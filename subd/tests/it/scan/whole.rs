@@ -151,7 +151,7 @@ async fn files_of_nothing_but_holes_do_not_hold_up_the_pass() {
     let at = fixture.directory.path();
     let object = |snapshot: &Snapshot, name: &str| {
         let file = tree(snapshot).file(&format!("/{name}").parse().unwrap()).unwrap();
-        (file.object, file.size_bytes)
+        (file.object.id(), file.size_bytes)
     };
     let first = fixture.rescan().await;
     assert_eq!(object(&first, "days").1, 8 << 40);

@@ -149,7 +149,7 @@ fn node(
             metadata: metadata.clone(),
             mtime,
             size_bytes: u64::from(number),
-            object: algorithm.digest(&vec![number; usize::from(number)]),
+            object: algorithm.digest(&vec![number; usize::from(number)]).into(),
         })
     };
     let plain = Metadata { xattrs: crate::tree::Xattrs::none(), ..metadata.clone() };
