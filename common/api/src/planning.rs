@@ -12,7 +12,7 @@ use crate::codec::{CodecError, Encoding, encode};
 use crate::subd::ScanReport;
 use model::filter::Patterns;
 use model::object::{Algorithm, ObjectId};
-use model::plan::{Need, Plan, RefusedChanges, ScannedTree, plan, safety};
+use model::plan::{Need, Operation, Plan, RefusedChanges, ScannedTree, plan, safety};
 use model::tree::{Tree, TreeError};
 use model::trigger::Trigger;
 
@@ -100,6 +100,40 @@ fn is_high_impact(plan: &Plan, image: &RequiredImage) -> bool {
         && plan.changed_paths().any(|path| severe.iter().any(|trigger| trigger.fires_on(path)))
 }
 
+/// Returns the digest of the operations.
+fn digest_of(plan: &Plan) -> Result<ObjectId, PlanError> {
+    let changes: Vec<_> =
+        plan.operations.iter().map(|operation| (&operation.path, &operation.action)).collect();
+    let bytes = encode(Encoding::Bincode, "plan", &changes)
+        .map_err(|source| PlanError::Digest { source })?;
+    Ok(Algorithm::Blake3.digest(&bytes))
+}
+
+impl Planned {
+    /// Returns the plan of those operations for which `is_part` is true, which must not need
+    /// others, as an update to `image`. Dangers are those of the whole plan.
+    ///
+    /// # Errors
+    ///
+    /// As [`PlanJob::run`].
+    pub fn part(
+        &self,
+        image: &RequiredImage,
+        is_part: impl Fn(&Operation) -> bool,
+    ) -> Result<Self, PlanError> {
+        let operations = self.plan.operations.iter().filter(|operation| is_part(operation));
+        let plan = Plan { operations: operations.cloned().collect(), blocked: Vec::new() };
+        Ok(Self {
+            key: self.key,
+            digest: digest_of(&plan)?,
+            needs: Arc::new(plan.objects()),
+            is_high_impact: is_high_impact(&plan, image),
+            dangers: self.dangers.clone(),
+            plan: Arc::new(plan),
+        })
+    }
+}
+
 impl PlanJob {
     /// Makes the plan. Takes time in proportion to the directories that differ.
     ///
@@ -126,10 +160,6 @@ impl PlanJob {
             times: self.scan.times,
         };
         let plan = plan(&have, &want);
-        let changes: Vec<_> =
-            plan.operations.iter().map(|operation| (&operation.path, &operation.action)).collect();
-        let bytes = encode(Encoding::Bincode, "plan", &changes)
-            .map_err(|source| PlanError::Digest { source })?;
         let dangers = if plan.is_empty() {
             Vec::new()
         } else {
@@ -137,7 +167,7 @@ impl PlanJob {
         };
         Ok(Planned {
             key: self.key,
-            digest: Algorithm::Blake3.digest(&bytes),
+            digest: digest_of(&plan)?,
             needs: Arc::new(plan.objects()),
             is_high_impact: is_high_impact(&plan, &self.image),
             dangers,

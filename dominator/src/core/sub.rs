@@ -33,6 +33,7 @@ mod plans;
 mod polls;
 mod prefetch;
 mod report;
+mod room;
 mod status_texts;
 mod updates;
 
@@ -63,6 +64,7 @@ use plans::{KnownScope, Planning, Trees};
 use polls::{Polling, Polls};
 use prefetch::Prefetch;
 use report::{ShownStatus, StatusHistory};
+use room::Room;
 use updates::{Fetching, Updates};
 
 use crate::core::timing::{Attempt, Now};
@@ -114,6 +116,7 @@ pub struct Sub {
     fetch: Option<Fetching>,
     updates: Updates,
     blocked: BlockedPaths,
+    room: Option<Room>,
     prefetch: Prefetch,
     /// The generation in which the object cache was last cleaned up.
     cleaned_generation: Option<u64>,
@@ -150,6 +153,7 @@ impl Sub {
             fetch: None,
             updates: Updates::default(),
             blocked: BlockedPaths::default(),
+            room: None,
             prefetch: Prefetch::default(),
             cleaned_generation: None,
             shown: ShownStatus {

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use api::fault::{Fault, FaultCode};
 use api::subd::{
-    Alarm, FetchFailure, Paused, PollReply, PollRequest, PrepareRequest, ScanCounters, SubVersion,
-    UpdateOutcome,
+    Alarm, FetchFailure, FreeSpace, Paused, PollReply, PollRequest, PrepareRequest, ScanCounters,
+    SubVersion, UpdateOutcome,
 };
 use dominator::core::sub::{Call, Failure, FailureKind, RequestId};
 use model::image::ImageName;
@@ -17,9 +17,12 @@ use model::object::ObjectId;
 use model::path::TreePath;
 use model::plan::{RefusedChanges, apply};
 use model::scope::{Coverage, ScanSettings, Scope};
-use model::tree::{Time, Tree, TreeBuilder};
+use model::tree::{Leaf, Node, Time, Tree, TreeBuilder};
 use testing::random::Random;
 use testing::sub_model::{SubModel, Task};
+
+/// What a small file takes on a disk.
+const BLOCK_BYTES: u64 = 4_096;
 
 /// The state of the image server that machines fetch from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -90,6 +93,8 @@ pub struct Model {
     pub reboots: Option<ImageName>,
     /// Updates can neither be finished nor undone.
     pub sticks: bool,
+    /// How much its disk holds; `None` for ample space.
+    pub disk_bytes: Option<u64>,
     /// The server that it fetches from.
     pub server: Server,
     /// The state of the server when the fetch began.
@@ -122,6 +127,7 @@ impl Model {
             vanishes: None,
             reboots: None,
             sticks: false,
+            disk_bytes: None,
             server: Server::Good,
             server_before: Server::Good,
             boots: false,
@@ -203,12 +209,26 @@ impl Model {
     fn report(&self, have: Option<SubVersion>) -> PollReply {
         let stuck = self.sub.is_stuck().then(|| Alarm::JournalStuck("full".into()));
         let stalled = self.stalls.clone().map(Alarm::ScannerStalled);
+        let reply = self.sub.report(have);
+        let free_bytes = self.disk_bytes.map(|bytes| bytes.saturating_sub(self.used_bytes()));
+        let space =
+            FreeSpace { free_bytes: free_bytes.unwrap_or(reply.space.free_bytes), ..reply.space };
         PollReply {
+            space,
             counters: ScanCounters { metadata_passes: self.passes, ..ScanCounters::default() },
             alarms: stuck.into_iter().chain(stalled).collect(),
             paused: self.paused.clone(),
-            ..self.sub.report(have)
+            ..reply
         }
+    }
+
+    /// Returns what the files of the tree and the object cache take on the disk.
+    pub fn used_bytes(&self) -> u64 {
+        let files = self.sub.tree.nodes().map(|(_, node)| match node {
+            Node::Leaf(Leaf::File(file)) => file.size_bytes.div_ceil(BLOCK_BYTES) * BLOCK_BYTES,
+            _ => 0,
+        });
+        files.sum::<u64>() + self.sub.cache.len() as u64 * BLOCK_BYTES
     }
 
     /// Somebody on the machine pauses updates, or lets them go on.

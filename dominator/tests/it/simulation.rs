@@ -292,3 +292,25 @@ fn paused_machines_stay_as_they_are_until_their_time_has_come() {
     }
     world.run_until_converged(35 * MINUTE).expect("the time has come");
 }
+
+/// A runaway file fills the disks while nothing is updated, and the next image needs more objects.
+#[test]
+fn machines_that_are_full_of_what_no_image_has_are_emptied_and_get_their_image() {
+    let mut world = world_of(6, 3, NONE);
+    (0..6).for_each(|host| world.assign(host, "base/one"));
+    world.run_until_converged(20 * MINUTE).expect("the machines get the first image");
+    world.pull_brake(Some("a storm".into()));
+    (0..6).for_each(|host| world.fill_machine(host));
+    world.run_until(25 * MINUTE);
+    (0..6).for_each(|host| world.assign(host, "base/two"));
+    world.run_until(30 * MINUTE);
+    for host in 0..6 {
+        assert_eq!(world.status(host), Some(Status::UpdatesDisabled));
+        let detail = world.detail(host);
+        assert!(detail.starts_with("making room: 1 change: /lib/runaway (extra)"), "{detail}");
+    }
+    world.pull_brake(None);
+    let converged = world.run_until_converged(40 * MINUTE);
+    assert!(converged.is_some(), "{}", world.describe(0));
+    assert!(world.is_converged());
+}

@@ -9,7 +9,8 @@
 //!
 //! * If the plan is accepted, the plan from its result to the signed tree is empty, except for
 //!   paths that this machine has found to be blocked; and it has put or changed nothing at paths
-//!   that the signed tree does not have.
+//!   that the signed tree does not have. Or it only removes, to make room on a full disk, paths that
+//!   the image that was accepted last does not have.
 //! * The scan used the settings of the signed image, so that the filter in force is the signed one.
 //! * The content of computed files is not signed; their path, mode, owner and attributes are.
 // tidy: core
@@ -204,16 +205,29 @@ pub fn verify_update(
     let want = required_tree(image, exclusions).map_err(|source| Refusal::Tree { source })?;
     let want = with_computed(&want, &after)?;
     let left = plan_between(&after, &want, report, refused);
-    if let [first, others @ ..] = &*left.operations {
+    let is_last = policy.last.is_some_and(|last| last.digest == accepted.digest);
+    let makes_room = is_last && removes_extras_alone(&request.plan, &want);
+    if let [first, others @ ..] = &*left.operations
+        && !makes_room
+    {
         let (path, why, more) = (first.path.clone(), in_words(first), others.len());
         return Err(Refusal::Elsewhere { path, why, more });
     }
     expect_blocked_unchanged(&request.plan, &left.blocked)?;
     expect_tame(&request.plan, have, &want, report)?;
     let is_blocked = |path: &TreePath| left.blocked.iter().any(|blocked| blocked.path == *path);
-    let all = plan_between(have, &want, report, &RefusedChanges::default());
+    let end = if makes_room { &after } else { &want };
+    let all = plan_between(have, end, report, &RefusedChanges::default());
     let changed = all.changed_paths().filter(|path| !is_blocked(path)).cloned().collect();
     Ok(VerifiedUpdate { accepted, changed })
+}
+
+/// True if `plan` removes paths that the signed tree does not have, and does nothing else.
+fn removes_extras_alone(plan: &Plan, want: &Tree) -> bool {
+    let is_extra = |Operation { path, action, .. }: &Operation| {
+        *action == Action::Remove && want.get(path).is_none()
+    };
+    !plan.operations.is_empty() && plan.operations.iter().all(is_extra)
 }
 
 fn in_words(operation: &Operation) -> String {

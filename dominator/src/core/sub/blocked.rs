@@ -50,6 +50,11 @@ impl BlockedPaths {
         }
     }
 
+    /// Forgets the former image, which is needed no more.
+    pub(super) fn forget_former(&mut self) {
+        self.former = None;
+    }
+
     /// Forgets what was known and ordered about another image.
     pub(super) fn image_changed(&mut self) {
         *self = Self::default();
@@ -67,7 +72,6 @@ impl Sub {
     ) -> Check<()> {
         let blocked = &planned.plan.blocked;
         if blocked.is_empty() {
-            self.blocked.former = None;
             return Continue(());
         }
         if self.trees.refused.is_none() {
@@ -106,7 +110,7 @@ impl Sub {
 
     /// Continues with the image that the machine had before: `None` if it never had one,
     /// `Some(None)` if it cannot be loaded.
-    fn check_former(
+    pub(super) fn check_former(
         &mut self,
         view: &View,
         step: &mut Step<'_>,
@@ -130,6 +134,7 @@ impl Sub {
         blocked: &[Blocked],
     ) -> StatusAndDetail {
         self.updates.reset();
+        self.blocked.forget_former();
         self.fetch = None;
         self.orders.forced_plan = None;
         let count = counted(blocked.len() as u64, "path");

@@ -55,6 +55,11 @@ fn left_alone(view: &View) -> Option<String> {
     Some(format!("{count} left alone: {path}: {why}"))
 }
 
+/// Says that an update only makes room.
+fn making_room((status, detail): StatusAndDetail) -> StatusAndDetail {
+    (status, format!("making room: {detail}"))
+}
+
 impl Sub {
     pub(super) fn next_effects(&mut self, step: &mut Step<'_>) {
         self.wake = None;
@@ -122,6 +127,10 @@ impl Sub {
         self.check_allowed(&planned)?;
         self.check_hold(&image, &planned, step)?;
         check_writable(view)?;
+        if let Some((former, room)) = self.check_room(view, &image, &scan, &planned, step)? {
+            self.check_signatures(view, &former, step)?;
+            return self.carry_out(view, &former, &scan, &room, step).map_break(making_room);
+        }
         self.check_objects(view, &image, &planned, step)?;
         self.check_signatures(view, &image, step)?;
         self.carry_out(view, &image, &scan, &planned, step)
@@ -200,6 +209,7 @@ impl Sub {
         step: &mut Step<'_>,
     ) -> Check<StatusAndDetail> {
         self.updates.reset();
+        self.blocked.forget_former();
         self.fetch = None;
         self.report_synced(&mut step.effects);
         self.orders.forced_plan = None;
@@ -333,7 +343,13 @@ impl Sub {
     ) -> Check<StatusAndDetail> {
         let (key, instance) = (planned.key, view.report.version.instance);
         let update = match self.updates.wanted {
-            Some(update) if update.key == key && update.instance == instance => update,
+            Some(update)
+                if update.key == key
+                    && update.instance == instance
+                    && update.plan == planned.digest =>
+            {
+                update
+            }
             _ => WantedUpdate { id: self.next_id(), key, instance, plan: planned.digest },
         };
         self.updates.wanted = Some(update);

@@ -108,6 +108,11 @@ pub(super) struct KnownScope {
     pub(super) origins: FileOrigins,
 }
 
+/// Returns the disk space of a file of this length, in bytes.
+pub(super) fn on_disk(size_bytes: u64) -> u64 {
+    size_bytes.div_ceil(BLOCK_BYTES).saturating_mul(BLOCK_BYTES)
+}
+
 /// The objects that a plan needs and the sub does not have.
 #[derive(Debug, Default)]
 pub(super) struct Missing {
@@ -127,9 +132,9 @@ impl Missing {
         for (&id, need) in planned.needs.iter().filter(|(id, _)| !view.cache.contains(id)) {
             missing.count += 1;
             missing.bytes = missing.bytes.saturating_add(need.size_bytes);
-            let on_disk = need.size_bytes.div_ceil(BLOCK_BYTES).saturating_mul(BLOCK_BYTES);
             let files = u64::from(need.files.max(1));
-            missing.space = missing.space.saturating_add(on_disk.saturating_mul(files));
+            let space = on_disk(need.size_bytes).saturating_mul(files);
+            missing.space = missing.space.saturating_add(space);
             if missing.objects.len() < IDS_MAX {
                 missing.objects.push(FetchObject { id, size_bytes: need.size_bytes });
             }

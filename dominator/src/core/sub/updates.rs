@@ -112,13 +112,8 @@ impl Sub {
         Some(update.update_id).filter(|&id| self.updates.retried != Some(id))
     }
 
-    /// Stops while updates are held after a failure.
-    pub(super) fn check_hold(
-        &mut self,
-        image: &RequiredImage,
-        planned: &Planned,
-        step: &Step<'_>,
-    ) -> Check<()> {
+    /// Holds updates if the last one made the changes of `planned`, and they are needed again.
+    pub(super) fn hold_if_repeated(&mut self, planned: &Planned, step: &Step<'_>) {
         if self.updates.hold.is_none() && self.updates.done == Some(planned.digest) {
             self.updates.done = None;
             let detail = format!(
@@ -128,6 +123,16 @@ impl Sub {
             );
             self.hold_updates(Status::NotConverging, detail, step);
         }
+    }
+
+    /// Stops while updates are held after a failure.
+    pub(super) fn check_hold(
+        &mut self,
+        image: &RequiredImage,
+        planned: &Planned,
+        step: &Step<'_>,
+    ) -> Check<()> {
+        self.hold_if_repeated(planned, step);
         let Some(hold) = &self.updates.hold else { return Continue(()) };
         let is_same =
             hold.image == image.digest && hold.plan.is_none_or(|failed| failed == planned.digest);

@@ -231,6 +231,39 @@ fn plans_that_lead_elsewhere_are_refused() {
     assert_eq!(world.verify_plan(half), Err(Refusal::Elsewhere { path: at, why, more: 0 }));
 }
 
+/// To make room on a full disk.
+#[test]
+fn extras_alone_may_be_removed_on_a_machine_that_has_the_image() {
+    let more = "l 0:0 /etc/l -> b\nf 644 0:0 1.000000000 5 @5 /etc/z\n";
+    let have = tree(&SIGNED.replace("l 0:0 /etc/l -> a\n", more));
+    let mut world = World::new(&have, &tree(SIGNED));
+    let removal = |at: &str| Operation {
+        path: path(at),
+        action: Action::Remove,
+        reason: vec![Difference::Mtime],
+    };
+    let plan_of = |paths: &[&str]| Plan {
+        operations: paths.iter().map(|at| removal(at)).collect(),
+        blocked: Vec::new(),
+    };
+    let elsewhere = |at: &str, why: &str, more| {
+        Err(Refusal::Elsewhere { path: path(at), why: why.to_owned(), more })
+    };
+    assert_eq!(world.verify_plan(plan_of(&["/etc/z"])), elsewhere("/etc/l", "target", 0));
+    let digest = world.image.digest;
+    let last = AcceptedImage { image: "web/8".parse().unwrap(), digest, signed: 800 };
+    world.last = Some(last.clone());
+    let changed = vec![path("/etc/z")];
+    let verified = VerifiedUpdate { accepted: last.clone(), changed };
+    assert_eq!(world.verify_plan(plan_of(&["/etc/z"])), Ok(verified));
+    assert_eq!(world.verify_plan(plan_of(&[])), elsewhere("/etc/l", "target", 1));
+    let refused = world.verify_plan(plan_of(&["/etc/z", "/usr/x/y"]));
+    assert!(matches!(refused, Err(Refusal::Elsewhere { .. })), "{refused:?}");
+    // Of an image that the machine is to get, extras are removed with all other changes only.
+    world.last = Some(AcceptedImage { digest: object(1), signed: 700, ..last });
+    assert_eq!(world.verify_plan(plan_of(&["/etc/z"])), elsewhere("/etc/l", "target", 0));
+}
+
 /// A directory that the image does not have, and that stays because it holds kept content.
 const KEPT: &str = "d 700 0:0 /srv\nd 700 0:0 /srv/app\n";
 

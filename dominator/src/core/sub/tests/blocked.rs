@@ -19,7 +19,7 @@ fn ready_image(files: &[(&str, &str)], name: &str) -> Arc<RequiredImage> {
 }
 
 /// A machine that has the image `old`, and must have `new`.
-fn updated(old: &[(&str, &str)], new: &[(&str, &str)]) -> Script {
+pub(super) fn updated(old: &[(&str, &str)], new: &[(&str, &str)]) -> Script {
     let mut script = Script::new(image("new", new));
     script.reply.scope = Scope::of(&ready_image(new, "new").scan, &script.reply.exclusions);
     script.former = Some(ready_image(old, "old"));
@@ -28,7 +28,7 @@ fn updated(old: &[(&str, &str)], new: &[(&str, &str)]) -> Script {
 }
 
 /// Carries out the staged update to the end; the sub then has `files`.
-fn finish(script: &mut Script, files: &[(&str, &str)], image: &str) {
+pub(super) fn finish(script: &mut Script, files: &[(&str, &str)], image: &str) {
     let Some(Call::Prepare(request)) = script.accept() else { panic!("nothing to prepare") };
     let update_id = request.update_id;
     assert_eq!(request.plan.blocked, []);
