@@ -15,6 +15,7 @@ mod liars;
 mod limits;
 mod locks;
 mod mounts;
+mod odd;
 mod operator;
 mod plans;
 mod process;

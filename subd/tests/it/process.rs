@@ -7,7 +7,8 @@ use std::process::{Child, ChildStderr, Command, Output, Stdio};
 
 use api::subd::{
     Activity, CacheReport, Commit, CommitRequest, Fetch, FetchObject, FetchRequest,
-    GetConfiguration, Poll, PollRequest, Prepare, SetConfiguration, UpdateOutcome,
+    GetConfiguration, Poll, PollRequest, Prepare, ScanNow, ScanNowRequest, SetConfiguration,
+    UpdateOutcome,
 };
 use model::filter::Filter;
 use model::scope::{Coverage, ScanSettings};
@@ -196,13 +197,16 @@ async fn killed_anywhere_it_converges_again_and_keeps_what_is_not_its_business()
         }
         edit.done()
     };
-    for round in 1..=9 {
+    for round in 1..=12 {
         let want = version(round);
         let sub = Sub::elsewhere(root, process.client.clone());
         let (reply, plan) = sub.plan(&want).await;
         // Killed a moment after the call, wherever that is.
         let moment = std::time::Duration::from_millis(round);
-        if round % 3 == 0 {
+        if round % 4 == 0 {
+            let scan = ScanNowRequest { content: true, media: true };
+            sub.client.call::<ScanNow>(&scan).await.unwrap();
+        } else if round % 4 == 3 {
             let objects = plan.objects().into_iter();
             let objects = objects.map(|(id, need)| FetchObject { id, size_bytes: need.size_bytes });
             let sources = vec![source.address.clone()];
@@ -212,7 +216,7 @@ async fn killed_anywhere_it_converges_again_and_keeps_what_is_not_its_business()
         } else {
             sub.fetch_for(round, &source, &plan).await;
             let request = request(round, &reply, &want, plan);
-            if round % 3 == 1 {
+            if round % 4 == 1 {
                 sub.client.call::<Prepare>(&request).await.unwrap();
             } else {
                 sub.prepare(&request).await.unwrap();
