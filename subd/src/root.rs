@@ -40,6 +40,7 @@ mod used_paths;
 use crate::root::mount_clone::MountClone;
 
 pub use crate::root::entry::OpenEntry;
+pub use change::is_unknown_flag;
 pub use directory::{AttributeList, Directory, ENTRIES_MAX, OpenedFile, errno_of};
 pub use file::{ALIGNMENT, AlignedBuffer, Kind, Status};
 pub use locks::Locks;

@@ -11,7 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use model::tree::{Device, Time, TimePrecision};
 use nix::errno::Errno;
-use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, RenameFlags, renameat2};
+use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, RenameFlags, renameat, renameat2};
 use nix::sys::stat::{
     FchmodatFlags, Mode, SFlag, UtimensatFlags, fchmodat, fstat, futimens, makedev, mkdirat,
     mknodat, utimensat,
@@ -78,14 +78,21 @@ impl Directory {
         })
     }
 
-    /// Moves `name` to `new_name` in `to`, which must not exist.
+    /// Moves `name` to `new_name` in `to`, which must not exist. Some file-systems, such as NFS and
+    /// many of FUSE, cannot refuse to replace something: there it is looked for before.
     pub fn rename_noreplace(
         &self,
         name: &[u8],
         to: &Self,
         new_name: &[u8],
     ) -> Result<(), RootError> {
-        self.rename(name, to, new_name, RenameFlags::RENAME_NOREPLACE)
+        let renamed = self.rename(name, to, new_name, RenameFlags::RENAME_NOREPLACE);
+        let Err(error) = renamed else { return Ok(()) };
+        let is_unknown = error.errno().is_some_and(is_unknown_flag);
+        match is_unknown.then(|| to.stat(new_name)) {
+            Some(Err(absent)) if absent.is_absent() => self.rename_over(name, to, new_name),
+            _ => Err(error),
+        }
     }
 
     /// Swaps `name` and `new_name` in `to` in one step; both must exist.
@@ -96,7 +103,8 @@ impl Directory {
     /// Moves `name` to `new_name` in `to`, replacing what may be there: for subd's own files, never
     /// for the tree.
     pub fn rename_over(&self, name: &[u8], to: &Self, new_name: &[u8]) -> Result<(), RootError> {
-        self.rename(name, to, new_name, RenameFlags::empty())
+        to.check("rename", new_name)?;
+        self.on("rename", name, || renameat(&self.descriptor, name, &to.descriptor, new_name))
     }
 
     fn rename(
@@ -249,4 +257,9 @@ impl Directory {
         let removed = self.unlink(TEST_FILE);
         result.and_then(|value| removed.map(|()| value))
     }
+}
+
+/// True for the errors of a file-system that does not know a flag of rename.
+pub fn is_unknown_flag(errno: Errno) -> bool {
+    matches!(errno, Errno::EINVAL | Errno::ENOSYS | Errno::EOPNOTSUPP)
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use model::path::TreePath;
 use nix::errno::Errno;
 
-use crate::root::{Directory, Locks, Root, RootError};
+use crate::root::{Directory, Locks, Root, RootError, is_unknown_flag};
 use crate::update::metadata::Target;
 use crate::update::step::EntryMetadata;
 use model::scope::Attributes;
@@ -70,7 +70,7 @@ impl<'a> Probe<'a> {
         let can = match exchanged {
             Ok(()) => true,
             Err(error) => match error.errno() {
-                Some(Errno::EINVAL | Errno::ENOSYS | Errno::EOPNOTSUPP) => false,
+                Some(errno) if is_unknown_flag(errno) => false,
                 _ => return Err(error),
             },
         };

@@ -293,7 +293,9 @@ impl Sub {
         let (reply, plan) = self.plan(want).await;
         let mut request = request(id, &reply, want, plan.without_blocked());
         request.triggers = Triggers::from_json(triggers).unwrap();
-        self.prepare(&request).await.unwrap();
+        let reply = self.prepare(&request).await.unwrap();
+        let staged = api::subd::Activity::Prepared { update_id: id };
+        assert_eq!(reply.activity, staged, "{:?}", reply.last_update);
         self.commit(id).await
     }
 }

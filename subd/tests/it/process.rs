@@ -53,6 +53,11 @@ impl Process {
         let mut command = Command::new("setpriv");
         command.args([&format!("--bounding-set=-{capability}"), "--"]);
         command.arg(env!("CARGO_BIN_EXE_subd"));
+        Self::run(command, root)
+    }
+
+    /// Starts a command that becomes subd with the flags after its own.
+    pub fn run(command: Command, root: &Path) -> Self {
         Self::of(with_flags(command, root, &["--insecure"]))
     }
 

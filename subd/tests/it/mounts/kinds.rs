@@ -1,6 +1,7 @@
 //! Roots on file-systems of every kind: overlay, tmpfs, btrfs, xfs, ext4 with coarse times.
 
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use subd::state::directories::Directories;
 
 use super::{in_own_mounts, mount_tmpfs, run, unmount};
 use crate::fixture::{Edit, Source, Sub, file, path};
+use crate::process::Process;
 use crate::scan::{on_demand, start_on};
 
 /// A file-system of its own; taken away in the end.
@@ -49,7 +51,12 @@ impl Drop for Disk {
 
 /// Changes of every kind, there and back; gives the last tree.
 async fn story(at: &Path) -> (Tree, TimePrecision) {
-    let (sub, source) = (Sub::start_on(at, &[]).await, Source::start().await);
+    story_of(Sub::start_on(at, &[]).await).await
+}
+
+/// The same of a subd that runs on an empty root.
+async fn story_of(sub: Sub) -> (Tree, TimePrecision) {
+    let source = Source::start().await;
     let (reply, empty) = sub.tree().await;
     let first = Edit::of(&empty, &source)
         .directory("/d", 0o755)
@@ -132,6 +139,20 @@ fn the_root_may_be_on_xfs() {
     in_own_mounts(async || {
         story(Disk::new("xfs", "mkfs.xfs -q", 320).path()).await;
     });
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_root_may_be_on_a_file_system_that_neither_exchanges_nor_refuses_to_replace() {
+    let place = tempfile::tempdir().unwrap();
+    // As NFS, ZFS before 2.2 and many of FUSE, for which no flag of rename is valid. The server is
+    // the child, and strace that of the server.
+    let mut command = Command::new("strace");
+    command.args(["-D", "-f", "-q", "-o", "/dev/null", "-e", "trace=renameat2"]);
+    command.args(["-e", "inject=renameat2:error=EINVAL", "--", env!("CARGO_BIN_EXE_subd")]);
+    let process = Process::run(command, place.path());
+    story_of(Sub::elsewhere(place.path(), process.client.clone())).await;
+    let files = std::fs::read_dir(place.path().join(".subd/undo")).unwrap().count();
+    assert_eq!((files, process.stop()), (0, Some(0)));
 }
 
 #[test]

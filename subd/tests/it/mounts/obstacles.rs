@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use api::subd::{Activity, GetRefusedChanges, UpdateOutcome};
-use model::plan::RefusedKind;
+use model::plan::{Blocked, Obstacle, RefusedKind};
 use model::tree::text::to_text;
 use model::tree::{Device, Leaf, Metadata, Node, Special, Time, Tree, Xattrs};
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 
 use super::kinds::Disk;
 use super::{in_own_mounts, mount_tmpfs, run, unmount};
-use crate::fixture::{Edit, Source, Sub, file, request};
+use crate::fixture::{Edit, Source, Sub, file, path, request};
 use crate::process::Process;
 
 /// Makes the tree equal to what `edit` gives, from an empty one.
@@ -169,6 +169,101 @@ fn what_is_in_a_directory_with_a_project_id_is_left_out() {
         assert_eq!(sub.converge(3, &source, &want).await.outcome, UpdateOutcome::Done);
         assert_eq!(blocked(&sub, &want).await, ["/p/f", "/p/g"]);
         assert_eq!(std::fs::read(sub.at("/q")).unwrap(), b"2");
+        source.stop().await;
+        sub.stop().await;
+    });
+}
+
+/// Sets a policy of encryption on a new directory, with a key that goes with the file-system.
+const ENCRYPT: &str = "
+import fcntl, os, struct, sys
+os.mkdir(sys.argv[1], 0o755)
+directory = os.open(sys.argv[1], os.O_RDONLY)
+key = bytearray(struct.pack('II32sII32s', 2, 0, b'', 64, 0, b'') + b'k' * 64)
+fcntl.ioctl(directory, 0xc0506617, key)
+policy = struct.pack('BBBBB3s', 2, 1, 4, 3, 0, b'') + bytes(key[8:24])
+fcntl.ioctl(directory, 0x800c6613, policy)
+";
+
+#[test]
+fn what_is_in_an_encrypted_directory_is_left_out() {
+    in_own_mounts(async || {
+        let disk = Disk::new("ext4", "mkfs.ext4 -q -O encrypt", 64);
+        run(&format!("python3 -c \"{ENCRYPT}\" {}/e", disk.path().display()));
+        std::fs::write(disk.path().join("e/f"), "1").unwrap();
+        std::fs::write(disk.path().join("e/gone"), "1").unwrap();
+        let (sub, source) = (Sub::start_on(disk.path(), &[]).await, Source::start().await);
+        let (_, first) = sub.tree().await;
+        source.add(b"1");
+        let want = Edit::of(&first, &source)
+            .file("/e/f", "2")
+            .file("/e/new", "2")
+            .remove("/e/gone")
+            .file("/ok", "2")
+            .done();
+        let why = staging_failure(&sub, 1, &source, &want).await;
+        let expected =
+            "/e cannot be changed: its directory is encrypted, and nothing can be moved into it";
+        assert!(why.starts_with(expected), "{why}");
+        assert_eq!(refused(&sub).await, ["below /e"]);
+        assert_eq!(sub.converge(2, &source, &want).await.outcome, UpdateOutcome::Done);
+        assert_eq!(blocked(&sub, &want).await, ["/e/f", "/e/gone", "/e/new"]);
+        assert_eq!(std::fs::read(sub.at("/ok")).unwrap(), b"2");
+        assert_eq!(std::fs::read(sub.at("/e/f")).unwrap(), b"1");
+        source.stop().await;
+        sub.stop().await;
+    });
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn owners_outside_of_the_user_namespace_are_left_out() {
+    let place = tempfile::tempdir().unwrap();
+    let mut command = std::process::Command::new("unshare");
+    // Only root is mapped.
+    command.args(["--user", "--map-root-user", "--mount", "--"]);
+    command.arg(env!("CARGO_BIN_EXE_subd"));
+    let process = Process::run(command, place.path());
+    let sub = Sub::elsewhere(place.path(), process.client.clone());
+    let source = Source::start().await;
+    let (_, empty) = sub.tree().await;
+    let foreign = file(&source, "owned", Metadata::new(0o644, 5_000, 0));
+    let want = Edit::of(&empty, &source).put("/foreign", foreign).file("/ok", "1").done();
+    let why = staging_failure(&sub, 1, &source, &want).await;
+    assert!(why.starts_with("/foreign cannot be changed: cannot change the owner of"), "{why}");
+    assert_eq!(refused(&sub).await, ["become /foreign"]);
+    assert_eq!(sub.converge(2, &source, &want).await.outcome, UpdateOutcome::Done);
+    assert_eq!(blocked(&sub, &want).await, ["/foreign"]);
+    assert_eq!(std::fs::read(sub.at("/ok")).unwrap(), b"1");
+    source.stop().await;
+    assert_eq!(process.stop(), Some(0));
+}
+
+#[test]
+fn a_directory_of_the_image_that_is_a_subvolume_is_a_boundary() {
+    in_own_mounts(async || {
+        // As systemd-tmpfiles makes /var/lib/machines and /var/lib/portables.
+        let disk = Disk::new("btrfs", "mkfs.btrfs -q", 128);
+        let (sub, source) = (Sub::start_on(disk.path(), &[]).await, Source::start().await);
+        let first = start(&sub, &source, |edit| edit.directory("/lib", 0o755)).await;
+        run(&format!("btrfs subvolume create {} >/dev/null", sub.at("/lib/machines").display()));
+        sub.rescanned().await;
+        let want = Edit::of(&first, &source).directory("/lib/machines", 0o700).file("/ok", "1");
+        let want = want.done();
+        for id in 2..5 {
+            let (_, plan) = sub.plan(&want).await;
+            if plan.operations.is_empty() {
+                break;
+            }
+            sub.fetch_for(id, &source, &plan).await;
+            if staging_failure(&sub, id, &source, &want).await.is_empty() {
+                assert_eq!(sub.commit(id).await.outcome, UpdateOutcome::Done);
+            }
+        }
+        assert_eq!(std::fs::read(sub.at("/ok")).unwrap(), b"1");
+        // It holds no image back: `model::plan::first_that_holds`.
+        let (_, plan) = sub.plan(&want).await;
+        let boundary = Blocked { path: path("/lib/machines"), why: Obstacle::Boundary };
+        assert_eq!((plan.operations, plan.blocked), (Vec::new(), vec![boundary]));
         source.stop().await;
         sub.stop().await;
     });
