@@ -9,8 +9,8 @@
 //!
 //! * If the plan is accepted, the plan from its result to the signed tree is empty, except for
 //!   paths that this machine has found to be blocked; and it has put or changed nothing at paths
-//!   that the signed tree does not have. Or it only removes, to make room on a full disk, paths that
-//!   the image that was accepted last does not have.
+//!   that the signed tree does not have. Or it only removes, to make room on a full disk, paths
+//!   that the image that was accepted last does not have.
 //! * The scan used the settings of the signed image, so that the filter in force is the signed one.
 //! * The content of computed files is not signed; their path, mode, owner and attributes are.
 // tidy: core

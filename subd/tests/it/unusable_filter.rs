@@ -1,4 +1,5 @@
-//! A saved filter that this release refuses: subd starts, and changes nothing until it gets another.
+//! A saved filter that this release refuses: subd starts, and changes nothing until it gets
+//! another.
 
 use api::fault::FaultCode;
 use api::subd::{

@@ -332,6 +332,18 @@ impl Sub {
         self.stop_unless_disabled(Status::Fetching, detail)
     }
 
+    /// Returns the update that is wanted already if it has this plan; else a new one.
+    fn wanted_update(&mut self, planned: &Planned, instance: u64) -> WantedUpdate {
+        let (key, plan) = (planned.key, planned.digest);
+        let is_same = |update: &WantedUpdate| {
+            (update.key, update.instance, update.plan) == (key, instance, plan)
+        };
+        match self.updates.wanted.filter(is_same) {
+            Some(update) => update,
+            None => WantedUpdate { id: self.next_id(), key, instance, plan },
+        }
+    }
+
     /// Stages the update, and sends its Commit when it is staged.
     fn carry_out(
         &mut self,
@@ -341,17 +353,8 @@ impl Sub {
         planned: &Arc<Planned>,
         step: &mut Step<'_>,
     ) -> Check<StatusAndDetail> {
-        let (key, instance) = (planned.key, view.report.version.instance);
-        let update = match self.updates.wanted {
-            Some(update)
-                if update.key == key
-                    && update.instance == instance
-                    && update.plan == planned.digest =>
-            {
-                update
-            }
-            _ => WantedUpdate { id: self.next_id(), key, instance, plan: planned.digest },
-        };
+        let instance = view.report.version.instance;
+        let update = self.wanted_update(planned, instance);
         self.updates.wanted = Some(update);
         let todo = describe(&planned.plan);
         self.check_not_prevented(view, &todo)?;

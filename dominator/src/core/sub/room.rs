@@ -1,5 +1,5 @@
-//! Room on a disk that is too full for the objects of an update: what no image has is removed first,
-//! by an update of its own.
+//! Room on a disk that is too full for the objects of an update: what no image has is removed
+//! first, by an update of its own.
 //!
 //! That is a repair of the image that the machine has: it removes only what neither that image nor
 //! the required one has. A machine whose image is not known, or was scanned by another filter, must

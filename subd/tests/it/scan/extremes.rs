@@ -155,7 +155,7 @@ async fn a_file_that_takes_too_long_is_read_on_by_later_passes_and_holds_none_of
             assert_ne!(found, Algorithm::Blake3.digest(&content));
             assert_eq!(*unknown.get_or_insert(found), found, "it has not changed");
         } else {
-            assert_eq!(report.unreadable, [grows.clone()]);
+            assert_eq!(report.unreadable, std::slice::from_ref(&grows));
             assert_eq!(found, Algorithm::Blake3.digest(&content));
         }
     }
