@@ -15,7 +15,7 @@ use model::display::counted;
 use model::image::ImageName;
 use model::image::required::RequiredImage;
 use model::object::ObjectId;
-use model::plan::{Blocked, FormerTree, first_that_holds};
+use model::plan::{Blocked, FormerTree, Obstacle, first_that_holds};
 
 use super::{Check, Effect, RequestId, StatusAndDetail, Step, Sub, View, stop};
 use crate::core::claims::Claim;
@@ -144,6 +144,15 @@ impl Sub {
             list(blocked)
         );
         (Status::PartlySynced, detail)
+    }
+
+    /// True if the machine is not in place for its blocked paths: other file-systems where the image
+    /// has directories are no such paths.
+    pub(super) fn lacks_blocked_paths(&self, status: Status) -> bool {
+        let lacks = |planned: &Arc<Planned>| {
+            planned.plan.blocked.iter().any(|blocked| blocked.why != Obstacle::Boundary)
+        };
+        status == Status::PartlySynced && self.plan.made.as_ref().is_some_and(lacks)
     }
 
     /// True if blocked paths hold a new image back, so that [`SubOrder::GoOn`] has an effect.

@@ -414,7 +414,13 @@ impl Sub {
             // The update begins soon, or its Commit is sent again.
             _ if self.calls.has_commit() || is_needed => None,
             _ if matches!(view.report.activity, Activity::Updating { .. }) => None,
-            Some(last) => update_end(last, view, Some(status)),
+            Some(last) => match update_end(last, view, Some(status)) {
+                // It says nothing of the image as a whole.
+                Some(UpdateEnd::Good) if self.lacks_blocked_paths(status) => {
+                    Some(UpdateEnd::Withdrawn)
+                }
+                end => end,
+            },
             None if status == Status::Rescanning => None,
             None => Some(UpdateEnd::Withdrawn),
         };

@@ -114,6 +114,40 @@ fn a_new_image_is_not_held_back_by_what_its_former_required_too() {
 }
 
 #[test]
+fn a_machine_that_lacks_blocked_paths_is_no_success_of_its_image_and_gets_nothing_ahead() {
+    let mut script = updated(&[("/a", "1"), ("/b", "1")], &[("/a", "1"), ("/b", "2")]);
+    script.planned = image("next", &[("/a", "3"), ("/b", "3")]);
+    script.writes_ends = true;
+    script.assign();
+    script.cache(&["1", "2"]);
+    script.scan(&[("/a", "x"), ("/b", "1")]);
+    script.refuse_changes(&["/a"]);
+    script.poll();
+    finish(&mut script, &[("/a", "x"), ("/b", "2")], "new");
+    script.poll();
+    // The obstacle is gone, and so is the difference.
+    script.refuse_changes(&[]);
+    script.scan(&[("/a", "1"), ("/b", "2")]);
+    script.poll();
+    script.check(expect![[r#"
+        0   assigned connecting       not reached yet
+                     -> poll for all
+        0   assigned connecting       not reached yet
+        0   polled   preparing        staging 1 change: /b (content)
+                     -> prepare 1: 1 operations
+        0   accepted preparing        staging 1 change: /b (content)
+        0   polled   updating         carrying out 1 change: /b (content)
+                     -> commit 1
+        0   accepted updating         the update was ordered
+        0   polled   partly-synced    equals new, except for 1 path that cannot be chang
+                     -> release: Withdrawn
+        0   polled   partly-synced    equals new, except for 1 path that cannot be chang
+                     -> cleanup of 2
+        0   polled   synced           equals new; fetches 1 object (1 byte) of next, whi
+    "#]]);
+}
+
+#[test]
 fn what_no_image_can_have_is_named_although_the_machine_is_synced() {
     let files = [("/a", "1")];
     let mut script = Script::scanning(image("base", &files), &files);
