@@ -87,7 +87,7 @@ impl Half {
 }
 
 /// Bytes that cannot be packed.
-fn noise(length: u64) -> Vec<u8> {
+pub fn noise(length: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     fs::File::open("/dev/urandom").unwrap().take(length).read_to_end(&mut bytes).unwrap();
     bytes

@@ -14,6 +14,7 @@ mod faults;
 mod former;
 mod image_life;
 mod image_server;
+mod kills;
 mod liar;
 mod orders;
 mod plan;
