@@ -293,7 +293,6 @@ impl Parts {
             budgets: Arc::clone(&self.budgets),
             fetched_bytes,
             stop: self.stop.clone(),
-            index: Mutex::new(None),
             only_dominator: options.dominator.clone(),
             configuring: Mutex::new(pause),
             giving_files: Arc::new(tokio::sync::Semaphore::new(1)),

@@ -5,7 +5,6 @@
 //! | [`operator`] | the methods that operators call |
 //! | [`pages`] | the status page |
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -23,7 +22,6 @@ use model::display::error_chain;
 use model::escape::ByteText;
 use model::lock::locked;
 use model::object::ObjectId;
-use model::tree::{Child, Directory, Tree};
 use rpc::page_frame::Frame;
 use rpc::server::{Router, ServerLimits};
 use rpc::tls::Security;
@@ -47,9 +45,7 @@ pub mod operator;
 pub mod pages;
 
 /// How much of directories one reply carries, in bytes.
-const DIRECTORIES_BYTES_MAX: usize = 16 << 20;
-
-type DirectoryIndex = BTreeMap<ObjectId, Arc<Directory>>;
+const DIRECTORIES_BYTES_MAX: usize = 4 << 20;
 
 /// What the methods of subd use.
 pub struct Service {
@@ -64,8 +60,6 @@ pub struct Service {
     /// Bytes that were fetched since the start.
     pub fetched_bytes: Arc<AtomicU64>,
     pub stop: CancellationToken,
-    /// The directories of the latest tree that was requested, by digest.
-    pub index: Mutex<Option<(ObjectId, Arc<DirectoryIndex>)>>,
     /// The only dominator that may give orders, by the machine's configuration.
     pub only_dominator: Option<String>,
     /// Held while the configuration or the holder changes. Has the pause of the scanner as long as
@@ -112,12 +106,11 @@ impl Service {
             return Err(too_many(digests.len(), DIRECTORIES_MAX, "digests"));
         }
         let snapshot = self.report_state.read(|state| state.snapshot.clone());
-        let tree = snapshot.and_then(|snapshot| snapshot.tree.clone());
-        let index = tree.map_or_else(Arc::default, |tree| self.index_of(&tree));
         let mut reply = GetDirectoriesReply { directories: Vec::new(), absent: Vec::new() };
         let mut bytes = 0;
         for digest in digests {
-            let Some(directory) = index.get(digest) else {
+            let found = snapshot.as_ref().and_then(|snapshot| snapshot.directory(digest));
+            let Some(directory) = found else {
                 reply.absent.push(*digest);
                 continue;
             };
@@ -129,18 +122,6 @@ impl Service {
             reply.directories.push(EncodedDirectory(ByteText(encoded)));
         }
         Ok(reply)
-    }
-
-    fn index_of(&self, tree: &Tree) -> Arc<DirectoryIndex> {
-        let mut slot = locked(&self.index);
-        match &*slot {
-            Some((root, index)) if *root == tree.digest() => Arc::clone(index),
-            _ => {
-                let index = Arc::new(directories_of(tree));
-                *slot = Some((tree.digest(), Arc::clone(&index)));
-                index
-            }
-        }
     }
 
     fn cleanup(&self, objects: &[ObjectId]) -> Result<Done, Fault> {
@@ -182,24 +163,6 @@ impl Service {
             Some(why) => Err(Fault::new(FaultCode::Unavailable, why)),
         })
     }
-}
-
-/// Returns all directories of `tree` by digest.
-fn directories_of(tree: &Tree) -> DirectoryIndex {
-    let mut index = BTreeMap::new();
-    let mut stack = vec![Arc::clone(tree.root())];
-    while let Some(directory) = stack.pop() {
-        if index.contains_key(&directory.digest()) {
-            continue;
-        }
-        for entry in directory.entries() {
-            if let Child::Directory(below) = &entry.child {
-                stack.push(Arc::clone(below));
-            }
-        }
-        index.insert(directory.digest(), directory);
-    }
-    index
 }
 
 /// Returns the router with all methods, the page and the metrics of `service`.

@@ -19,8 +19,8 @@
 //!   are reported as they are at that time and change no number.
 //! * All parts of a reply are of the same time.
 
-use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use api::subd::{
@@ -34,7 +34,7 @@ use model::lock::locked;
 use model::object::{Algorithm, ObjectId};
 use model::plan::RefusedChange;
 use model::scope::{ScanSettings, Scope};
-use model::tree::{Time, Tree};
+use model::tree::{Child, Directory, Time, Tree};
 use model::trigger::Triggers;
 use tokio::sync::watch;
 
@@ -65,6 +65,32 @@ pub struct Snapshot {
     pub tree: Option<Tree>,
     /// What polls report of the tree; `None` as long as there is none.
     pub report: Option<ScanReport>,
+    /// The directories of the tree by digest, once they were requested.
+    pub index: OnceLock<BTreeMap<ObjectId, Arc<Directory>>>,
+}
+
+impl Snapshot {
+    /// Returns the directory of the tree with that digest.
+    pub fn directory(&self, digest: &ObjectId) -> Option<&Arc<Directory>> {
+        let tree = self.tree.as_ref()?;
+        self.index.get_or_init(|| directories_of(tree)).get(digest)
+    }
+}
+
+/// Returns all directories of `tree` by digest.
+fn directories_of(tree: &Tree) -> BTreeMap<ObjectId, Arc<Directory>> {
+    let mut index = BTreeMap::new();
+    let mut stack = vec![tree.root()];
+    while let Some(directory) = stack.pop() {
+        if index.insert(directory.digest(), Arc::clone(directory)).is_some() {
+            continue;
+        }
+        stack.extend(directory.entries().iter().filter_map(|entry| match &entry.child {
+            Child::Directory(below) => Some(below),
+            Child::Leaf(_) => None,
+        }));
+    }
+    index
 }
 
 /// Values that are measured at the moment of a reply.

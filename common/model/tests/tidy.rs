@@ -104,6 +104,9 @@ const CORES: &[&str] = &[
 /// Names of files that have no subject.
 const NO_SUBJECT: [&str; 5] = ["utils.rs", "util.rs", "helpers.rs", "misc.rs", "mod.rs"];
 
+/// The only file that may allow unsafe code.
+const UNSAFE: &str = "common/daemon/src/memory.rs";
+
 const FILE_LINES_MAX: usize = 900;
 
 const LINE_COLUMNS_MAX: usize = 100;
@@ -250,6 +253,19 @@ fn cores_are_marked(path: &str, text: &str) -> Vec<String> {
     missing.then(|| format!("{path} must have the line `{MARK}`")).into_iter().collect()
 }
 
+/// The workspace denies unsafe code, and a file can allow it only by the name of that lint.
+fn unsafe_is_elsewhere(path: &str, text: &str) -> Vec<String> {
+    let allows = names(&code_of(text), concat!("unsafe", "_code"));
+    let bad = allows && path != UNSAFE;
+    bad.then(|| format!("{path} must not allow unsafe code")).into_iter().collect()
+}
+
+/// A crate that does not take over the lints of the workspace has none.
+fn has_lints(folder: &str, manifest: &str) -> Vec<String> {
+    let missing = !manifest.contains("\n[lints]\nworkspace = true\n");
+    missing.then(|| format!("{folder} must have the lints of the workspace")).into_iter().collect()
+}
+
 fn has_header(path: &str, text: &str) -> Vec<String> {
     let missing = !text.starts_with("//!");
     missing.then(|| format!("{path} must begin with //!")).into_iter().collect()
@@ -380,7 +396,9 @@ fn dependencies_point_one_way() {
     assert_eq!(folders, known);
     for folder in folders {
         let manifest = workspace().join(&folder).join("Cargo.toml");
-        assert_none(&dependencies(&folder, &std::fs::read_to_string(manifest).unwrap()));
+        let manifest = std::fs::read_to_string(manifest).unwrap();
+        assert_none(&dependencies(&folder, &manifest));
+        assert_none(&has_lints(&folder, &manifest));
     }
 }
 
@@ -399,6 +417,12 @@ fn files_have_a_header_and_a_subject_and_a_limit() {
     let rules: [fn(&str, &str) -> Vec<String>; 5] =
         [has_header, has_subject, is_short, is_narrow, names_are_plain];
     assert_none(&complaints(|path, text| rules.iter().flat_map(|rule| rule(path, text)).collect()));
+}
+
+#[test]
+fn unsafe_code_is_in_one_file() {
+    assert_none(&complaints(unsafe_is_elsewhere));
+    assert!(names(&code_of(&sources()[UNSAFE]), concat!("unsafe", "_code")));
 }
 
 #[test]
@@ -502,6 +526,11 @@ fn each_rule_is_seen_to_fail() {
         cores_are_marked("subd/src/root/used_paths_by.rs", "//! A.\n"),
         Vec::<String>::new()
     );
+
+    let allowing = concat!("#![allow(unsafe", "_code)]");
+    assert_eq!(unsafe_is_elsewhere("a.rs", allowing), one("a.rs must not allow unsafe code"));
+    assert_eq!(unsafe_is_elsewhere(UNSAFE, allowing), Vec::<String>::new());
+    assert_eq!(has_lints("a", "[package]\n"), one("a must have the lints of the workspace"));
 
     assert_eq!(has_header("a.rs", "use x;"), one("a.rs must begin with //!"));
     assert_eq!(has_subject("a/utils.rs", ""), one("a/utils.rs: name the file by its subject"));

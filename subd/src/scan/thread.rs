@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use model::filter::Patterns;
 use model::lock::locked;
@@ -101,6 +101,7 @@ impl ScanControl {
             revision: 1,
             tree: None,
             report: None,
+            index: OnceLock::new(),
         };
         Self {
             exclusions,
@@ -192,7 +193,16 @@ impl ScanControl {
         // more.
         let settings = Arc::clone(&mailbox.settings);
         let scope = Scope::of(&settings, self.exclusions.lines());
-        self.publish(|_| Some(Snapshot { settings, scope, revision: 0, tree: None, report: None }));
+        self.publish(|_| {
+            Some(Snapshot {
+                settings,
+                scope,
+                revision: 0,
+                tree: None,
+                report: None,
+                index: OnceLock::new(),
+            })
+        });
         drop(mailbox);
         self.wakeup.notify_all();
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::mem;
 use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use api::subd::ScanReport;
@@ -342,6 +342,7 @@ impl Worker<'_> {
                 revision: 0,
                 tree: Some(found.tree),
                 report: Some(report),
+                index: OnceLock::new(),
             })
         });
         drop(mailbox);

@@ -37,7 +37,14 @@ fn snapshot(revision: u64, settings: &ScanSettings, mode: Option<u32>) -> Arc<Sn
         Tree::new(Arc::new(root.unwrap()))
     });
     let report = tree.as_ref().map(|tree| ScanReport::of(scope, tree));
-    Arc::new(Snapshot { settings: Arc::new(settings.clone()), scope, revision, tree, report })
+    Arc::new(Snapshot {
+        settings: Arc::new(settings.clone()),
+        scope,
+        revision,
+        tree,
+        report,
+        index: OnceLock::new(),
+    })
 }
 
 fn configure(report_state: &ReportState, settings: &ScanSettings) {

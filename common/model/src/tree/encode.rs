@@ -258,7 +258,7 @@ pub fn references(algorithm: Algorithm, bytes: &[u8]) -> Result<References, Tree
         match item {
             Item::Directory(digest) => references.directories.push(digest),
             Item::Leaf(Leaf::File(file)) => {
-                references.files.push((file.object.id(), file.size_bytes))
+                references.files.push((file.object.id(), file.size_bytes));
             }
             Item::Leaf(_) => {}
         }
