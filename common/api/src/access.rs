@@ -7,7 +7,7 @@ pub mod authorization;
 pub mod identity;
 
 pub use authorization::{DeniedError, OwnedItem, authorize, authorize_owners};
-pub use identity::{Identity, Owners, OwnersError, Powers};
+pub use identity::{Identity, IdentityKind, Owners, OwnersError, Powers};
 
 use serde::{Deserialize, Serialize};
 

@@ -2,7 +2,8 @@
 //!
 //! A certificate names its holder and the methods that the holder may call: its *powers* are
 //! patterns of `Service.Method` in the extension [`POWERS_OID`], its *groups* are in
-//! [`GROUPS_OID`]; both are an ASN.1 `SEQUENCE OF UTF8String`. If the extension of powers is
+//! [`GROUPS_OID`]; both are an ASN.1 `SEQUENCE OF UTF8String`. What the holder is, is in
+//! [`KIND_OID`], a `UTF8String`. If the extension of powers is
 //! present, the common name is the identity. Otherwise the common name is a comma-separated list of
 //! patterns, as in the first certificates of this design, and the first subject alternative name is
 //! the identity.
@@ -24,6 +25,9 @@ pub const POWERS_OID: &[u64] = &[1, 3, 6, 1, 4, 1, 9586, 100, 7, 1];
 /// The extension that lists the groups of the holder.
 pub const GROUPS_OID: &[u64] = &[1, 3, 6, 1, 4, 1, 9586, 100, 7, 2];
 
+/// The extension that says what the holder is: `user`, `service` or `machine`.
+pub const KIND_OID: &[u64] = &[1, 3, 6, 1, 4, 1, 9586, 100, 7, 3];
+
 /// The most bytes that one certificate may have.
 pub const CERTIFICATE_BYTES_MAX: usize = 65_536;
 
@@ -42,7 +46,7 @@ pub struct Certificate {
     pub issuer: String,
     /// The host names and addresses that it is valid for, as text, in its order.
     pub hosts: Vec<String>,
-    /// User, groups and powers of the holder. An authority has neither groups nor powers.
+    /// User, kind, groups and powers of the holder. An authority has only a name.
     pub identity: Identity,
     /// Not valid before, in seconds since 1970.
     pub not_before: i64,

@@ -9,10 +9,10 @@
 //!
 //! * A caller with the power is never refused, except for methods that their authority may not
 //!   vouch for.
-//! * A caller without a valid certificate owns nothing.
+//! * A caller without a valid certificate owns nothing, and neither does a machine or a service.
 //! * A refusal says what would have been enough.
 
-use super::{Access, Identity, Owners};
+use super::{Access, Identity, IdentityKind, Owners};
 
 /// How many owned items a refusal names.
 const NAMED_MAX: usize = 4;
@@ -34,12 +34,25 @@ pub enum DeniedError {
     /// The caller has neither the power nor owns what the call is about.
     #[error("{} may not call {method}{}: {}", shown(.user), toward(.about), needs(.method, .owned))]
     Power {
+        /// The caller, in words.
         user: Option<String>,
         method: String,
         /// What the call is about; empty if that does not matter.
         about: String,
         /// The items whose owners could call; `None` if owners could not.
         owned: Option<Vec<OwnedItem>>,
+    },
+    /// The caller has not the power, and its kind cannot be an owner.
+    #[error(
+        "{} may not call {method}{}: it needs the power {method}; owners are users, and the \
+         certificate is that of {}", shown(.user), toward(.about), of_kind(*.kind)
+    )]
+    Kind {
+        user: Option<String>,
+        kind: IdentityKind,
+        method: String,
+        /// What the call is about; empty if that does not matter.
+        about: String,
     },
     /// The zone of the caller's authority does not include the method.
     #[error(
@@ -65,6 +78,15 @@ pub enum DeniedError {
 
 fn shown(user: &Option<String>) -> &str {
     user.as_deref().unwrap_or("a caller without a certificate")
+}
+
+fn of_kind(kind: IdentityKind) -> &'static str {
+    match kind {
+        IdentityKind::Unstated | IdentityKind::User => "a user",
+        IdentityKind::Service => "a service",
+        IdentityKind::Machine => "a machine",
+        IdentityKind::Unknown => "a kind of holder that this release does not know",
+    }
 }
 
 fn toward(what: &str) -> String {
@@ -99,13 +121,13 @@ pub fn authorize(
     owned: &[OwnedItem],
 ) -> Result<(), DeniedError> {
     let refuse = |owned: Option<&[OwnedItem]>| DeniedError::Power {
-        user: identity.user.clone(),
+        user: identity.in_words(),
         method: method.to_owned(),
         about: about.to_owned(),
         owned: owned.map(<[OwnedItem]>::to_vec),
     };
     if identity.zone.as_ref().is_some_and(|zone| !zone.has(method)) {
-        return Err(DeniedError::Zone { user: identity.user.clone(), method: method.to_owned() });
+        return Err(DeniedError::Zone { user: identity.in_words(), method: method.to_owned() });
     }
     if identity.powers.has(method) {
         return Ok(());
@@ -114,6 +136,12 @@ pub fn authorize(
         Access::Authenticated if identity.user.is_some() => Ok(()),
         Access::Authenticated => Err(DeniedError::Unknown { method: method.to_owned() }),
         Access::Power => Err(refuse(None)),
+        Access::PowerOrOwner if !identity.kind.may_own() => Err(DeniedError::Kind {
+            user: identity.in_words(),
+            kind: identity.kind,
+            method: method.to_owned(),
+            about: about.to_owned(),
+        }),
         Access::PowerOrOwner if owned.iter().any(|one| one.owners.include(identity)) => Ok(()),
         Access::PowerOrOwner => Err(refuse(Some(owned))),
     }
@@ -150,7 +178,7 @@ pub fn authorize_owners(
     }
     let foreign = Owners::new(groups.into_iter().cloned(), users.into_iter().cloned());
     Err(DeniedError::Foreign {
-        user: identity.user.clone(),
+        user: identity.in_words(),
         method: method.to_owned(),
         about: own.what.clone(),
         names: foreign.in_words(),
@@ -167,8 +195,12 @@ mod tests {
             user: (!user.is_empty()).then(|| user.to_owned()),
             groups: groups.iter().map(|group| (*group).to_owned()).collect(),
             powers: Powers::new(powers.iter().copied()),
-            zone: None,
+            ..Identity::default()
         }
+    }
+
+    fn of_kind(kind: IdentityKind, identity: Identity) -> Identity {
+        Identity { kind, ..identity }
     }
 
     fn owned(what: &str, groups: &[&str], users: &[&str]) -> OwnedItem {
@@ -190,6 +222,7 @@ mod tests {
     #[test]
     fn who_may_call_what() {
         use Access::{Authenticated, Power, PowerOrOwner};
+        use IdentityKind::{Machine, Service, Unknown, User};
         let unknown = || DeniedError::Unknown { method: DELETE.to_owned() };
         let power = |user: &str, owned: Option<Vec<OwnedItem>>| DeniedError::Power {
             user: (!user.is_empty()).then(|| user.to_owned()),
@@ -198,6 +231,12 @@ mod tests {
             owned,
         };
         let nobodys = || vec![owned("image web/prod/7", &[], &[])];
+        let kind = |user: &str, kind| DeniedError::Kind {
+            user: Some(user.to_owned()),
+            kind,
+            method: DELETE.to_owned(),
+            about: "image web/prod/7".to_owned(),
+        };
         #[rustfmt::skip]
         let table = [
             (Authenticated, Identity::insecure(),                          image(), Ok(())),
@@ -217,6 +256,19 @@ mod tests {
             (PowerOrOwner,  identity("", &["web", "release"], &[]),        image(), Err(power("", Some(image())))),
             (PowerOrOwner,  identity("alice", &["web"], &[]),              nobodys(), Err(power("alice", Some(nobodys())))),
             (PowerOrOwner,  identity("alice", &["web"], &[]),              vec![],  Err(power("alice", Some(vec![])))),
+            // Machines and services are no owners, by whatever name or group.
+            (Authenticated, of_kind(Machine, identity("alice", &[], &[])), image(), Ok(())),
+            (Authenticated, of_kind(Unknown, identity("alice", &[], &[])), image(), Ok(())),
+            (Power,         of_kind(Machine, identity("a", &[], &["*.*"])), image(), Ok(())),
+            (Power,         of_kind(Machine, identity("a", &[], &[])),     image(), Err(power("machine a", None))),
+            (PowerOrOwner,  of_kind(Machine, identity("a", &[], &["*.*"])), image(), Ok(())),
+            (PowerOrOwner,  of_kind(User, identity("alice", &[], &[])),    image(), Ok(())),
+            (PowerOrOwner,  of_kind(User, identity("eve", &["web"], &[])), image(), Ok(())),
+            (PowerOrOwner,  of_kind(Machine, identity("alice", &[], &[])), image(), Err(kind("machine alice", Machine))),
+            (PowerOrOwner,  of_kind(Machine, identity("a", &["web"], &[])), image(), Err(kind("machine a", Machine))),
+            (PowerOrOwner,  of_kind(Service, identity("alice", &[], &[])), image(), Err(kind("service alice", Service))),
+            (PowerOrOwner,  of_kind(Service, identity("a", &["web"], &[])), image(), Err(kind("service a", Service))),
+            (PowerOrOwner,  of_kind(Unknown, identity("alice", &["web"], &[])), image(), Err(kind("alice (of an unknown kind)", Unknown))),
         ];
         for (access, identity, owned, want) in table {
             let got = authorize(DELETE, access, &identity, "image web/prod/7", &owned);
@@ -268,6 +320,17 @@ mod tests {
             refuse(Access::Authenticated, &identity("", &[], &[]), "", &[]),
             "ImageServer.DeleteImage needs a certificate that this server's authorities signed"
         );
+        assert_eq!(
+            refuse(
+                Access::PowerOrOwner,
+                &of_kind(IdentityKind::Machine, identity("alice", &[], &[])),
+                "image web/prod/7",
+                &image()
+            ),
+            "machine alice may not call ImageServer.DeleteImage for image web/prod/7: it needs the \
+             power ImageServer.DeleteImage; owners are users, and the certificate is that of a \
+             machine"
+        );
         let many: Vec<OwnedItem> = (0..9).map(|n| owned(&format!("d{n}"), &["g"], &[])).collect();
         let text = refuse(Access::PowerOrOwner, &identity("", &[], &[]), "x", &many);
         assert!(text.starts_with("a caller without a certificate may not call"), "{text}");
@@ -298,6 +361,14 @@ mod tests {
                 owned: Some(vec![own.clone(), above[0].clone()]),
             })
         };
+        let of_machine = || {
+            Err(DeniedError::Kind {
+                user: Some("machine eve".to_owned()),
+                kind: IdentityKind::Machine,
+                method: CHANGE.to_owned(),
+                about: "directory web/prod".to_owned(),
+            })
+        };
         #[rustfmt::skip]
         let table = [
             (Identity::insecure(),                   wanted(&["any"], &["who"]),        Ok(())),
@@ -312,6 +383,8 @@ mod tests {
             (eve(), wanted(&["web-prod"], &["alice"]),        foreign("eve", "user alice")),
             (nobody(), wanted(&["x"], &[]),                                             denied()),
             (nobody(), wanted(&["web-prod", "old"], &[]),                               denied()),
+            (of_kind(IdentityKind::User, eve()), wanted(&["eves"], &["eve"]),           Ok(())),
+            (of_kind(IdentityKind::Machine, eve()), wanted(&[], &[]),                   of_machine()),
         ];
         for (identity, wanted, want) in table {
             let got = authorize_owners(CHANGE, &identity, &above, &own, &wanted);

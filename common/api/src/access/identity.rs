@@ -72,11 +72,70 @@ pub fn matches(pattern: &[u8], text: &[u8]) -> bool {
     pattern[at_pattern..].iter().all(|byte| *byte == b'*')
 }
 
+/// What the holder of a certificate is. Each kind has names of its own: a machine called `alice` is
+/// not the user `alice`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum IdentityKind {
+    /// The certificate does not say. In this release such a holder may be an owner.
+    #[default]
+    Unstated,
+    /// A person, or a program that acts for one.
+    User,
+    /// A daemon other than subd.
+    Service,
+    /// A managed machine: its subd.
+    Machine,
+    /// A kind that this release does not know.
+    Unknown,
+}
+
+impl IdentityKind {
+    /// The kinds that a certificate can state.
+    pub const STATED: [Self; 3] = [Self::User, Self::Service, Self::Machine];
+
+    /// Returns the name in certificates and on the command line; `None` if there is none.
+    #[must_use]
+    pub fn name(self) -> Option<&'static str> {
+        match self {
+            Self::User => Some("user"),
+            Self::Service => Some("service"),
+            Self::Machine => Some("machine"),
+            Self::Unstated | Self::Unknown => None,
+        }
+    }
+
+    /// Returns the kind called `name` in a certificate.
+    #[must_use]
+    pub fn from_name(name: &str) -> Self {
+        let kind = Self::STATED.into_iter().find(|kind| kind.name() == Some(name));
+        kind.unwrap_or(Self::Unknown)
+    }
+
+    /// Returns true if a holder of this kind may be an owner.
+    #[must_use]
+    pub fn may_own(self) -> bool {
+        matches!(self, Self::User | Self::Unstated)
+    }
+
+    /// Describes the holder of this kind called `name`: `alice`, or `machine alice`.
+    #[must_use]
+    pub fn in_words(self, name: &str) -> String {
+        match self {
+            Self::Unstated | Self::User => name.to_owned(),
+            Self::Service => format!("service {name}"),
+            Self::Machine => format!("machine {name}"),
+            Self::Unknown => format!("{name} (of an unknown kind)"),
+        }
+    }
+}
+
 /// A caller, as its certificate describes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
-    /// The name of the user; `None` without a certificate of a trusted authority.
+    /// The name of the holder; `None` without a certificate of a trusted authority.
     pub user: Option<String>,
+    /// What the holder is. A name alone does not say who somebody is.
+    pub kind: IdentityKind,
     /// The groups that the user is in.
     pub groups: BTreeSet<String>,
     /// The methods that the user may call, whoever owns what the call is about.
@@ -90,6 +149,13 @@ impl Identity {
     #[must_use]
     pub fn insecure() -> Self {
         Self { powers: Powers::all(), ..Self::default() }
+    }
+
+    /// Describes the holder, with its kind if that is not a user; `None` without a certificate.
+    /// Holders of one name and different kinds have different descriptions.
+    #[must_use]
+    pub fn in_words(&self) -> Option<String> {
+        self.user.as_deref().map(|user| self.kind.in_words(user))
     }
 }
 
@@ -137,10 +203,11 @@ impl Owners {
         self.groups.is_empty() && self.users.is_empty()
     }
 
-    /// Returns true if `identity` is an owner.
+    /// Returns true if `identity` is an owner: a user, by name or group.
     #[must_use]
     pub fn include(&self, identity: &Identity) -> bool {
-        identity.user.as_ref().is_some_and(|user| {
+        let user = identity.user.as_ref().filter(|_| identity.kind.may_own());
+        user.is_some_and(|user| {
             self.users.contains(user)
                 || self.groups.iter().any(|group| identity.groups.contains(group))
         })
@@ -238,6 +305,36 @@ mod tests {
             assert_eq!(owners.include(&identity(user, group)), want, "{user:?} {group}");
         }
         assert!(!Owners::default().include(&identity(Some(""), "")));
+    }
+
+    #[test]
+    fn only_users_are_owners() {
+        use IdentityKind::{Machine, Service, Unknown, Unstated, User};
+        let owners = Owners::new(["web"], ["alice"]);
+        let table = [
+            (Unstated, None, true, "alice"),
+            (User, Some("user"), true, "alice"),
+            (Service, Some("service"), false, "service alice"),
+            (Machine, Some("machine"), false, "machine alice"),
+            (Unknown, None, false, "alice (of an unknown kind)"),
+        ];
+        for (kind, name, is_owner, words) in table {
+            let of = |user: &str, group: &str| Identity {
+                user: Some(user.to_owned()),
+                kind,
+                groups: BTreeSet::from([group.to_owned()]),
+                ..Identity::default()
+            };
+            let got = [of("alice", ""), of("bob", "web")].map(|one| owners.include(&one));
+            assert_eq!(got, [is_owner; 2], "{kind:?}");
+            assert!(!owners.include(&of("bob", "dba")), "{kind:?}");
+            assert_eq!((kind.name(), kind.may_own()), (name, is_owner), "{kind:?}");
+            assert_eq!(of("alice", "").in_words().as_deref(), Some(words));
+        }
+        let names = ["user", "service", "machine", "User", "user ", "", "robot"];
+        let kinds = [User, Service, Machine, Unknown, Unknown, Unknown, Unknown];
+        assert_eq!(names.map(IdentityKind::from_name), kinds);
+        assert_eq!(Identity::default().in_words(), None);
     }
 
     #[test]

@@ -13,10 +13,10 @@ use x509_parser::extensions::{GeneralName, ParsedExtension};
 use x509_parser::x509::{AttributeTypeAndValue, X509Name};
 
 use super::{
-    CERTIFICATE_BYTES_MAX, Certificate, CertificateError, GROUPS_OID, NAME_BYTES_MAX, NAMES_MAX,
-    POWERS_OID,
+    CERTIFICATE_BYTES_MAX, Certificate, CertificateError, GROUPS_OID, KIND_OID, NAME_BYTES_MAX,
+    NAMES_MAX, POWERS_OID,
 };
-use crate::access::{Identity, Powers};
+use crate::access::{Identity, IdentityKind, Powers};
 use model::escape::escape;
 
 #[cfg(test)]
@@ -99,6 +99,7 @@ fn identity(
 ) -> Result<Identity, CertificateError> {
     let powers = list(x509, POWERS_OID, "powers")?;
     let groups = list(x509, GROUPS_OID, "groups")?;
+    let kind = kind(x509)?;
     if is_authority {
         let user = Some(common_name.to_owned()).filter(|name| !name.is_empty());
         return Ok(Identity { user, ..Identity::default() });
@@ -109,6 +110,7 @@ fn identity(
         let patterns = common_name.split(',').map(|item| item.trim_matches(' '));
         return Ok(Identity {
             user: Some(user).filter(|user| !user.is_empty()),
+            kind,
             groups,
             powers: Powers::new(patterns.filter(|item| is_pattern(item))),
             zone: None,
@@ -122,10 +124,44 @@ fn identity(
     }
     Ok(Identity {
         user: Some(common_name.to_owned()),
+        kind,
         groups,
         powers: Powers::new(powers),
         zone: None,
     })
+}
+
+/// Returns what the holder is. A name that is not known is a kind of a later release.
+fn kind(x509: &X509Certificate<'_>) -> Result<IdentityKind, CertificateError> {
+    const PART: &str = "kind";
+    let bad = |why| CertificateError::Part { part: PART, why };
+    let Some(value) = extension(x509, KIND_OID, PART)? else { return Ok(IdentityKind::Unstated) };
+    let (rest, any) =
+        Any::from_der(value).map_err(|_| bad("the extension is no ASN.1 UTF8String"))?;
+    if !is_string(&any) {
+        return Err(bad("the extension is no ASN.1 UTF8String"));
+    }
+    if !rest.is_empty() {
+        return Err(bad("bytes follow upon the ASN.1 UTF8String"));
+    }
+    Ok(IdentityKind::from_name(&name(PART, any.data)?))
+}
+
+/// Returns the content of the extension `oid`; `None` without that extension.
+fn extension<'a>(
+    x509: &'a X509Certificate<'_>,
+    oid: &[u64],
+    part: &'static str,
+) -> Result<Option<&'a [u8]>, CertificateError> {
+    let oid = Oid::from(oid).expect("the identifiers of extensions are constants that are valid");
+    match x509.get_extension_unique(&oid) {
+        Ok(extension) => Ok(extension.map(|extension| extension.value)),
+        Err(_) => Err(CertificateError::Part { part, why: "there are several such extensions" }),
+    }
+}
+
+fn is_string(any: &Any<'_>) -> bool {
+    [Tag::Utf8String, Tag::PrintableString, Tag::Ia5String].contains(&any.tag())
 }
 
 /// Returns the strings of the extension `oid`; `None` without that extension.
@@ -135,12 +171,9 @@ fn list(
     part: &'static str,
 ) -> Result<Option<Vec<String>>, CertificateError> {
     let bad = |why| CertificateError::Part { part, why };
-    let oid = Oid::from(oid).expect("the identifiers of extensions are constants that are valid");
-    let extension = x509.get_extension_unique(&oid);
-    let extension = extension.map_err(|_| bad("there are several such extensions"))?;
-    let Some(extension) = extension else { return Ok(None) };
-    let (rest, sequence) = Sequence::from_der(extension.value)
-        .map_err(|_| bad("the extension is no ASN.1 SEQUENCE"))?;
+    let Some(value) = extension(x509, oid, part)? else { return Ok(None) };
+    let (rest, sequence) =
+        Sequence::from_der(value).map_err(|_| bad("the extension is no ASN.1 SEQUENCE"))?;
     if !rest.is_empty() {
         return Err(bad("bytes follow upon the ASN.1 SEQUENCE"));
     }
@@ -149,7 +182,7 @@ fn list(
     while !content.is_empty() {
         let (rest, any) = Any::from_der(content)
             .map_err(|_| bad("an element of the ASN.1 SEQUENCE is cut off"))?;
-        if ![Tag::Utf8String, Tag::PrintableString, Tag::Ia5String].contains(&any.tag()) {
+        if !is_string(&any) {
             return Err(bad("an element of the ASN.1 SEQUENCE is no UTF8String"));
         }
         strings.push(name(part, any.data)?);

@@ -199,7 +199,7 @@ fn what_is_asked_for_is_what_is_read() {
             user: Some("web1".into()),
             groups: ["Grün & Söhne".to_owned()].into(),
             powers: api::access::Powers::new(["Subd.*", "ObjectServer.GetObjects"]),
-            zone: None,
+            ..Default::default()
         },
         not_before: read.not_before,
         not_after: read.not_before + 3_600 + 365 * 86_400,

@@ -227,7 +227,8 @@ mod tests {
 
     fn caller(powers: Powers) -> Caller {
         let groups = BTreeSet::from(["web".to_owned(), "dba".to_owned()]);
-        let identity = Identity { user: Some("mallory".to_owned()), groups, powers, zone: None };
+        let identity =
+            Identity { user: Some("mallory".to_owned()), groups, powers, ..Identity::default() };
         let address = "10.0.0.7:1".parse().unwrap();
         Caller { address, local: address, unpacks: false, identity: Arc::new(identity) }
     }

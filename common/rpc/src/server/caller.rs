@@ -19,13 +19,13 @@ pub struct Caller {
     pub local: SocketAddr,
     /// True if the caller accepts packed content ([`crate::packing`]).
     pub unpacks: bool,
-    /// The user, groups and powers.
+    /// The user with its kind, groups and powers.
     pub identity: Arc<Identity>,
 }
 
 impl std::fmt::Display for Caller {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match &self.identity.user {
+        match self.identity.in_words() {
             Some(user) => write!(formatter, "{user} ({})", self.address),
             None => write!(formatter, "{}", self.address),
         }
@@ -36,13 +36,13 @@ impl Caller {
     /// Returns the name for records: the user, or the address.
     #[must_use]
     pub fn name(&self) -> String {
-        self.identity.user.clone().unwrap_or_else(|| self.address.ip().to_string())
+        self.identity.in_words().unwrap_or_else(|| self.address.ip().to_string())
     }
 
     /// Returns the user, or `claimed` without a certificate.
     #[must_use]
     pub fn name_or(&self, claimed: String) -> String {
-        self.identity.user.clone().unwrap_or(claimed)
+        self.identity.in_words().unwrap_or(claimed)
     }
 }
 
@@ -94,8 +94,8 @@ impl CallerPermits {
     /// Takes `count` permits for `caller`, if they are free.
     #[must_use]
     pub fn take(self: &Arc<Self>, caller: &Caller, count: usize) -> Option<CallerPermit> {
-        let holder = match &caller.identity.user {
-            Some(user) => Holder::User(user.clone()),
+        let holder = match caller.identity.in_words() {
+            Some(user) => Holder::User(user),
             None => Holder::Address(Source::of(caller.address.ip())),
         };
         self.take_for(&[(holder, self.each)], count)

@@ -98,9 +98,8 @@ mod tests {
                 hosts: texts(&["192.0.2.7", "web1"]),
                 identity: Identity {
                     user: Some("web1".into()),
-                    groups: BTreeSet::new(),
                     powers: Powers::new(["ObjectServer.GetObjects"]),
-                    zone: None,
+                    ..Identity::default()
                 },
                 not_before: 0,
                 not_after: 100 * day,

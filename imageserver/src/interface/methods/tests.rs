@@ -84,7 +84,7 @@ fn caller(user: &str, groups: &[&str], powers: &[&str]) -> Caller {
         user: Some(user.to_owned()),
         groups: groups.iter().map(|group| (*group).to_owned()).collect(),
         powers: Powers::new(powers.iter().copied()),
-        zone: None,
+        ..Identity::default()
     };
     Caller { address, local: address, unpacks: false, identity: Arc::new(identity) }
 }

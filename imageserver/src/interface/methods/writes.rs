@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use api::access::{Identity, Powers};
+use api::access::{Identity, IdentityKind, Powers};
 use api::fault::{Fault, FaultCode};
 use api::image_server::replication::{
     self, Forward, ForwardReply, ForwardRequest, ForwardedMethod, ForwardedWrite, LinkState,
@@ -102,7 +102,14 @@ impl Service {
             true => Powers::new([write.method()]),
             false => Powers::default(),
         };
-        let identity = Identity { user: origin.user, groups: origin.groups, powers, zone: None };
+        // The replica has left out the groups of a caller that cannot be an owner.
+        let identity = Identity {
+            user: origin.user,
+            kind: IdentityKind::User,
+            groups: origin.groups,
+            powers,
+            zone: None,
+        };
         let identity = Arc::new(identity);
         let origin = Origin { caller: Caller { address, identity, ..caller }, path };
         self.write(origin, write).await
@@ -208,10 +215,12 @@ impl Service {
         let mut path = origin.path;
         path.push(self.replication.id().clone());
         let Caller { address: caller, identity, .. } = origin.caller;
+        // The master knows no kinds of callers: a machine or service must not be taken for a user.
+        let groups = identity.groups.iter().filter(|_| identity.kind.may_own());
         let origin = replication::ForwardOrigin {
             address: caller.to_string(),
-            user: identity.user.clone(),
-            groups: identity.groups.clone(),
+            user: identity.in_words(),
+            groups: groups.cloned().collect(),
             has_power: identity.powers.has(write.method()),
         };
         let request = ForwardRequest { path, origin, write };

@@ -25,6 +25,7 @@ struct Made<'a> {
     alternatives: &'a [&'a str],
     powers: Option<&'a [u8]>,
     groups: Option<&'a [u8]>,
+    kind: Option<&'a [u8]>,
     is_authority: bool,
 }
 
@@ -35,7 +36,7 @@ fn make(made: Made<'_>) -> Vec<u8> {
         params.distinguished_name.push(DnType::CommonName, DnValue::Utf8String(made.name.into()));
     }
     params.subject_alt_names = made.alternatives.iter().map(|text| alternative(text)).collect();
-    let extensions = [(POWERS_OID, made.powers), (GROUPS_OID, made.groups)];
+    let extensions = [(POWERS_OID, made.powers), (GROUPS_OID, made.groups), (KIND_OID, made.kind)];
     params.custom_extensions = extensions
         .into_iter()
         .filter_map(|(oid, content)| {
@@ -160,12 +161,43 @@ fn a_certificate_tells_who_holds_it_and_what_they_may_do() {
             user: user.map(str::to_owned),
             groups: groups.iter().map(|group| (*group).to_owned()).collect(),
             powers: Powers::new(powers.iter().copied()),
-            zone: None,
+            ..Identity::default()
         };
         assert_eq!(certificate.identity, want, "{} {:?}", made.name, made.alternatives);
         assert_eq!(certificate.common_name, made.name);
         assert_eq!(certificate.is_authority, made.is_authority);
     }
+}
+
+#[test]
+fn a_certificate_tells_what_its_holder_is() {
+    use IdentityKind::{Machine, Service, Unknown, Unstated, User};
+    let none = sequence(&[]);
+    let made = Made { name: "alice", powers: Some(&none), ..Made::default() };
+    let older = Made { name: "Subd.*", alternatives: &["alice"], ..Made::default() };
+    #[rustfmt::skip]
+    let table: [(Made<'_>, IdentityKind); 10] = [
+        (made,                                                    Unstated),
+        (Made { kind: Some(b"\x0c\x04user"), ..made },            User),
+        (Made { kind: Some(b"\x0c\x07service"), ..made },         Service),
+        (Made { kind: Some(b"\x0c\x07machine"), ..made },         Machine),
+        // Other types of strings.
+        (Made { kind: Some(b"\x13\x07machine"), ..made },         Machine),
+        (Made { kind: Some(b"\x16\x07machine"), ..made },         Machine),
+        // A later release may have more kinds.
+        (Made { kind: Some(b"\x0c\x05robot"), ..made },           Unknown),
+        (Made { kind: Some(b"\x0c\x04User"), ..made },            Unknown),
+        (older,                                                   Unstated),
+        (Made { kind: Some(b"\x0c\x07machine"), ..older },        Machine),
+    ];
+    for (made, kind) in table {
+        let identity = Certificate::read(&make(made)).unwrap().identity;
+        assert_eq!((identity.user.as_deref(), identity.kind), (Some("alice"), kind));
+    }
+    // An authority is none of them.
+    let authority = Made { kind: Some(b"\x0c\x04user"), is_authority: true, ..made };
+    let read = Certificate::read(&make(authority)).unwrap().identity;
+    assert_eq!(read, Identity { user: Some("alice".to_owned()), ..Identity::default() });
 }
 
 #[test]
@@ -188,8 +220,25 @@ fn what_could_deceive_is_refused() {
     let escaping = sequence(&["Subd.\u{1b}[2J"]);
     let empty = sequence(&[""]);
     let plain = sequence(&["web"]);
+    let with_kind = |kind| Made { name: "a", powers: Some(&good), kind: Some(kind), ..made };
+    let no_string = || part("kind", "the extension is no ASN.1 UTF8String");
     #[rustfmt::skip]
     let table = [
+        (with_kind(b""), no_string()),
+        (with_kind(b"\x0c"), no_string()),
+        (with_kind(b"\x0c\x05user"), no_string()),
+        (with_kind(b"\x0c\x84\xff\xff\xff\xffuser"), no_string()),
+        (with_kind(b"\x04\x04user"), no_string()),
+        (with_kind(b"\x30\x06\x0c\x04user"), no_string()),
+        (with_kind(b"\x0c\x04user\x00"),
+            part("kind", "bytes follow upon the ASN.1 UTF8String")),
+        (with_kind(b"\x0c\x04user\x0c\x04user"),
+            part("kind", "bytes follow upon the ASN.1 UTF8String")),
+        (with_kind(b"\x0c\x00"), name("", "kind", "it is empty")),
+        (with_kind(b"\x0c\x05user "), name("user ", "kind", "it begins or ends with a space")),
+        (with_kind(b"\x2c\x06\x0c\x04user"),
+            name("\\x0c\\x04user", "kind", "it holds a control character")),
+        (Made { is_authority: true, ..with_kind(b"\x05\x00") }, no_string()),
         (Made { name: "a", powers: Some(&good), ..made }, None),
         (Made { name: "a", powers: Some(&most), ..made }, None),
         (Made { powers: Some(&good), alternatives: &["a"], ..made }, part("subject",
@@ -249,6 +298,7 @@ extendedKeyUsage = clientAuth, serverAuth
 subjectAltName = DNS:web1.example.org, IP:192.0.2.7, IP:2001:db8::7, email:alice@example.org
 1.3.6.1.4.1.9586.100.7.1 = ASN1:SEQUENCE:methods
 1.3.6.1.4.1.9586.100.7.2 = ASN1:SEQUENCE:groups
+1.3.6.1.4.1.9586.100.7.3 = ASN1:UTF8String:user
 [methods]
 method0 = UTF8String:Subd.*
 method1 = UTF8:ObjectServer.GetObjects
@@ -287,6 +337,7 @@ fn certificates_made_by_openssl_are_read() {
             hosts: vec!["web1.example.org".into(), "192.0.2.7".into(), "2001:db8::7".into()],
             identity: Identity {
                 user: Some("alice".into()),
+                kind: IdentityKind::User,
                 groups: BTreeSet::from(["Grün & co".to_owned()]),
                 powers: Powers::new(["Subd.*", "ObjectServer.GetObjects"]),
                 zone: None,
@@ -324,14 +375,19 @@ fn certificates_made_by_openssl_are_read() {
 
 #[test]
 fn an_extension_that_is_there_twice_is_refused() {
-    let content = sequence(&["Subd.*"]);
-    let mut params = CertificateParams::default();
-    params.custom_extensions = vec![CustomExtension::from_oid_content(POWERS_OID, content); 2];
-    let der = params.self_signed(&KeyPair::generate().unwrap()).unwrap().der().to_vec();
-    assert_eq!(
-        Certificate::read(&der).unwrap_err().to_string(),
-        "the powers of the certificate cannot be used: there are several such extensions"
-    );
+    let table =
+        [(POWERS_OID, sequence(&["Subd.*"]), "powers"), (KIND_OID, b"\x0c\x04user".into(), "kind")];
+    for (oid, content, part) in table {
+        let mut params = CertificateParams::default();
+        params.custom_extensions = vec![CustomExtension::from_oid_content(oid, content); 2];
+        let der = params.self_signed(&KeyPair::generate().unwrap()).unwrap().der().to_vec();
+        assert_eq!(
+            Certificate::read(&der).unwrap_err().to_string(),
+            format!(
+                "the {part} of the certificate cannot be used: there are several such extensions"
+            )
+        );
+    }
 }
 
 proptest! {
@@ -347,6 +403,7 @@ proptest! {
                 alternatives: &["web1.example.org", "192.0.2.7", "a@example.org"],
                 powers: Some(&sequence(&["Subd.*", "*.Get*"])),
                 groups: Some(&sequence(&["web"])),
+                kind: Some(b"\x0c\x07machine"),
                 is_authority: false,
             })
         });
