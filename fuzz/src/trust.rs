@@ -1,5 +1,6 @@
 //! Certificates, zones of authorities, signatures, trusted keys and the audit log.
 
+use api::access::{IdentityKind, Owners};
 use api::audit::verify::Verifier;
 use api::certificate::{Certificate, NAME_BYTES_MAX, NAMES_MAX};
 use model::signing::{Signature, Statement, TrustedKeys};
@@ -18,9 +19,14 @@ pub fn certificate(bytes: &[u8]) {
     for pattern in certificate.identity.powers.patterns() {
         assert!(api::certificate::is_pattern(pattern), "{pattern:?}");
     }
-    // An authority may not call methods.
-    let powers = certificate.identity.powers.patterns().count();
-    assert!(!certificate.is_authority || powers == 0);
+    // An authority may not call methods, and is no owner by a kind of its own.
+    let identity = &certificate.identity;
+    let is_bare =
+        identity.powers.patterns().count() == 0 && identity.kind == IdentityKind::Unstated;
+    assert!(!certificate.is_authority || is_bare);
+    let owners = Owners::new(identity.groups.clone(), identity.user.clone());
+    let is_owner = identity.user.is_some() && identity.kind.may_own();
+    assert_eq!(owners.include(identity), is_owner);
 }
 
 /// Reads `zones.toml`.

@@ -19,15 +19,18 @@ use rcgen::{
 };
 use x509_parser::prelude::{FromDer as _, ParsedExtension, X509Certificate};
 
-use api::certificate::{Certificate, CertificateError, GROUPS_OID, POWERS_OID, is_pattern};
+use api::access::IdentityKind;
+use api::certificate::{
+    Certificate, CertificateError, GROUPS_OID, KIND_OID, POWERS_OID, is_pattern,
+};
 use model::escape::escape;
 use system::clock::wall;
 
 use super::pem::{PemError, certificates_of, read_limited};
 use super::record::Revocation;
 use fields::{
-    check_name, date_time, later, random_serial, reason_code, serial_bytes, set_time, string_list,
-    subject_alternative,
+    check_name, date_time, later, random_serial, reason_code, serial_bytes, set_time, string,
+    string_list, subject_alternative,
 };
 
 /// Default lifetime of authorities.
@@ -64,6 +67,8 @@ impl Default for AuthorityOptions {
 pub struct Request {
     /// The common name of the holder.
     pub name: String,
+    /// What the holder is.
+    pub kind: IdentityKind,
     /// Host names and addresses of the holder.
     pub hosts: Vec<String>,
     /// Patterns of the methods that the holder may call; `None` for a certificate without the
@@ -82,6 +87,7 @@ impl Default for Request {
     fn default() -> Self {
         Self {
             name: String::new(),
+            kind: IdentityKind::Unstated,
             hosts: Vec::new(),
             powers: Some(Vec::new()),
             groups: Vec::new(),
@@ -304,6 +310,12 @@ impl Authority {
                 check_name("a group", group)?;
             }
             params.custom_extensions.push(string_list(GROUPS_OID, &request.groups)?);
+        }
+        if request.kind != IdentityKind::Unstated {
+            let why = "this release does not know what kind of holder it is";
+            let kind = request.kind.name();
+            let kind = kind.ok_or_else(|| invalid("the name of the holder", &request.name, why))?;
+            params.custom_extensions.push(string(KIND_OID, kind)?);
         }
         params.is_ca = IsCa::ExplicitNoCa;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];

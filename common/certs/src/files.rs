@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use fs_err as fs;
 use fs_err::os::unix::fs::OpenOptionsExt as _;
 
+use api::access::IdentityKind;
 use api::certificate::{Certificate, CertificateError};
 
 use super::authority::Issued;
@@ -42,6 +43,15 @@ pub enum FilesError {
     Certificate { path: PathBuf, source: CertificateError },
     #[error(transparent)]
     Io(#[from] io::Error),
+}
+
+impl FilesError {
+    /// Returns the error for `directory`, which has `certificate` and not one of `name`.
+    #[must_use]
+    pub fn other_holder(directory: &Path, certificate: &Certificate, name: String) -> Self {
+        let holder = certificate.identity.kind.in_words(&certificate.common_name);
+        Self::OtherHolder { path: directory.to_owned(), holder, name }
+    }
 }
 
 /// A file to write.
@@ -77,7 +87,8 @@ impl Issued {
         if !fs::exists(directory)? {
             return new_directory(directory, &contents, 0o755);
         }
-        check_overwrite(directory, &self.certificate.common_name, ca_pem, replace)?;
+        let Certificate { common_name, identity, .. } = &self.certificate;
+        check_overwrite(directory, common_name, identity.kind, ca_pem, replace)?;
         if replace == Replace::Own && fs::exists(directory.join("ca.pem"))? {
             contents.remove(0);
         }
@@ -89,7 +100,7 @@ impl Issued {
     }
 }
 
-/// Checks that [`Issued::write`] would not refuse to write a certificate of `name` into
+/// Checks that [`Issued::write`] would not refuse to write a certificate of `name` and `kind` into
 /// `directory`. Called before a certificate is issued, so that none is issued in vain.
 ///
 /// # Errors
@@ -98,18 +109,19 @@ impl Issued {
 pub fn check_overwrite(
     directory: &Path,
     name: &str,
+    kind: IdentityKind,
     ca_pem: &str,
     replace: Replace,
 ) -> Result<(), FilesError> {
     if replace == Replace::Any {
         return Ok(());
     }
-    check_holder(directory, name)?;
+    check_holder(directory, name, kind)?;
     check_authority(&directory.join("ca.pem"), ca_pem)
 }
 
 /// Refuses a directory with the certificate of another holder.
-fn check_holder(directory: &Path, name: &str) -> Result<(), FilesError> {
+fn check_holder(directory: &Path, name: &str, kind: IdentityKind) -> Result<(), FilesError> {
     let path = directory.join("cert.pem");
     if !fs::exists(&path)? {
         let key = directory.join("key.pem");
@@ -117,11 +129,11 @@ fn check_holder(directory: &Path, name: &str) -> Result<(), FilesError> {
     }
     let all = certificates_of(&path).map_err(|error| io::Error::other(error.to_string()))?;
     let read = Certificate::read(&all[0]);
-    let holder = read.map_err(|source| FilesError::Certificate { path, source })?.common_name;
-    if holder == name {
+    let read = read.map_err(|source| FilesError::Certificate { path, source })?;
+    if read.common_name == name && read.identity.kind.agrees(kind) {
         return Ok(());
     }
-    Err(FilesError::OtherHolder { path: directory.to_owned(), holder, name: name.to_owned() })
+    Err(FilesError::other_holder(directory, &read, kind.in_words(name)))
 }
 
 /// Refuses a file without the authorities in `ca_pem`; it may have others too.

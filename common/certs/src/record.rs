@@ -13,6 +13,9 @@ pub struct Record {
     pub serial: String,
     /// The common name of the holder.
     pub name: String,
+    /// What the holder is; absent if the certificate does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kind: Option<String>,
     /// Host names and addresses of the holder.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<String>,
@@ -44,6 +47,7 @@ impl Record {
         Self {
             serial: certificate.serial.clone(),
             name: certificate.common_name.clone(),
+            kind: identity.kind.name().map(str::to_owned),
             hosts: certificate.hosts.clone(),
             powers: identity.powers.patterns().map(str::to_owned).collect(),
             groups: identity.groups.iter().cloned().collect(),
@@ -220,6 +224,7 @@ mod tests {
         let record = Record {
             serial: "ab01".into(),
             name: "web1".into(),
+            kind: None,
             hosts: Vec::new(),
             powers: Vec::new(),
             groups: Vec::new(),
@@ -234,6 +239,8 @@ mod tests {
             {"serial":"ab01","name":"web1","not_before":1,"not_after":2,"fingerprint":"sha256:00"}
         "#]]
         .assert_eq(&written);
+        let stated = line(&Record { kind: Some("machine".into()), ..record.clone() });
+        assert_eq!(stated, written.replace(",\"not_b", ",\"kind\":\"machine\",\"not_b"));
         let twice = format!("{written}{written}");
         for cut in written.len()..twice.len() {
             let cut = &twice.as_bytes()[..cut];
@@ -272,6 +279,7 @@ mod tests {
         let record = |name: &str, digest: &str| Record {
             serial: "02".into(),
             name: name.into(),
+            kind: None,
             hosts: Vec::new(),
             powers: Vec::new(),
             groups: Vec::new(),

@@ -5,7 +5,7 @@
 //! holder more than the role has anyway.
 // tidy: core
 
-use api::access::{Access, Powers};
+use api::access::{Access, IdentityKind, Powers};
 use api::certificate::is_pattern;
 use api::methods;
 
@@ -79,6 +79,18 @@ impl Set {
             Self::Uploader => "uploader",
             Self::Contributor => "contributor",
             Self::Viewer => "viewer",
+        }
+    }
+
+    /// Returns what a holder of the role is.
+    #[must_use]
+    pub fn kind(self) -> IdentityKind {
+        match self {
+            Self::Subd => IdentityKind::Machine,
+            Self::Dominator | Self::Imageserver | Self::Mdbd => IdentityKind::Service,
+            Self::Operator | Self::Uploader | Self::Contributor | Self::Viewer => {
+                IdentityKind::User
+            }
         }
     }
 

@@ -28,6 +28,7 @@ mod range;
 mod replies;
 mod router;
 mod server_limits;
+mod unstated_owners;
 
 pub use super::object_reader::{ObjectReader, StreamError, head_bytes, object_chunks};
 pub use caller::{Caller, CallerPermit, CallerPermits};

@@ -10,13 +10,14 @@ mod show;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use api::access::IdentityKind;
 use api::certificate::CertificateError;
 use certs::authority::{Authority, AuthorityError, AuthorityOptions};
 use certs::files::FilesError;
 use certs::pem::PemError;
 use certs::record::Record;
 use certs::register::{Register, RegisterError};
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use daemon::mdb_file::MdbFileError;
 use model::display::{rough_duration, utc};
 use model::tree::Time;
@@ -43,6 +44,8 @@ pub(super) enum Command {
     /// Repeated for the same name, the command renews the certificate and keeps the key; running
     /// daemons load the new one by themselves. The certificate of another holder is not
     /// overwritten.
+    ///
+    /// The certificate says what its holder is: only a user can be an owner of images and machines.
     ///
     /// With --mdb, DIR gets a directory for each machine, and certificates that are valid for long
     /// enough are left as they are: run the command once a day and copy what has changed.
@@ -76,6 +79,27 @@ pub(super) enum Command {
         domtool cert revoke --ca /root/ca alice --reason key-compromise\n  \
         domtool cert revoke --ca /root/ca /root/tls/web1/cert.pem")]
     Revoke(revoke::Arguments),
+}
+
+/// What a holder is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Kind {
+    /// A person, or a program that acts for one: only users are owners
+    User,
+    /// A daemon other than subd
+    Service,
+    /// A managed machine
+    Machine,
+}
+
+impl From<Kind> for IdentityKind {
+    fn from(kind: Kind) -> Self {
+        match kind {
+            Kind::User => Self::User,
+            Kind::Service => Self::Service,
+            Kind::Machine => Self::Machine,
+        }
+    }
 }
 
 #[derive(Debug, Args)]

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
+use api::access::IdentityKind;
 use certs::sets::Set;
 use certs::{
     authority::{Authority, AuthorityOptions, Request},
@@ -42,7 +43,7 @@ impl Certificates {
         let authority = Authority::create(&options).context("cannot make an authority")?;
         let directory = directory.to_owned();
         let all = Self { issued: Some(IssuedCertificates { directory, authority }) };
-        all.issue(OPERATOR, vec!["*.*".to_owned()], &[])?;
+        all.issue(OPERATOR, IdentityKind::User, vec!["*.*".to_owned()], &[])?;
         Ok(all)
     }
 
@@ -53,7 +54,7 @@ impl Certificates {
     ///
     /// If files cannot be written.
     pub fn for_daemon(&self, holder: &str, set: Set, hosts: &[&str]) -> anyhow::Result<()> {
-        self.issue(holder, set.powers(), hosts)
+        self.issue(holder, set.kind(), set.powers(), hosts)
     }
 
     /// Returns the authority; `None` for a fleet that runs with `--insecure`.
@@ -66,10 +67,17 @@ impl Certificates {
         self.issued.as_ref().map(|made| made.directory.join(OPERATOR).join("ca.pem"))
     }
 
-    fn issue(&self, holder: &str, powers: Vec<String>, hosts: &[&str]) -> anyhow::Result<()> {
+    fn issue(
+        &self,
+        holder: &str,
+        kind: IdentityKind,
+        powers: Vec<String>,
+        hosts: &[&str],
+    ) -> anyhow::Result<()> {
         let Some(made) = &self.issued else { return Ok(()) };
         let request = Request {
             name: holder.to_owned(),
+            kind,
             hosts: hosts.iter().map(|host| (*host).to_owned()).collect(),
             powers: Some(powers),
             ..Request::default()

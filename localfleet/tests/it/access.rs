@@ -1,6 +1,8 @@
 //! Every method of every daemon, called with certificates of every kind, over HTTP/1.1 and HTTP/2,
 //! in bincode and in JSON.
 
+mod kinds;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
@@ -12,8 +14,9 @@ use std::time::Duration;
 
 use api::codec::{self, Encoding};
 use api::image_server::replication::{Forward, ForwardRequest};
+use api::object_server::GetObjects;
 use api::{
-    access::Access,
+    access::{Access, IdentityKind},
     method::{Method as _, MethodInfo},
 };
 use certs::authority::{Authority, AuthorityOptions, Issued, Request};
@@ -331,6 +334,13 @@ fn each_method_is_for_those_who_may_call_it_and_for_nobody_else() {
             // Another one each time: who is refused often is turned away without being judged.
             let powerless = Request { name: format!("user{number}"), ..wanted(&["Nothing.AtAll"]) };
             let powerless = connector(&ca_pem, Some(&lab.authority().issue(&powerless).unwrap()));
+            let machine = Request {
+                name: format!("machine{number}"),
+                kind: IdentityKind::Machine,
+                powers: Some(Set::Subd.powers()),
+                ..Request::default()
+            };
+            let machine = connector(&ca_pem, Some(&lab.authority().issue(&machine).unwrap()));
             let (target, bodies) = (lab.target(&method), requests[method.name].clone());
             let right = connector(&ca_pem, Some(&lab.issue(&[method.name])));
             let nobody = nobody.clone();
@@ -344,6 +354,12 @@ fn each_method_is_for_those_who_may_call_it_and_for_nobody_else() {
                 };
                 let got = target.outcome(&powerless, form, name, &bodies).await;
                 assert_eq!(got, want, "{name} {form:?} with another power");
+                let want = match name {
+                    GetObjects::NAME => Outcome::LetIn,
+                    _ => want,
+                };
+                let got = target.outcome(&machine, form, name, &bodies).await;
+                assert_eq!(got, want, "{name} {form:?} by another machine");
                 let got = target.outcome(&right, form, name, &bodies).await;
                 assert_eq!(got, Outcome::LetIn, "{name} {form:?} with the power");
             }

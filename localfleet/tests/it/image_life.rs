@@ -13,15 +13,15 @@ use tempfile::TempDir;
 use testing::eventually_async;
 
 /// An image server, and a directory to work in.
-struct Place {
+pub struct Place {
     directory: TempDir,
-    server: Daemon,
-    address: String,
-    certificates: Certificates,
+    pub server: Daemon,
+    pub address: String,
+    pub certificates: Certificates,
 }
 
 impl Place {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let bin = directory.path().join("bin");
         programs::install(Path::new(env!("CARGO_BIN_EXE_localfleet")), &bin).unwrap();
@@ -48,22 +48,27 @@ impl Place {
         client_of(self.address.parse().unwrap(), &security)
     }
 
-    fn wait(&self, client: &Client) {
+    pub fn wait(&self, client: &Client) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let request = api::image_server::ListImagesRequest::default();
         let answers = async || client.call::<api::image_server::ListImages>(&request).await.ok();
         runtime.block_on(eventually_async("the image server answers", answers));
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
     /// Runs imagetool, and gives its output and exit code as one text.
-    fn run(&self, words: &[&str]) -> String {
+    pub fn run(&self, words: &[&str]) -> String {
+        self.run_at(&self.address, &self.certificates.flags(OPERATOR), words)
+    }
+
+    /// As [`Place::run`], with the image server at `address`, and `flags` for the certificate.
+    pub fn run_at(&self, address: &str, flags: &[String], words: &[&str]) -> String {
         let output = Command::new(self.path("bin/imagetool"))
-            .args(self.certificates.flags(OPERATOR))
-            .args(["--imageserver", &self.address])
+            .args(flags)
+            .args(["--imageserver", address])
             .args(words)
             .current_dir(self.directory.path())
             .env_remove("DOMINATOR_IMAGESERVER")
@@ -73,11 +78,11 @@ impl Place {
         let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
         let code = output.status.code().unwrap();
         let said = format!("{}{}exit {code}\n", text(&output.stdout), text(&output.stderr));
-        said.replace(&self.address, "ADDRESS")
+        said.replace(address, "ADDRESS")
     }
 
     /// What it prints, if it ends well.
-    fn data(&self, words: &[&str]) -> String {
+    pub fn data(&self, words: &[&str]) -> String {
         let said = self.run(words);
         said.strip_suffix("exit 0\n").unwrap_or_else(|| panic!("{words:?}: {said}")).to_owned()
     }
@@ -90,7 +95,7 @@ impl Place {
     }
 
     /// Adds an image of one file.
-    fn add(&self, name: &str, content: &str, words: &[&str]) {
+    pub fn add(&self, name: &str, content: &str, words: &[&str]) {
         let tree = self.path("tree");
         std::fs::create_dir_all(&tree).unwrap();
         std::fs::write(tree.join("file"), content).unwrap();

@@ -117,6 +117,12 @@ impl IdentityKind {
         matches!(self, Self::User | Self::Unstated)
     }
 
+    /// Returns true if holders of one name may be the same: of one kind, or one of them unstated.
+    #[must_use]
+    pub fn agrees(self, other: Self) -> bool {
+        self == other || self == Self::Unstated || other == Self::Unstated
+    }
+
     /// Describes the holder of this kind called `name`: `alice`, or `machine alice`.
     #[must_use]
     pub fn in_words(self, name: &str) -> String {

@@ -122,6 +122,13 @@ pub(super) fn string_list(
     Ok(CustomExtension::from_oid_content(oid, der))
 }
 
+/// Encodes an extension that is one string.
+pub(super) fn string(oid: &[u64], text: &str) -> Result<CustomExtension, AuthorityError> {
+    let der = Utf8String::new(text).to_der_vec();
+    let der = der.map_err(|_| invalid("a text", text, "it cannot be encoded"))?;
+    Ok(CustomExtension::from_oid_content(oid, der))
+}
+
 /// Decodes a serial number in hexadecimal digits; other characters are skipped.
 pub(super) fn serial_bytes(serial: &str) -> Vec<u8> {
     let digits: Vec<u8> = serial

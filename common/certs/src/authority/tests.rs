@@ -27,6 +27,7 @@ fn request() -> Request {
         hosts: ["web1.example.org", "*.example.net", "192.0.2.7", "::7"].map(str::to_owned).into(),
         powers: Some(vec!["Subd.*".into(), "ObjectServer.GetObjects".into()]),
         groups: vec!["Grün & Söhne".into()],
+        kind: IdentityKind::Machine,
         ..Request::default()
     }
 }
@@ -119,6 +120,8 @@ fn openssl_reads_and_verifies_what_is_made() {
             0!..Subd.*..ObjectServer.GetObjects
            1.3.6.1.4.1.9586.100.7.2:
             0...Gr..n & S..hne
+           1.3.6.1.4.1.9586.100.7.3:
+            ..machine
          Signature Algorithm: ecdsa-with-SHA256
          Signature Value:
     "#]]
@@ -198,6 +201,7 @@ fn what_is_asked_for_is_what_is_read() {
         identity: api::access::Identity {
             user: Some("web1".into()),
             groups: ["Grün & Söhne".to_owned()].into(),
+            kind: IdentityKind::Machine,
             powers: api::access::Powers::new(["Subd.*", "ObjectServer.GetObjects"]),
             ..Default::default()
         },
@@ -213,6 +217,20 @@ fn what_is_asked_for_is_what_is_read() {
     let silent = authority.issue(&silent).unwrap().certificate;
     assert_eq!(silent.identity.powers.patterns().count(), 0);
     assert!(!format!("{authority:?} {again:?}").contains("PRIVATE"));
+}
+
+#[test]
+fn kinds_are_encoded_as_the_document_says() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/PROTOCOL.md");
+    let document = std::fs::read_to_string(path).unwrap();
+    for kind in IdentityKind::STATED {
+        let name = kind.name().unwrap();
+        let extension = fields::string(KIND_OID, name).unwrap();
+        let bytes: Vec<String> =
+            extension.content().iter().map(|byte| format!("{byte:02x}")).collect();
+        let row = format!("| `{name}` | `{}` |", bytes.join(" "));
+        assert!(document.contains(&row), "PROTOCOL.md lacks the row {row}");
+    }
 }
 
 #[test]
@@ -283,6 +301,12 @@ fn what_others_could_not_read_is_refused() {
             long.as_str(),
             "the name of the holder",
             "it is longer than 256 bytes",
+        ),
+        (
+            Request { kind: IdentityKind::Unknown, ..plain() },
+            "web1",
+            "the name of the holder",
+            "this release does not know what kind of holder it is",
         ),
         (Request { groups: vec!["a,b".into()], ..plain() }, "a,b", "a group", "it has a comma"),
         (

@@ -24,7 +24,7 @@ fn files(directory: &Path) -> BTreeMap<String, (u32, String)> {
     entries.map(row).collect()
 }
 
-fn of(authority: &Authority, issued: &Issued) -> BTreeMap<String, (u32, String)> {
+fn of_issued(authority: &Authority, issued: &Issued) -> BTreeMap<String, (u32, String)> {
     BTreeMap::from([
         ("ca.pem".to_owned(), (0o644, authority.ca_pem().to_owned())),
         ("cert.pem".to_owned(), (0o644, issued.certificate_pem.clone())),
@@ -41,7 +41,7 @@ fn a_new_directory_has_all_and_only_its_owner_reads_the_key() {
     let (authority, other) = (authority(), authority());
     let issued = issue(&authority, "web1");
     issued.write(&path, authority.ca_pem(), Replace::Own).unwrap();
-    assert_eq!(files(&path), of(&authority, &issued));
+    assert_eq!(files(&path), of_issued(&authority, &issued));
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o755);
     assert_eq!(std::fs::read_dir(directory.path().join("a")).unwrap().count(), 1);
     assert!(
@@ -80,7 +80,7 @@ fn the_same_holder_is_renewed_and_others_are_not_overwritten() {
     std::os::unix::fs::symlink("/etc/passwd", path.join(".key.pem.new")).unwrap();
     let second = issue(&authority, "web1");
     second.write(path, authority.ca_pem(), Replace::Own).unwrap();
-    let mut want = of(&authority, &second);
+    let mut want = of_issued(&authority, &second);
     want.insert("ca.pem".to_owned(), (0o644, trusted));
     want.insert("key.pem".to_owned(), (0o640, second.key_pem));
     want.insert("zones.toml".to_owned(), (0o644, String::new()));
@@ -102,7 +102,7 @@ fn the_same_holder_is_renewed_and_others_are_not_overwritten() {
     );
     let third = issue(&other, "web2");
     third.write(path, other.ca_pem(), Replace::Any).unwrap();
-    let mut want = of(&other, &third);
+    let mut want = of_issued(&other, &third);
     want.get_mut("key.pem").unwrap().0 = 0o640;
     want.insert("zones.toml".to_owned(), (0o644, String::new()));
     assert_eq!(files(path), want);
@@ -148,4 +148,40 @@ fn lines_are_added_behind_the_last_whole_one() {
     std::fs::write(&path, "on").unwrap();
     append(&path, "two\n", 0o600).unwrap();
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "two\n");
+}
+
+#[test]
+fn a_machine_does_not_replace_a_user_of_its_name() {
+    use IdentityKind::{Machine, Unstated, User};
+    let authority = authority();
+    let of = |kind| {
+        let request = Request { name: "alice".into(), kind, ..Request::default() };
+        authority.issue(&request).unwrap()
+    };
+    #[rustfmt::skip]
+    let table = [
+        (User,     User,     None),
+        (Unstated, User,     None),
+        (Machine,  Unstated, None),
+        (User,     Machine,  Some("has the certificate of alice, not of machine alice")),
+        (Machine,  User,     Some("has the certificate of machine alice, not of alice")),
+    ];
+    for (old, new, error) in table {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("tls");
+        of(old).write(&path, authority.ca_pem(), Replace::Own).unwrap();
+        let before = files(&path);
+        let new = of(new);
+        let got =
+            new.write(&path, authority.ca_pem(), Replace::Own).map_err(|error| error.to_string());
+        match error {
+            None => assert_eq!(files(&path), of_issued(&authority, &new)),
+            Some(error) => {
+                assert_eq!(got, Err(format!("{} {error}", path.display())));
+                assert_eq!(files(&path), before);
+                new.write(&path, authority.ca_pem(), Replace::Any).unwrap();
+                assert_eq!(files(&path), of_issued(&authority, &new));
+            }
+        }
+    }
 }

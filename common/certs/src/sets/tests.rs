@@ -3,6 +3,10 @@
 use clap::ValueEnum as _;
 use expect_test::expect;
 
+use std::collections::BTreeSet;
+
+use api::access::{Identity, OwnedItem, Owners, authorize};
+
 use super::*;
 
 #[test]
@@ -18,13 +22,13 @@ fn each_pattern_of_a_set_matches_methods() {
 fn sets_may_call_what_they_must() {
     let mut text = String::new();
     for &set in Set::value_variants() {
-        text += &format!("{}\n", set.name());
+        text += &format!("{}: {}\n", set.name(), set.kind().name().unwrap());
         for method in allowed(set.powers()) {
             text += &format!("    {method}\n");
         }
     }
     expect![[r#"
-        dominator
+        dominator: service
             ImageServer.GetImage
             ImageServer.HoldImages
             MdbServer.GetMdb
@@ -40,7 +44,7 @@ fn sets_may_call_what_they_must() {
             Subd.Prepare
             Subd.ScanNow
             Subd.SetConfiguration
-        imageserver
+        imageserver: service
             ImageServer.Forward
             ImageServer.GetImage
             ImageServer.GetImageUpdates
@@ -48,10 +52,10 @@ fn sets_may_call_what_they_must() {
             ObjectServer.AddObjects
             ObjectServer.CheckObjects
             ObjectServer.GetObjects
-        subd
+        subd: machine
             ObjectServer.GetObjects
-        mdbd
-        operator
+        mdbd: service
+        operator: user
             Dominator.AcceptClock
             Dominator.AcceptImage
             Dominator.AcceptMdb
@@ -97,7 +101,7 @@ fn sets_may_call_what_they_must() {
             Subd.Resume
             Subd.ScanNow
             Subd.TakeOver
-        uploader
+        uploader: user
             ImageServer.AddImage
             ImageServer.EstimateImage
             ImageServer.FindLatestImage
@@ -108,7 +112,7 @@ fn sets_may_call_what_they_must() {
             ObjectServer.AddObjects
             ObjectServer.CheckObjects
             ObjectServer.GetObjects
-        contributor
+        contributor: user
             ImageServer.EstimateImage
             ImageServer.FindLatestImage
             ImageServer.GetImage
@@ -118,7 +122,7 @@ fn sets_may_call_what_they_must() {
             ObjectServer.AddObjects
             ObjectServer.CheckObjects
             ObjectServer.GetObjects
-        viewer
+        viewer: user
             Dominator.CheckMdb
             Dominator.Explain
             Dominator.GetConfiguration
@@ -145,6 +149,33 @@ fn sets_may_call_what_they_must() {
             Subd.Poll
     "#]]
     .assert_eq(&text);
+}
+
+#[test]
+fn a_machine_may_call_nothing_of_another_machine() {
+    let machine = Identity {
+        user: Some("web1".to_owned()),
+        kind: Set::Subd.kind(),
+        groups: BTreeSet::from(["web".to_owned()]),
+        powers: Powers::new(Set::Subd.powers()),
+        ..Identity::default()
+    };
+    let own = OwnedItem { what: "machine web1".to_owned(), owners: Owners::new(["web"], ["web1"]) };
+    let (mut refused, mut let_in) = (0, Vec::new());
+    for method in methods() {
+        let got = authorize(method.name, method.access, &machine, "", std::slice::from_ref(&own));
+        let is_of_subd = method.name.starts_with("Subd.");
+        assert!(!is_of_subd || method.access == Access::Power, "{}", method.name);
+        match got {
+            Ok(()) if method.access == Access::Authenticated => {}
+            Ok(()) => let_in.push(method.name),
+            Err(_) => refused += usize::from(is_of_subd),
+        }
+    }
+    let all = methods().iter().filter(|method| method.name.starts_with("Subd.")).count();
+    assert_eq!(refused, all);
+    // It serves from its own certificate, and calls what needs any certificate, and this.
+    assert_eq!(let_in, ["ObjectServer.GetObjects"]);
 }
 
 #[test]

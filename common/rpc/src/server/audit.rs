@@ -65,7 +65,7 @@ impl Recorder {
             return;
         }
         let Some(log) = self.0.get() else { return };
-        if log.admits(caller.identity.user.as_deref()) {
+        if log.admits(caller.identity.in_words().as_deref()) {
             let RecordedCall { act, .. } =
                 RecordedCall::new(log, caller, method, effect, CallDetails::default());
             log.record_soon(AuditEvent::Denied {
@@ -126,10 +126,10 @@ impl RecordedCall {
         effect: Effect,
         details: CallDetails,
     ) -> Self {
-        let user = caller.identity.user.as_deref();
+        let user = caller.identity.in_words();
         let groups: Vec<&str> = caller.identity.groups.iter().map(String::as_str).collect();
         let act = AuditedCall {
-            user: user.map(|user| escape_and_cut(user, WHO_BYTES_MAX)),
+            user: user.map(|user| escape_and_cut(&user, WHO_BYTES_MAX)),
             groups: escape_and_cut(&groups.join(","), WHO_BYTES_MAX),
             address: caller.address.to_string(),
             method: method.to_owned(),

@@ -132,7 +132,8 @@ impl Connection {
             None if is_insecure => Arc::new(Identity::insecure()),
             None => Arc::new(Identity::default()),
         };
-        let settled = self.permit.as_mut().map(|permit| permit.settle(identity.user.as_deref()));
+        let user = identity.in_words();
+        let settled = self.permit.as_mut().map(|permit| permit.settle(user.as_deref()));
         if let Err(refusal) = settled.transpose() {
             return self.refuse(address, refusal);
         }

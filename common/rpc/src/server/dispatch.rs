@@ -20,11 +20,12 @@ use super::page::{self, Page, PageRequest, html_response, set, small};
 use super::range::ByteRange;
 use super::replies::Replies;
 use super::router::{Entry, Kind, PageHandler, Routes};
+use super::unstated_owners::UnstatedOwners;
 use crate::body::{self, Body, ReadError};
 use crate::object_reader::ObjectReader;
 use crate::pace::{MESSAGE_PACE_BYTES, Pace};
 use crate::packing;
-use api::access::authorize;
+use api::access::{Access, authorize};
 use api::codec::{self, Encoding};
 use api::fault::{Fault, FaultCode};
 use api::{PROTOCOL, PROTOCOL_HEADER, PROTOCOL_OLDEST, object_stream};
@@ -55,6 +56,7 @@ pub(super) struct Service {
     memory: Arc<CallerPermits>,
     /// For one request at a time that is larger than what a caller may have of the memory.
     large: Arc<Semaphore>,
+    unstated_owners: UnstatedOwners,
 }
 
 /// What a request holds until it is answered.
@@ -78,6 +80,7 @@ impl Service {
             // A caller that takes its half leaves the other half.
             memory: CallerPermits::with_strangers(all, all / 2, all / ANONYMOUS_PART),
             large: Arc::new(Semaphore::new(1)),
+            unstated_owners: UnstatedOwners::default(),
         }
     }
 
@@ -275,8 +278,18 @@ impl Service {
 
     /// Refuses callers that do not need a decision by the handler.
     async fn admit(&self, caller: &Caller, entry: &Entry) -> Result<(), Fault> {
-        let judged = authorize(entry.name, entry.access, &caller.identity, "", &[]);
-        let Err(error) = judged else { return Ok(()) };
+        let identity = &caller.identity;
+        // The handler knows the owners.
+        let access = match entry.access {
+            Access::PowerOrOwner if identity.kind.may_own() => Access::Authenticated,
+            access => access,
+        };
+        let Err(error) = authorize(entry.name, access, identity, "", &[]) else {
+            if entry.access == Access::PowerOrOwner {
+                self.unstated_owners.warn_once(identity, entry.name);
+            }
+            return Ok(());
+        };
         let fault = Fault::new(FaultCode::Denied, error.to_string());
         self.routes.recorder.denied(caller, entry.name, entry.effect, &fault);
         Err(fault)

@@ -46,7 +46,7 @@ pub(super) enum Kind {
 pub(super) struct Entry {
     pub(super) name: &'static str,
     pub(super) effect: Effect,
-    /// The rule that the server checks before the handler.
+    /// The rule that the server checks before the handler, which checks owners itself.
     pub(super) access: Access,
     pub(super) request_bytes_max: usize,
     pub(super) kind: Kind,
@@ -172,8 +172,9 @@ impl<S: Clone + Send + Sync + 'static> Router<S> {
         self.add::<M>(strict, kind)
     }
 
-    /// Answers `M`, which owners may call, with `handler`. The handler gets every caller with a
-    /// certificate, and must check whether it is an owner ([`api::access::authorize`]).
+    /// Answers `M`, which owners may call, with `handler`. The handler gets every caller with the
+    /// power and every one that may be an owner, and must check whether it is one
+    /// ([`api::access::authorize`]).
     pub fn method_of_owners<M, Fut>(
         self,
         handler: impl Fn(S, Caller, M::Request) -> Fut + Send + Sync + 'static,
@@ -183,7 +184,7 @@ impl<S: Clone + Send + Sync + 'static> Router<S> {
         Fut: Future<Output = Result<M::Reply, Fault>> + Send + 'static,
     {
         let kind = self.unary::<M, Fut>(handler);
-        self.add::<M>(Access::Authenticated, kind)
+        self.add::<M>(Access::PowerOrOwner, kind)
     }
 
     fn unary<M, Fut>(

@@ -9,6 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use api::access::IdentityKind;
+use certs::files::{FilesError, Replace};
 use certs::register::Register;
 use daemon::mdb_file::read;
 use daemon::{EXIT_DONE, EXIT_FAILED, EXIT_PARTLY};
@@ -20,7 +22,7 @@ use system::clock::wall;
 use tool::{Format, Output};
 
 use super::issue::{Arguments, find_certificate, issue};
-use super::renewal::{Step, Wanted, default_renew_before, next_step};
+use super::renewal::{Step, default_renew_before, may_be_machine, next_step};
 use super::{CertError, time_and_distance};
 use crate::{columns, text_of};
 
@@ -156,10 +158,18 @@ fn issue_one(
     register: &Register,
     machine: &Machine,
 ) -> Result<(Done, api::certificate::Certificate), CertError> {
-    let wanted = wanted(arguments, machine)?;
-    let directory = arguments.out.join(&wanted.name);
+    let hosts = hosts(arguments, machine)?;
+    let name = &machine.hostname;
+    let directory = arguments.out.join(name);
     let locked = register.lock()?;
     let found = find_certificate(register, &locked, &directory);
+    let wanted = arguments.wanted(name, hosts, found.as_ref());
+    if let Some(found) = found.as_ref().filter(|found| !may_be_machine(found, name))
+        && arguments.replace() == Replace::Own
+    {
+        let name = IdentityKind::Machine.in_words(name);
+        return Err(FilesError::other_holder(&directory, &found.certificate, name).into());
+    }
     let renew_before =
         arguments.renew_before.unwrap_or_else(|| default_renew_before(arguments.lifetime));
     let end = register.authority().certificate().not_after;
@@ -175,17 +185,18 @@ fn issue_one(
     Ok((done, issued.certificate))
 }
 
-/// Returns the certificate to make for a machine, whose name becomes that of a directory.
-fn wanted(arguments: &Arguments, machine: &Machine) -> Result<Wanted, CertError> {
+/// Returns the hosts of the certificate of a machine, whose name becomes that of a directory.
+fn hosts(arguments: &Arguments, machine: &Machine) -> Result<Vec<String>, CertError> {
     let name = &machine.hostname;
     if name.starts_with('.') || name.contains(['/', '*', '\0']) {
         let name = model::escape::escape(name.as_bytes());
         return Err(CertError::Hostname { name });
     }
-    let address = machine.ip_address.map(|address| address.to_string());
+    let address = machine.ip_address.filter(|_| arguments.with_addresses);
+    let address = address.map(|address| address.to_string());
     let mut hosts = vec![name.clone()];
     hosts.extend(address.filter(|address| address != name));
-    Ok(arguments.wanted(name, hosts))
+    Ok(hosts)
 }
 
 /// Formats the rows of machines whose certificate changed or failed.

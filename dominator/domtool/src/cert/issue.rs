@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use api::access::IdentityKind;
 use api::certificate::Certificate;
 use certs::authority::{Issued, Request};
 use certs::files::{Replace, check_overwrite};
@@ -15,8 +16,8 @@ use model::display::counted;
 use system::clock::wall;
 use tool::{Format, Output};
 
-use super::renewal::{Found, Step, Wanted, next_step};
-use super::{CertError, parse_lifetime, time_and_distance};
+use super::renewal::{Found, Step, Wanted, next_step, wanted_kind};
+use super::{CertError, Kind, parse_lifetime, time_and_distance};
 use crate::silent;
 
 #[derive(Clone, Debug, Args)]
@@ -33,10 +34,18 @@ pub(crate) struct Arguments {
     /// Host name or address of the holder, for daemons; may be repeated
     #[arg(long = "host", value_name = "HOST", conflicts_with = "mdb")]
     hosts: Vec<String>,
-    /// Make a certificate for each machine of this machine database, with its host name and
-    /// address; default powers: the set subd
+    /// What the holder is; default: what the holder was if its certificate says so, else service
+    /// for the set of a daemon, machine for the set subd, and user
+    #[arg(long, value_enum, value_name = "KIND", conflicts_with = "mdb")]
+    kind: Option<Kind>,
+    /// Make a certificate for each machine of this machine database, with its host name; default
+    /// powers: the set subd
     #[arg(long, value_name = "FILE")]
     pub(super) mdb: Option<PathBuf>,
+    /// With --mdb: for the address of each machine too, so that it can be dialled by its address
+    /// alone, without its name
+    #[arg(long, requires = "mdb")]
+    pub(super) with_addresses: bool,
     /// Give the powers of a role; may be repeated
     #[arg(long = "set", value_enum, value_name = "SET")]
     sets: Vec<Set>,
@@ -62,20 +71,26 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    /// Returns the certificate to make for `name` and `hosts`.
-    pub(super) fn wanted(&self, name: &str, hosts: Vec<String>) -> Wanted {
+    /// Returns the certificate to make for `name` and `hosts`, where `found` is.
+    pub(super) fn wanted(&self, name: &str, hosts: Vec<String>, found: Option<&Found>) -> Wanted {
         let mut sets = self.sets.clone();
         if self.mdb.is_some() && sets.is_empty() && self.methods.is_empty() {
             sets.push(Set::Subd);
         }
+        let stated = match (self.kind, &self.mdb) {
+            (_, Some(_)) => Some(IdentityKind::Machine),
+            (kind, None) => kind.map(IdentityKind::from),
+        };
+        let found = found.map(|found| &found.certificate).filter(|found| found.common_name == name);
+        let kind = wanted_kind(stated, found, &sets);
         let mut powers: Vec<String> = sets.into_iter().flat_map(Set::powers).collect();
         powers.extend(self.methods.iter().cloned());
         powers.sort_unstable();
         powers.dedup();
-        Wanted { name: name.to_owned(), hosts, powers, groups: self.groups.clone() }
+        Wanted { name: name.to_owned(), kind, hosts, powers, groups: self.groups.clone() }
     }
 
-    fn replace(&self) -> Replace {
+    pub(super) fn replace(&self) -> Replace {
         if self.force { Replace::Any } else { Replace::Own }
     }
 }
@@ -86,9 +101,9 @@ pub(super) fn run(
     register: &Register,
 ) -> Result<Output, CertError> {
     let name = arguments.name.as_deref().unwrap_or_default();
-    let wanted = arguments.wanted(name, arguments.hosts.clone());
     let locked = register.lock()?;
     let found = find_certificate(register, &locked, &arguments.out);
+    let wanted = arguments.wanted(name, arguments.hosts.clone(), found.as_ref());
     // A certificate for one name is always renewed, however long it is valid.
     let now = wall().seconds;
     let step = match next_step(&wanted, found.as_ref(), now, i64::MAX, Duration::MAX) {
@@ -111,6 +126,7 @@ pub(super) fn issue(
 ) -> Result<Issued, CertError> {
     let request = Request {
         name: wanted.name.clone(),
+        kind: wanted.kind,
         hosts: wanted.hosts.clone(),
         powers: Some(wanted.powers.clone()),
         groups: wanted.groups.clone(),
@@ -120,7 +136,7 @@ pub(super) fn issue(
     let replace = arguments.replace();
     // A refusal must come before a certificate is issued and recorded in vain.
     let ca_pem = locked.ca_pem();
-    check_overwrite(directory, &wanted.name, ca_pem, replace)?;
+    check_overwrite(directory, &wanted.name, wanted.kind, ca_pem, replace)?;
     let key_pem = match step {
         Step::Renew => Some(read_limited(&directory.join("key.pem"))?),
         Step::Create | Step::Keep => None,
@@ -156,7 +172,7 @@ fn print_summary(issued: &Issued, step: Step, directory: &Path) {
     };
     eprintln!(
         "{done} {} in {}, valid until {}.",
-        certificate.common_name,
+        certificate.identity.kind.in_words(&certificate.common_name),
         directory.display(),
         time_and_distance(wall().seconds, certificate.not_after)
     );
@@ -167,6 +183,11 @@ fn print_summary(issued: &Issued, step: Step, directory: &Path) {
             counted(count as u64, "method"),
             directory.display()
         ),
+    }
+    if certificate.identity.kind == IdentityKind::Unstated {
+        eprintln!(
+            "It does not say what its holder is, as before: give --kind user, service or machine."
+        );
     }
     if certificate.hosts.is_empty() {
         eprintln!("It has no host name: it is for a person or a program, not for a daemon.");

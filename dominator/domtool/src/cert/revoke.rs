@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use api::access::IdentityKind;
 use api::certificate::Certificate;
 use certs::pem::{certificates_of, is_signed_by};
 use certs::record::{Reason, Record, RevocationTarget};
@@ -12,7 +13,7 @@ use model::display::counted;
 use system::clock::wall;
 use tool::{Format, Output};
 
-use super::CertError;
+use super::{CertError, Kind};
 use crate::silent;
 
 #[derive(Debug, Args)]
@@ -24,6 +25,9 @@ pub(crate) struct Arguments {
     /// the holder
     #[arg(value_name = "CERTIFICATE")]
     certificates: Vec<String>,
+    /// With the name of a holder: only certificates that say that it is this
+    #[arg(long, value_enum, value_name = "KIND")]
+    kind: Option<Kind>,
     /// Reason, which the list contains. key-compromise and ca-compromise revoke all certificates
     /// that have or may have the same key
     #[arg(long, value_enum, default_value_t)]
@@ -36,7 +40,8 @@ pub(super) fn run(format: Format, arguments: &Arguments) -> Result<Output, CertE
     let issued = locked.issued()?;
     let mut named = BTreeSet::new();
     for target in &arguments.certificates {
-        named.extend(find_targets(&register, &issued, target)?);
+        let kind = arguments.kind.and_then(|kind| IdentityKind::from(kind).name());
+        named.extend(find_targets(&register, &issued, target, kind)?);
     }
     let same_key = same_key(&issued, &named, wall().seconds);
     let mut found: Vec<RevocationTarget> = named.into_iter().collect();
@@ -87,11 +92,12 @@ fn same_key(
     issued.iter().filter(is_other).map(RevocationTarget::from_record).collect()
 }
 
-/// Finds the certificates that `target` names: a file, a serial number or a holder.
+/// Finds the certificates that `target` names: a file, a serial number, or a holder of `kind`.
 fn find_targets(
     register: &Register,
     issued: &[Record],
     target: &str,
+    kind: Option<&str>,
 ) -> Result<Vec<RevocationTarget>, CertError> {
     let path = Path::new(target);
     if path.is_file() {
@@ -107,7 +113,9 @@ fn find_targets(
     // A name stands only for certificates that are still valid.
     let is_target = |record: &&Record| {
         record.serial == target.to_ascii_lowercase()
-            || (record.name == target && record.not_after >= now)
+            || (record.name == target
+                && record.not_after >= now
+                && (kind.is_none() || record.kind.as_deref() == kind))
     };
     let found: Vec<RevocationTarget> =
         issued.iter().filter(is_target).map(RevocationTarget::from_record).collect();

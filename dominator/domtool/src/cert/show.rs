@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
+use api::access::IdentityKind;
 use api::certificate::Certificate;
 use certs::pem::{certificates_of, is_signed_by, key_belongs, revocation_lists_of};
 use certs::sets::{allowed, allowed_to_all};
@@ -33,6 +34,7 @@ pub(crate) struct Arguments {
 struct Shown {
     name: String,
     user: Option<String>,
+    kind: Option<&'static str>,
     is_authority: bool,
     powers: Vec<String>,
     methods: Vec<&'static str>,
@@ -150,12 +152,13 @@ fn table(facts: &Facts, faults: &[String], now: i64) -> String {
     let mut row = |name: &str, value: String| {
         table.add_row([name.to_owned(), value]);
     };
-    let kind = if certificate.is_authority { "authority" } else { "holder" };
+    let label = if certificate.is_authority { "authority" } else { "holder" };
     let user =
         identity.user.clone().unwrap_or_else(|| "none: the certificate has no name".to_owned());
     let holder = if certificate.is_authority { certificate.common_name.clone() } else { user };
-    row(kind, holder);
+    row(label, holder);
     if !certificate.is_authority {
+        row("kind", kind_text(identity.kind).to_owned());
         let powers: Vec<&str> = identity.powers.patterns().collect();
         let any = counted(allowed_to_all().len() as u64, "method");
         let mut lines = by_service(&allowed(powers.iter().copied()));
@@ -191,6 +194,16 @@ fn table(facts: &Facts, faults: &[String], now: i64) -> String {
     text
 }
 
+fn kind_text(kind: IdentityKind) -> &'static str {
+    match kind {
+        IdentityKind::Unstated => {
+            "not stated: an owner in this release only; issue it again with --kind"
+        }
+        IdentityKind::Unknown => "not known to this release: no owner",
+        kind => kind.name().unwrap_or_default(),
+    }
+}
+
 /// Lists `methods` in a line for each service.
 fn by_service(methods: &[&str]) -> Vec<String> {
     let mut services: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
@@ -210,6 +223,7 @@ fn shown(facts: Facts, faults: Vec<String>, now: i64) -> Shown {
     let powers: Vec<String> = certificate.identity.powers.patterns().map(str::to_owned).collect();
     Shown {
         name: certificate.common_name,
+        kind: certificate.identity.kind.name(),
         user: certificate.identity.user,
         is_authority: certificate.is_authority,
         methods: allowed(powers.iter().cloned()),

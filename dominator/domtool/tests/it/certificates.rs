@@ -6,12 +6,12 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Output};
 
+use api::access::IdentityKind;
 use api::certificate::Certificate;
+use certs::authority::{Authority, AuthorityOptions, Request};
+use certs::files::Replace;
 use certs::pem::{certificates_of, is_signed_by, key_belongs, revocation_lists_of};
-use certs::{
-    authority::{Authority, AuthorityOptions},
-    register::Register,
-};
+use certs::register::Register;
 use expect_test::expect;
 
 use testing::exit_and_output;
@@ -22,12 +22,12 @@ fn domtool(directory: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-fn run(directory: &Path, arguments: &[&str]) -> Output {
+pub fn run(directory: &Path, arguments: &[&str]) -> Output {
     domtool(directory, arguments).output().unwrap()
 }
 
 /// Runs it, and fails the test if it fails.
-fn done(directory: &Path, arguments: &[&str]) -> Output {
+pub fn done(directory: &Path, arguments: &[&str]) -> Output {
     let output = run(directory, arguments);
     assert_eq!(output.status.code(), Some(0), "{arguments:?}: {:?}", exit_and_output(&output));
     output
@@ -38,7 +38,7 @@ fn read(path: &Path) -> Certificate {
 }
 
 /// What it exits with, prints and says, without what differs each time, or with each new method.
-fn plain(output: &Output) -> String {
+pub fn plain(output: &Output) -> String {
     let (code, data, talk) = exit_and_output(output);
     let text = format!("{data}{talk}exit {}\n", code.unwrap());
     let mut plain = String::new();
@@ -96,6 +96,7 @@ fn a_newcomer_needs_two_commands() {
     .assert_eq(&plain(&run(path, &everything)));
     expect![[r#"
          holder       images
+         kind         user
          may call     Dominator: everything
                       FileGenerator: everything
                       ImageServer: everything
@@ -219,7 +220,7 @@ fn what_is_wrong_in_a_directory_is_said() {
         ..AuthorityOptions::default()
     });
     let authority = authority.unwrap();
-    let request = certs::authority::Request {
+    let request = Request {
         name: "web1".into(),
         start: Some(now - 9 * 86_400),
         lifetime: day,
@@ -227,11 +228,12 @@ fn what_is_wrong_in_a_directory_is_said() {
     };
     let issued = authority.issue(&request).unwrap();
     let tls = path.join("tls");
-    issued.write(&tls, authority.ca_pem(), certs::files::Replace::Own).unwrap();
+    issued.write(&tls, authority.ca_pem(), Replace::Own).unwrap();
     let mode = std::fs::Permissions::from_mode(0o644);
     std::fs::set_permissions(tls.join("key.pem"), mode).unwrap();
     expect![[r#"
          holder       web1
+         kind         not stated: an owner in this release only; issue it again with --kind
          may call     only the N methods that any certificate may
          hosts        none: for a person or a program, not for a daemon
         valid until
@@ -249,6 +251,7 @@ fn what_is_wrong_in_a_directory_is_said() {
     std::fs::write(tls.join("key.pem"), other.key_pem()).unwrap();
     expect![[r#"
          holder       web1
+         kind         not stated: an owner in this release only; issue it again with --kind
          may call     only the N methods that any certificate may
          hosts        none: for a person or a program, not for a daemon
         valid until
@@ -311,6 +314,7 @@ fn an_intermediate_issues_and_only_its_root_is_trusted() {
     assert_eq!((ca("zone"), ca("tls")), (ca("ca"), ca("ca")));
     expect![[r#"
          holder       web1
+         kind         machine
          may call     ObjectServer: GetObjects
                       and the N methods that any certificate may
          by           ObjectServer.GetObjects
@@ -396,7 +400,10 @@ fn a_fleet_gets_what_it_lacks() {
     "#]]
     .assert_eq(&brief(&issue(&[])));
     let first = whole(&path.join("out"), &authority);
-    assert_eq!(first["web1"].hosts, ["web1", "192.0.2.1"]);
+    assert_eq!(
+        (first["web1"].hosts.clone(), first["web1"].identity.kind),
+        (vec!["web1".to_owned()], IdentityKind::Machine)
+    );
     let powers: Vec<&str> = first["web2"].identity.powers.patterns().collect();
     assert_eq!(powers, ["ObjectServer.GetObjects"]);
     expect![[r#"
@@ -405,11 +412,19 @@ fn a_fleet_gets_what_it_lacks() {
     "#]]
     .assert_eq(&brief(&issue(&[])));
     assert_eq!(whole(&path.join("out"), &authority), first);
+    // Addresses are in certificates only where they are asked for.
+    expect![[r#"
+        2 machines: 0 made, 1 renewed, 1 unchanged, 0 failed.
+        exit 0
+    "#]]
+    .assert_eq(&brief(&issue(&["--with-addresses"])));
+    let with_addresses = whole(&path.join("out"), &authority);
+    assert_eq!(with_addresses["web1"].hosts, ["web1", "192.0.2.1"]);
     // One has another address now, one is gone, one is new, one cannot be.
     mdb(r#"[{"Hostname": "web1", "IpAddress": "192.0.2.2"}, {"Hostname": "web3"},
             {"Hostname": "*.example"}, {"Hostname": "web2"}]"#);
     let key = std::fs::read(path.join("out/web1/key.pem")).unwrap();
-    let output = issue(&["--format", "json"]);
+    let output = issue(&["--with-addresses", "--format", "json"]);
     expect![[r#"
         *.example: *.example cannot be the name of a directory
         4 machines: 1 made, 1 renewed, 1 unchanged, 1 failed.
@@ -439,6 +454,168 @@ fn a_fleet_gets_what_it_lacks() {
         exit 0
     "#]]
     .assert_eq(&brief(&issue(&["--renew-before", "400d"])));
+}
+
+/// Writes a certificate without a kind, as earlier releases made them.
+fn issue_without_kind(path: &Path, out: &str, name: &str, hosts: &[&str]) {
+    let register = Register::open(&path.join("ca")).unwrap();
+    let request = Request {
+        name: name.to_owned(),
+        hosts: hosts.iter().map(|host| (*host).to_owned()).collect(),
+        ..Request::default()
+    };
+    let issued = register.lock().unwrap().issue(&request, None).unwrap();
+    issued.write(&path.join(out), register.authority().ca_pem(), Replace::Any).unwrap();
+}
+
+#[test]
+fn each_certificate_says_what_its_holder_is() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    done(path, &["cert", "ca", "ca", "--name", "Root"]);
+    let issue = |out: &str, more: &str| {
+        let start = ["cert", "issue", "--ca", "ca", "--out", out, "--name", "alice"];
+        let more: Vec<&str> = more.split_whitespace().collect();
+        run(path, &[&start[..], &more].concat())
+    };
+    let kind = |out: &str| read(&path.join(out).join("cert.pem")).identity.kind.name();
+    let table = [
+        ("", "user"),
+        ("--set operator", "user"),
+        ("--host alice", "user"),
+        ("--set contributor --host alice", "user"),
+        ("--set imageserver --host alice", "service"),
+        ("--set viewer --set mdbd", "service"),
+        ("--set subd --host alice", "machine"),
+        ("--kind machine --set dominator", "machine"),
+        ("--kind service", "service"),
+    ];
+    for (index, (flags, want)) in table.into_iter().enumerate() {
+        let out = format!("new{index}");
+        assert_eq!(issue(&out, flags).status.code(), Some(0), "{flags}");
+        assert_eq!(kind(&out), Some(want), "{flags}");
+        // A renewal keeps it, whatever the sets are now.
+        assert_eq!(issue(&out, "--set viewer").status.code(), Some(0), "{flags}");
+        assert_eq!(kind(&out), Some(want), "{flags}");
+    }
+    // What is stated in another way is another holder, and has another key.
+    expect![[r#"
+        error: new8 has the certificate of service alice, not of alice
+        hint: give another directory, or overwrite the files with --force
+        exit 1
+    "#]]
+    .assert_eq(&plain(&issue("new8", "--kind user")));
+    let key = || std::fs::read(path.join("new8/key.pem")).unwrap();
+    let former = key();
+    expect![[r#"
+        Made a key and a certificate for alice in new8
+        It gives only the powers that any certificate gives.
+        It has no host name: it is for a person or a program, not for a daemon.
+        exit 0
+    "#]]
+    .assert_eq(&plain(&issue("new8", "--kind user --force")));
+    assert_ne!(key(), former);
+    // One that does not say it gets the right kind, or is as before.
+    let table = [
+        ("--set subd --host alice", &["alice"][..], Some("machine")),
+        ("--set dominator --host alice", &["alice"], Some("service")),
+        ("--set viewer --host alice", &["alice"], Some("user")),
+        ("--kind service --host alice", &["alice"], Some("service")),
+        ("", &[], Some("user")),
+    ];
+    for (flags, hosts, want) in table {
+        issue_without_kind(path, "old", "alice", hosts);
+        assert_eq!(issue("old", flags).status.code(), Some(0), "{flags}");
+        assert_eq!(kind("old"), want, "{flags}");
+    }
+    issue_without_kind(path, "old", "alice", &["alice"]);
+    expect![[r#"
+        Renewed the certificate of alice in old
+        It gives only the powers that any certificate gives.
+        It does not say what its holder is, as before: give --kind user, service or machine.
+        exit 0
+    "#]]
+    .assert_eq(&plain(&issue("old", "--host alice")));
+    expect![[r#"
+         holder       alice
+         kind         not stated: an owner in this release only; issue it again with --kind
+         may call     only the N methods that any certificate may
+         hosts        alice
+        valid until
+         issued by    Root
+        serial
+        fingerprint
+        exit 0
+    "#]]
+    .assert_eq(&plain(&run(path, &["cert", "show", "old"])));
+    let shown = |out: &str| {
+        let output = done(path, &["cert", "show", out, "--format", "json"]);
+        serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()["kind"].clone()
+    };
+    assert_eq!(
+        [shown("new0"), shown("new6"), shown("old")],
+        ["user".into(), "machine".into(), serde_json::Value::Null]
+    );
+    let register = Register::open(&path.join("ca")).unwrap();
+    let issued = register.lock().unwrap().issued().unwrap();
+    assert_eq!(issued[8].kind.as_deref(), Some("service"));
+    assert_eq!(issued.last().unwrap().kind, None);
+}
+
+#[test]
+fn machines_and_people_of_one_name_are_apart() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    done(path, &["cert", "ca", "ca", "--name", "Root"]);
+    std::fs::write(path.join("mdb"), r#"[{"Hostname": "alice"}, {"Hostname": "bob"}]"#).unwrap();
+    done(path, &["cert", "issue", "--ca", "ca", "--out", "out/alice", "--name", "alice"]);
+    issue_without_kind(path, "out/bob", "bob", &[]);
+    let fleet = |out: &str, more: &[&str]| {
+        let issue = ["cert", "issue", "--ca", "ca", "--out", out, "--mdb", "mdb"];
+        let (code, _, talk) = exit_and_output(&run(path, &[&issue[..], more].concat()));
+        format!("{talk}exit {}\n", code.unwrap())
+    };
+    expect![[r#"
+        alice: out/alice has the certificate of alice, not of machine alice
+        bob: out/bob has the certificate of bob, not of machine bob
+        2 machines: 0 made, 0 renewed, 0 unchanged, 2 failed.
+        exit 1
+    "#]]
+    .assert_eq(&fleet("out", &[]));
+    let kind = |file: &str| read(&path.join(file).join("cert.pem")).identity.kind;
+    assert_eq!(["out/alice", "out/bob"].map(kind), [IdentityKind::User, IdentityKind::Unstated]);
+    // A machine's certificate of an earlier release becomes one of a machine, with the same key.
+    issue_without_kind(path, "machines/alice", "alice", &["alice", "192.0.2.1"]);
+    let key = || std::fs::read(path.join("machines/alice/key.pem")).unwrap();
+    let former = key();
+    expect![[r#"
+        2 machines: 1 made, 1 renewed, 0 unchanged, 0 failed.
+        exit 0
+    "#]]
+    .assert_eq(&fleet("machines", &[]));
+    assert_eq!((kind("machines/alice"), key()), (IdentityKind::Machine, former));
+    expect![[r#"
+        error: the argument '--mdb <FILE>' cannot be used with '--kind <KIND>'
+        exit 2
+    "#]]
+    .assert_eq(&first_line_and_exit(&fleet("machines", &["--kind", "user"])));
+    // To revoke a machine is not to revoke a person.
+    let revoked = |more: &[&str]| {
+        let revoke = ["cert", "revoke", "--ca", "ca", "alice", "--format", "json"];
+        let output = done(path, &[&revoke[..], more].concat());
+        let rows: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let rows = rows.as_array().unwrap().iter().map(|row| row["serial"].clone());
+        rows.map(|serial| serial.as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let serial = |file: &str| read(&path.join(file).join("cert.pem")).serial;
+    assert_eq!(revoked(&["--kind", "machine"]), [serial("machines/alice")]);
+    let rest = revoked(&[]);
+    assert!(rest.len() == 2 && rest.contains(&serial("out/alice")), "{rest:?}");
+}
+
+fn first_line_and_exit(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    format!("{}\n{}\n", lines[0], lines[lines.len() - 1])
 }
 
 /// A fleet of one machine whose certificate was renewed after a backup was made of the first one.

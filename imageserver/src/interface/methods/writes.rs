@@ -12,8 +12,8 @@ use std::time::Duration;
 use api::access::{Identity, IdentityKind, Powers};
 use api::fault::{Fault, FaultCode};
 use api::image_server::replication::{
-    self, Forward, ForwardReply, ForwardRequest, ForwardedMethod, ForwardedWrite, LinkState,
-    SERVERS_MAX, ServerId, WriteReply,
+    Forward, ForwardOrigin, ForwardReply, ForwardRequest, ForwardedMethod, ForwardedWrite,
+    LinkState, SERVERS_MAX, ServerId, WriteReply,
 };
 use api::image_server::{
     AddImage, AddImageRequest, DeleteImage, DeleteImageRequest, GetImageRequest,
@@ -214,15 +214,8 @@ impl Service {
         }
         let mut path = origin.path;
         path.push(self.replication.id().clone());
-        let Caller { address: caller, identity, .. } = origin.caller;
-        // The master knows no kinds of callers: a machine or service must not be taken for a user.
-        let groups = identity.groups.iter().filter(|_| identity.kind.may_own());
-        let origin = replication::ForwardOrigin {
-            address: caller.to_string(),
-            user: identity.in_words(),
-            groups: groups.cloned().collect(),
-            has_power: identity.powers.has(write.method()),
-        };
+        let caller = origin.caller.address;
+        let origin = forward_origin(&origin.caller, write.method());
         let request = ForwardRequest { path, origin, write };
         let reply = follower.fetch_client().call_within::<Forward>(&request, FORWARD_LIMIT).await;
         let reply = reply.map_err(|error| {
@@ -317,6 +310,19 @@ impl Service {
     }
 }
 
+/// Describes the caller of a change to the master, which knows no kinds of callers: a machine or
+/// service must not be taken for a user.
+fn forward_origin(caller: &Caller, method: &str) -> ForwardOrigin {
+    let identity = &caller.identity;
+    let groups = identity.groups.iter().filter(|_| identity.kind.may_own());
+    ForwardOrigin {
+        address: caller.address.to_string(),
+        user: identity.in_words(),
+        groups: groups.cloned().collect(),
+        has_power: identity.powers.has(method),
+    }
+}
+
 /// Returns true if a change is one of directories, which replicas fetch as a whole.
 fn is_of_directories(write: &ForwardedWrite) -> bool {
     matches!(
@@ -405,6 +411,46 @@ fn fault_of_master(follower: &Follower, error: &CallError) -> Fault {
                 error_chain(error)
             );
             Fault::new(FaultCode::Unavailable, text)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use api::method::Method as _;
+
+    use super::*;
+
+    #[test]
+    fn the_master_takes_no_machine_for_a_user() {
+        let of = |kind| {
+            let address = SocketAddr::from(([192, 0, 2, 1], 7));
+            let identity = Identity {
+                user: Some("alice".to_owned()),
+                kind,
+                groups: BTreeSet::from(["web".to_owned()]),
+                powers: Powers::new(["*.DeleteImage"]),
+                zone: None,
+            };
+            let identity = Arc::new(identity);
+            let caller = Caller { address, local: address, unpacks: false, identity };
+            forward_origin(&caller, DeleteImage::NAME)
+        };
+        let want = |user: &str, groups: &[&str]| ForwardOrigin {
+            address: "192.0.2.1:7".to_owned(),
+            user: Some(user.to_owned()),
+            groups: groups.iter().map(|group| (*group).to_owned()).collect(),
+            has_power: true,
+        };
+        let table = [
+            (IdentityKind::User, want("alice", &["web"])),
+            (IdentityKind::Unstated, want("alice", &["web"])),
+            (IdentityKind::Machine, want("machine alice", &[])),
+            (IdentityKind::Service, want("service alice", &[])),
+            (IdentityKind::Unknown, want("alice (of an unknown kind)", &[])),
+        ];
+        for (kind, want) in table {
+            assert_eq!(of(kind), want, "{kind:?}");
         }
     }
 }
