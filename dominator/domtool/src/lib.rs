@@ -7,6 +7,7 @@ mod database;
 mod events;
 mod machine_database;
 mod machine_orders;
+mod methods;
 mod orders;
 mod plan;
 mod settings;
@@ -163,6 +164,23 @@ enum Command {
         #[command(subcommand)]
         command: cert::Command,
     },
+    /// List the methods of all daemons, who may call each, and which sets of powers have it
+    ///
+    /// A method is Service.Method: a thing that one program can ask of another. A certificate names
+    /// the methods that its holder may call, as patterns: its powers.
+    ///
+    /// WHO MAY CALL IT: any certificate; a certificate with the power, which has a pattern that
+    /// matches the method; or an owner, a user that owns the machine, image or directory that the
+    /// call is about. SETS: the sets whose holders may call it without being owners (domtool cert
+    /// issue --set); all others need --method.
+    ///
+    /// Needs neither a dominator nor a certificate. docs/PROTOCOL.md says what each method does.
+    #[command(after_help = "Examples:\n  \
+        domtool methods\n  \
+        domtool methods 'Subd.*' ImageServer.DeleteImage\n  \
+        domtool methods --format json\n\n\
+        domtool cert show DIR lists the methods that the holder of a certificate may call.")]
+    Methods(methods::Arguments),
     #[command(flatten)]
     Documents(Documents),
 }
@@ -192,6 +210,7 @@ pub async fn run(arguments: Arguments) -> ExitCode {
                 Err(error) => exit(EXIT_FAILED, &error_chain(&error), error.hints()),
             };
         }
+        Command::Methods(shown) => return methods::run(arguments.format, shown),
         Command::Database { command } => return database::run(command, arguments.format),
         Command::Audit(events::AuditArguments { log: Some(command), .. }) => {
             return audit::run(command, arguments.format);
@@ -299,7 +318,10 @@ async fn run_command(
         Command::SetConfig(arguments) => settings::set(client, format, arguments).await,
         Command::GetConfig(arguments) => settings::get(client, format, arguments).await,
         Command::Status => status::show_status(client, format).await,
-        Command::Documents(_) | Command::Cert { .. } | Command::Database { .. } => {
+        Command::Documents(_)
+        | Command::Cert { .. }
+        | Command::Methods(_)
+        | Command::Database { .. } => {
             unreachable!("these commands run without a client")
         }
     }

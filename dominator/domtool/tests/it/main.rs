@@ -3,3 +3,4 @@
 #![expect(clippy::unwrap_used, reason = "what these functions unwrap fails the test")]
 
 mod certificates;
+mod methods;

@@ -175,6 +175,7 @@ fn orders(site: &mut Site, seen: &mut Seen) {
     seen.run(site, 2, "domtool show-sub sub-1", 0);
     seen.run(site, 2, "domtool explain sub-1", 0);
     seen.run(site, 2, "domtool status", 0);
+    seen.run(site, 2, "domtool methods", 0);
 
     site.write_mdb("candidate.json", &json!([{"Hostname": "sub-1", "RequiredImage": "web/2"}]));
     seen.run(site, 3, "domtool plan sub-1", 0);
