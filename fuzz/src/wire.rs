@@ -99,6 +99,8 @@ pub const METHODS: &[Decoders] = decoders![
     subd::TakeOver,
     image_server::notes::ChangeSignatures,
     image_server::replication::directories::GetMadeDirectories,
+    image_server::private::ChangeReaders,
+    image_server::private::GetPrivateDirectories,
 ];
 
 /// The longest value that is encoded again, in bytes.

@@ -6,6 +6,7 @@ pub mod directories;
 pub mod image_expiry;
 pub mod image_holds;
 pub mod missing_objects;
+pub mod private_images;
 pub mod scrub;
 
 pub mod collection {

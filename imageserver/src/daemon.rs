@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use api::image_server::replication::ServerId;
 use model::display::error_chain;
+use model::image::ImageName;
 use rpc::audit_log::{self, AuditError, AuditLog};
 use rpc::page_frame::Frame;
 use rpc::server::{Router, ServerLimits, serve};
@@ -28,6 +29,7 @@ use crate::scrub::Scrub;
 use crate::store::bucket::settings::BucketSettings;
 use crate::store::contract::Refresh;
 use crate::store::error::{StoreError, failed};
+use crate::store::private_images::PrivateImages;
 use crate::store::{Counters, Store};
 
 /// The name of the daemon.
@@ -41,6 +43,9 @@ const EXPIRE_INTERVAL: Duration = Duration::from_secs(2);
 
 /// How often the changes of other servers that share the store are read.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(2);
+
+/// How often trees that could not be read are tried again.
+const PRIVATE_CHECK_INTERVAL: Duration = Duration::from_secs(600);
 
 /// The configuration of an image server.
 #[derive(Clone, Debug)]
@@ -64,6 +69,8 @@ pub struct ServerConfig {
     pub store_packed: i32,
     /// True to refuse images in directories that were never made.
     pub require_directories: bool,
+    /// The directories whose images are private.
+    pub private_images: Vec<ImageName>,
     /// How connections are protected.
     pub security: Security,
     /// Where changes are recorded.
@@ -106,9 +113,16 @@ impl ImageServer {
         let packers = Packers::new(config.pack_level).map_err(failed("begin to pack objects"))?;
         let runtime = tokio::runtime::Handle::current();
         let (data, bucket) = (config.data, config.bucket);
-        let open = move || match bucket {
-            None => Store::open_packing(&data, config.store_packed),
-            Some(settings) => Store::open_bucket(&data, &settings, runtime),
+        let private = config.private_images;
+        let open = move || {
+            let mut store = match bucket {
+                None => Store::open_packing(&data, config.store_packed),
+                Some(settings) => Store::open_bucket(&data, &settings, runtime),
+            }?;
+            if !private.is_empty() {
+                store.keep_private(private);
+            }
+            Ok::<_, StoreError>(store)
         };
         let opened = tokio::task::spawn_blocking(open).await;
         let store = opened.map_err(|lost| StoreError::Io {
@@ -159,6 +173,9 @@ impl ImageServer {
         ));
         tasks.spawn(expire(Arc::clone(&self.expiry), stop.clone()));
         tasks.spawn(refresh(Arc::clone(&self.store), stop.clone()));
+        if let Some(private) = self.store.private.clone() {
+            tasks.spawn(check_private(private, Arc::clone(&self.store), stop.clone()));
+        }
         let scrub = Arc::new(Scrub::default());
         crate::scrub::start(&scrub, self.scrub, &self.store, &counters, (&security, &tasks, &stop));
         let follower = self.replicate.map(|settings| {
@@ -236,6 +253,27 @@ async fn refresh(store: Arc<Store>, stop: CancellationToken) {
                 }
             }
             Err(error) => tracing::error!("looking for changes of other servers failed: {error}"),
+        }
+    }
+}
+
+/// Finds which objects only private images have whenever images have changed, until `stop` is
+/// cancelled.
+async fn check_private(private: Arc<PrivateImages>, store: Arc<Store>, stop: CancellationToken) {
+    let mut changes = store.images.subscribe();
+    loop {
+        changes.mark_unchanged();
+        let (checked, store, stopped) = (Arc::clone(&private), Arc::clone(&store), stop.clone());
+        let check =
+            move || checked.check(&*store.objects, &store.images, &|| stopped.is_cancelled());
+        if let Err(error) = tokio::task::spawn_blocking(check).await {
+            tracing::error!("looking for objects of private images failed: {error}");
+        }
+        tokio::select! {
+            _ = changes.changed() => {}
+            () = private.changed() => {}
+            () = tokio::time::sleep(PRIVATE_CHECK_INTERVAL) => {}
+            () = stop.cancelled() => return,
         }
     }
 }

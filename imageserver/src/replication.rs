@@ -38,6 +38,7 @@ use system::random::random;
 
 use crate::core::replication::master::Replicas;
 use crate::store::error::StoreError;
+use crate::store::private_images::Reader;
 use crate::store::{files, layout};
 
 /// The state of replication: the master and the replicas of this server.
@@ -83,6 +84,17 @@ impl Replication {
             master: self.follower.as_ref().map(|follower| follower.report()),
             replicas: self.replicas().list(now),
         }
+    }
+
+    /// Returns the same without the names of images that `reader` may not read.
+    #[must_use]
+    pub fn report_for(&self, reader: &Reader, now: Time) -> GetReplicationReply {
+        let mut report = self.report(now);
+        if let Some(master) = &mut report.master {
+            master.troubles.retain(|troubled| reader.may_read_image(&troubled.name));
+            master.only_here.retain(|name| reader.may_read_image(name));
+        }
+        report
     }
 }
 

@@ -27,6 +27,7 @@ pub mod layout;
 pub mod medium_reader;
 pub mod object_counts;
 pub mod packed;
+pub mod private_images;
 pub mod record;
 pub mod upload;
 
@@ -51,6 +52,7 @@ use contract::{Collecting, Holding, Leasing, Objects};
 use directories::StoredDirectories;
 use images::Images;
 use nix::fcntl::Flock;
+use private_images::PrivateImages;
 use prometheus_client::metrics::counter::Counter;
 
 /// An open store.
@@ -61,6 +63,8 @@ pub struct Store {
     pub images: Arc<Images>,
     /// Which directories were made, and who owns them.
     pub directories: StoredDirectories,
+    /// The private images; `None` if there can be none.
+    pub private: Option<Arc<PrivateImages>>,
     /// The images that are in use.
     pub holding: Box<dyn Holding>,
     /// Which objects are held for callers.

@@ -116,6 +116,7 @@ enum ServerVerb {
     Mkdir(verb::directories::MkdirArgs),
     Rmdir(verb::directories::RmdirArgs),
     Chown(verb::directories::ChownArgs),
+    Readers(verb::readers::ReadersArgs),
 }
 
 // Verbs that do not use the image server.
@@ -212,5 +213,6 @@ async fn run_server_verb(context: &Context, verb: ServerVerb) -> VerbResult {
         ServerVerb::Mkdir(args) => verb::directories::mkdir(context, args).await,
         ServerVerb::Rmdir(args) => verb::directories::rmdir(context, args).await,
         ServerVerb::Chown(args) => verb::directories::chown(context, args).await,
+        ServerVerb::Readers(args) => verb::readers::run(context, args).await,
     }
 }

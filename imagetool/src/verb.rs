@@ -12,6 +12,7 @@ pub mod filters;
 pub mod find;
 pub mod get;
 pub mod list;
+pub mod readers;
 pub mod server;
 pub mod show;
 pub mod signatures;

@@ -4,6 +4,7 @@ pub mod collection;
 pub mod directories;
 pub mod expiry;
 pub mod notes;
+pub mod private;
 pub mod replication;
 
 use serde::{Deserialize, Serialize};

@@ -82,6 +82,8 @@ pub fn methods() -> Vec<MethodInfo> {
         MethodInfo::of::<image_server::notes::CopyImage>(),
         MethodInfo::of::<image_server::notes::FindLatestImage>(),
         MethodInfo::of::<image_server::notes::ChangeSignatures>(),
+        MethodInfo::of::<image_server::private::ChangeReaders>(),
+        MethodInfo::of::<image_server::private::GetPrivateDirectories>(),
         MethodInfo::of::<image_server::replication::GetImageUpdates>(),
         MethodInfo::of::<image_server::replication::directories::GetMadeDirectories>(),
         MethodInfo::of::<image_server::replication::Forward>(),

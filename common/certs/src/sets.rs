@@ -100,6 +100,8 @@ impl Set {
         let lists: &[&[&str]] = match self {
             Self::Dominator => &[&[
                 "ImageServer.GetImage",
+                // It plans for machines of private images, and so reads them.
+                "ImageServer.GetPrivateDirectories",
                 "ImageServer.HoldImages",
                 "MdbServer.GetMdb",
                 "ObjectServer.GetObjects",

@@ -12,6 +12,8 @@
 //! * Two states with the same version are equal, on any two servers.
 // tidy: core
 
+pub mod readers;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
@@ -31,6 +33,9 @@ pub const DIRECTORIES_MAX: usize = 200_000;
 pub struct Made {
     pub owners: Owners,
     pub made_on: Time,
+    /// The machines that may read the private images below it ([`readers`]).
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub machines: BTreeSet<String>,
 }
 
 /// The directories that were made.
@@ -60,6 +65,8 @@ pub enum DirectoryError {
     },
     #[error("there are {DIRECTORIES_MAX} directories, and there cannot be more")]
     TooMany,
+    #[error(transparent)]
+    Readers(#[from] readers::ReadersError),
     #[error(
         "there is no directory {directory}, and this server takes images only into directories \
          that were made: `imagetool mkdir -p {directory}`"
@@ -123,7 +130,7 @@ impl Directories {
         let start = after.map_or(Bound::Unbounded, Bound::Excluded);
         let mut rest = self.made.range::<ImageName, _>((start, Bound::Unbounded));
         let told = |(name, made): (&ImageName, &Made)| {
-            let Made { owners, made_on } = made.clone();
+            let Made { owners, made_on, .. } = made.clone();
             MadeDirectory { name: name.clone(), owners, made_on }
         };
         let page = rest.by_ref().take(limit).map(told).collect();
@@ -217,7 +224,7 @@ impl Directories {
                 return Err(DirectoryError::TooMany);
             }
             let owners = given.unwrap_or_else(|| self.owners_of(one));
-            self.made.insert(one.clone(), Made { owners, made_on: now });
+            self.made.insert(one.clone(), Made { owners, made_on: now, ..Made::default() });
         }
         Ok(MakeDirectoryReply { made: names, owners: self.owners_of(name) })
     }
@@ -271,14 +278,15 @@ impl Directories {
         }
     }
 
-    /// Lists the directories that were made and those of `images`: the first `limit` after `after`,
-    /// in and below `below`, sorted by component. The flag is true if there are more.
+    /// Lists the directories that were made and for which `may` returns true, those of `images`,
+    /// and those above: the first `limit` after `after`, in and below `below`, sorted by component.
+    /// The flag is true if there are more.
     #[must_use]
     pub fn list(
         &self,
+        may: impl Fn(&ImageName) -> bool,
         images: &Sums,
-        below: Option<&ImageName>,
-        after: Option<&ImageName>,
+        (below, after): (Option<&ImageName>, Option<&ImageName>),
         limit: usize,
     ) -> (Vec<DirectorySummary>, bool) {
         let mut names: BTreeSet<ByComponent> = BTreeSet::new();
@@ -289,7 +297,7 @@ impl Directories {
                 names.insert(name);
             }
         };
-        for name in self.made.keys() {
+        for name in self.made.keys().filter(|name| may(name)) {
             insert(name);
             above(name).iter().for_each(&mut insert);
         }

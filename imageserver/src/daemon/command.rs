@@ -10,11 +10,13 @@ use daemon::{
     IMAGESERVER_PORT, LogArgs, SecurityArgs, exit_on_error, ignore_hangup, listen_text,
     start_logging, stop_on_signals,
 };
+use model::image::{ImageName, ImageNameError};
 use model::time_parse;
 use rpc::audit_log::AuditArgs;
 use rpc::client::Peer;
 use rpc::page_frame::PageArgs;
 use rpc::server::CallerArgs;
+use rpc::tls::Security;
 
 use crate::check;
 use crate::check::command::CheckArgs;
@@ -139,6 +141,12 @@ pub struct Flags {
     #[arg(long)]
     require_directories: bool,
 
+    /// Show and give images below this directory of images, and objects that no other images have,
+    /// only to its owners, to the machines that `imagetool readers` names, and to callers with the
+    /// power ImageServer.GetPrivateDirectories. May be given several times.
+    #[arg(long, value_name = "DIRECTORY", conflicts_with = "bucket", value_parser = directory)]
+    private_images: Vec<ImageName>,
+
     #[command(flatten)]
     replicate: ReplicateArgs,
 
@@ -195,6 +203,11 @@ impl ReplicateArgs {
     }
 }
 
+/// Reads the name of a directory of images, which may end with a slash.
+fn directory(text: &str) -> Result<ImageName, ImageNameError> {
+    ImageName::new(text.strip_suffix('/').unwrap_or(text))
+}
+
 /// The subcommands of the program.
 #[derive(Debug, clap::Subcommand)]
 enum Subcommand {
@@ -241,6 +254,9 @@ fn run(flags: Flags) -> Result<(), Box<dyn std::error::Error>> {
     if collect.down_to_percent > collect.above_percent {
         return Err("--collect-down-to must not be more than --collect-above".into());
     }
+    if !flags.private_images.is_empty() && matches!(security, Security::Insecure) {
+        return Err("--private-images needs certificates, which --insecure does not use".into());
+    }
     let repair_from = flags.repair_from.as_deref();
     let repair_from = repair_from.map(|text| Peer::parse(text, IMAGESERVER_PORT)).transpose()?;
     let replicate = flags.replicate.settings()?;
@@ -276,6 +292,7 @@ fn run(flags: Flags) -> Result<(), Box<dyn std::error::Error>> {
         pack_level,
         store_packed,
         require_directories,
+        private_images: flags.private_images,
         security: security.clone(),
         audit,
         private_pages: flags.pages.private_pages,

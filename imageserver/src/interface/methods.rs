@@ -7,8 +7,9 @@ mod directories;
 pub mod download;
 mod estimate;
 mod expiry;
-mod images;
+pub(in crate::interface) mod images;
 mod notes;
+mod private;
 mod replication;
 mod writes;
 
@@ -22,6 +23,7 @@ use api::image_server::directories::{
 };
 use api::image_server::expiry::{AcceptClock, ChangeExpiry, HoldImages};
 use api::image_server::notes::{ChangeSignatures, ChangeTags, CopyImage, FindLatestImage};
+use api::image_server::private::{ChangeReaders, GetPrivateDirectories};
 use api::image_server::replication::directories::GetMadeDirectories;
 use api::image_server::replication::{DropCopy, Forward, GetImageUpdates, GetReplication};
 use api::image_server::{AddImage, DeleteImage, GetImage, ListImages};
@@ -33,6 +35,7 @@ use api::object_server::{
 use download::Packers;
 use model::display::error_chain;
 use model::image::{ImageName, Notes};
+use model::object::ObjectId;
 use rpc::server::{Caller, CallerPermit, CallerPermits, ObjectReader, Router};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
@@ -43,7 +46,8 @@ use crate::expiry::Expiry;
 use crate::interface::BackgroundTasks;
 use crate::replication::Replication;
 use crate::store::error::{CollectError, StoreError, fault_of_store, joined};
-use crate::store::upload::{AbsentObjects, store_objects};
+use crate::store::private_images::Reader;
+use crate::store::upload::{AbsentObjects, store_objects_of};
 use crate::store::{Counters, Store};
 
 /// The most uploads at one time: each has a thread.
@@ -111,8 +115,8 @@ impl Service {
             .method_of_owners::<AddImage, _>(|service, caller, request| {
                 service.change::<AddImage, _>(caller, request, Self::add_image)
             })
-            .method::<GetImage, _>(|service, _, request| service.get_image(request))
-            .method::<ListImages, _>(|service, _, request| service.list_images(request))
+            .method::<GetImage, _>(Self::get_image)
+            .method::<ListImages, _>(Self::list_images)
             .method_of_owners::<DeleteImage, _>(|service, caller, request| {
                 service.change::<DeleteImage, _>(caller, request, Self::delete_image)
             })
@@ -131,13 +135,13 @@ impl Service {
             .method_of_owners::<ChangeSignatures, _>(|service, caller, request| {
                 service.change::<ChangeSignatures, _>(caller, request, Self::change_signatures)
             })
-            .method::<FindLatestImage, _>(|service, _, request| service.find_latest_image(request))
+            .method::<FindLatestImage, _>(Self::find_latest_image)
             .method::<GetMadeDirectories, _>(|service, _, request| {
                 service.get_made_directories(request)
             })
             .method::<GetImageUpdates, _>(Self::get_image_updates)
             .method::<Forward, _>(Self::forward)
-            .method::<GetReplication, _>(|service, _, _| service.get_replication())
+            .method::<GetReplication, _>(|service, caller, _| service.get_replication(caller))
             .method::<DropCopy, _>(Self::drop_copy)
             .method_of_owners::<MakeDirectory, _>(|service, caller, request| {
                 service.change::<MakeDirectory, _>(caller, request, Self::make_directory)
@@ -148,9 +152,11 @@ impl Service {
             .method_of_owners::<ChangeOwner, _>(|service, caller, request| {
                 service.change::<ChangeOwner, _>(caller, request, Self::change_owner)
             })
-            .method::<ListDirectories, _>(|service, _, request| service.list_directories(request))
-            .method::<EstimateImage, _>(|service, _, request| service.estimate_image(request))
-            .upload::<AddObjects, _>(|service, _, reader| service.add_objects(reader))
+            .method::<ListDirectories, _>(Self::list_directories)
+            .method_of_owners::<GetPrivateDirectories, _>(Self::get_private_directories)
+            .method_of_owners::<ChangeReaders, _>(Self::change_readers)
+            .method::<EstimateImage, _>(Self::estimate_image)
+            .upload::<AddObjects, _>(Self::add_objects)
             .method::<CheckObjects, _>(Self::check_objects)
             .download::<GetObjects, _, _>(Self::get_objects)
             .page("/objects/", Self::object_page)
@@ -167,11 +173,13 @@ impl Service {
 
     async fn add_objects(
         self,
+        caller: Caller,
         reader: ObjectReader,
     ) -> Result<api::object_server::AddObjectsReply, Fault> {
         let _permit = permit(&self.uploads, "uploads")?;
-        let absent = AbsentObjects::Refused;
-        let done = store_objects(self.store, self.counters, &self.tasks, reader, absent).await;
+        let (sender, absent) = (self.reader(&caller), AbsentObjects::Refused);
+        let (store, counters) = (self.store, self.counters);
+        let done = store_objects_of(sender, store, counters, &self.tasks, reader, absent).await;
         self.collector.note_upload();
         done
     }
@@ -186,10 +194,11 @@ impl Service {
         let may_upload =
             authorize(AddObjects::NAME, AddObjects::ACCESS, &caller.identity, "", &[]).is_ok();
         let lease_seconds = if may_upload { request.lease_seconds } else { 0 };
+        let reader = self.reader(&caller);
         let missing = self.blocking(move |store| {
             // Leased before the lookup, so that objects that are found stay.
             store.leasing.give(&ids, lease_seconds)?;
-            store.objects.missing(&ids)
+            reader.missing(&*store.objects, &ids)
         });
         let missing = missing.await?;
         Ok(CheckObjectsReply { missing })
@@ -202,8 +211,27 @@ impl Service {
     ) -> Result<impl futures_util::Stream<Item = std::io::Result<bytes::Bytes>> + Send, Fault> {
         let ids = limited(request.ids)?;
         let permit = self.download_permit(&caller)?;
+        let ids = self.readable(&caller, ids).await?;
         let packers = caller.unpacks.then_some(self.packers);
         Ok(download::objects(self.store, self.counters, packers, permit, ids))
+    }
+
+    /// Returns what `caller` may read.
+    fn reader(&self, caller: &Caller) -> Reader {
+        self.store.reader(&caller.identity)
+    }
+
+    /// Returns `ids` if the caller may read all of them.
+    async fn readable(&self, caller: &Caller, ids: Vec<ObjectId>) -> Result<Vec<ObjectId>, Fault> {
+        let reader = self.reader(caller);
+        if matches!(reader, Reader::Everything) {
+            return Ok(ids);
+        }
+        let checked = self.blocking(move |_| Ok(reader.expect_readable(&ids).map(|()| ids)));
+        checked.await?.map_err(|error| {
+            tracing::info!(by = %caller, "refused: {error}");
+            Fault::new(FaultCode::Denied, error_chain(&error))
+        })
     }
 
     fn download_permit(&self, caller: &Caller) -> Result<CallerPermit, Fault> {
@@ -293,14 +321,20 @@ fn expect_may_change<M: Method>(
 ) -> Result<(), Fault> {
     // A caller with the power may delete an image with a damaged record too.
     let what = format!("image {name}");
+    let above = store.directories.now().owned_above(name);
     let mut owned = Vec::new();
     if let Ok(record) = store.images.get(name) {
         let notes = record.image.notes;
         let owners = Owners::new(notes.owner_groups, notes.owner_users);
         owned.push(OwnedItem { what: what.clone(), owners });
     }
-    owned.extend(store.directories.now().owned_above(name));
-    expect_may::<M>(caller, &what, &owned)
+    owned.extend_from_slice(&above);
+    let may = expect_may::<M>(caller, &what, &owned);
+    if may.is_err() && !store.reader(&caller.identity).may_read_image(name) {
+        // A refusal does not show whether the image is there.
+        return expect_may::<M>(caller, &what, &above);
+    }
+    may
 }
 
 fn expect_may<M: Method>(caller: &Caller, about: &str, owned: &[OwnedItem]) -> Result<(), Fault> {

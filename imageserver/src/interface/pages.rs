@@ -17,6 +17,7 @@ use rpc::page_frame::{Frame, path_escape};
 use rpc::server::{Page, PageRequest, Router};
 
 use crate::interface::BackgroundTasks;
+use crate::interface::methods::images::get_readable;
 use crate::store::Store;
 use crate::store::error::StoreError;
 use crate::store::record::Record;
@@ -125,7 +126,8 @@ fn image_page(state: &PageState, request: &PageRequest) -> Result<Page, Fault> {
         Fault::new(FaultCode::BadRequest, text)
     };
     let name = name_parameter(request, "name")?.ok_or_else(missing)?;
-    let record = state.store.images.get(&name).map_err(|error| {
+    let reader = state.store.reader(&request.caller.identity);
+    let record = get_readable(&state.store, &reader, &name).map_err(|error| {
         let code = match error {
             StoreError::NotFound { .. } => FaultCode::NotFound,
             StoreError::Gone { .. } => FaultCode::Gone,
@@ -219,9 +221,11 @@ fn directories_page(state: &PageState, request: &PageRequest) -> Result<Page, Fa
     let below = name_parameter(request, "below")?;
     let after = name_parameter(request, "after")?;
     let directories = state.store.directories.now();
-    let sums = state.store.images.sums();
-    let (listed, more) =
-        directories.list(&sums, below.as_ref(), after.as_ref(), PAGE_DIRECTORIES_MAX);
+    let reader = state.store.reader(&request.caller.identity);
+    let sums = state.store.images.sums(&reader);
+    let may = |directory: &ImageName| reader.may_read_directory(directory);
+    let part = (below.as_ref(), after.as_ref());
+    let (listed, more) = directories.list(may, &sums, part, PAGE_DIRECTORIES_MAX);
     let escaped = |name: &ImageName| path_escape(name.as_str());
     let page = DirectoriesPage {
         made: match directories.count() {

@@ -50,7 +50,7 @@ pub fn receive(store: &Store, image: Image) -> Result<bool, ReceiveError> {
         .map_err(|source| ReceiveError::Admission { name: name.clone(), source })?;
     // All objects must be on the medium before an image that needs them is visible.
     store.objects.sync()?;
-    match store.images.add(&Record { image, totals: checked.totals }) {
+    match store.add_image(&Record { image, totals: checked.totals }) {
         Err(StoreError::Exists { .. }) if store.images.digest(&name) == Some(digest) => Ok(false),
         other => Ok(other.map(|()| true)?),
     }

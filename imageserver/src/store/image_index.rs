@@ -148,21 +148,34 @@ impl ImageIndex {
         Some(ImageChange::Ended { name: name.clone(), how, digest })
     }
 
-    /// Returns at most `limit` names that changed after `cursor`; `None` if these are not known.
-    pub fn changes_since(&self, cursor: Cursor, limit: usize) -> Option<ChangePage> {
+    /// Returns at most `limit` names that changed after `cursor`, of those for which `may` returns
+    /// true; `None` if these are not known.
+    pub fn changes_since(
+        &self,
+        may: impl Fn(&ImageName) -> bool,
+        cursor: Cursor,
+        limit: usize,
+    ) -> Option<ChangePage> {
         let (names, cursor, more) = self.log.since(cursor, limit)?;
         // A name without an image or a tombstone was dropped here; others keep theirs.
-        let changes = names.iter().filter_map(|name| self.change(name)).collect();
+        let names = names.iter().filter(|name| may(name));
+        let changes = names.filter_map(|name| self.change(name)).collect();
         Some(ChangePage { changes, cursor, more })
     }
 
-    /// Returns at most `limit` of all names that are or were used and sort after `after`.
-    pub fn all_changes(&self, after: Option<&ImageName>, limit: usize) -> ChangePage {
+    /// Returns at most `limit` of all names that are or were used and sort after `after`, of those
+    /// for which `may` returns true.
+    pub fn all_changes(
+        &self,
+        may: impl Fn(&ImageName) -> bool,
+        after: Option<&ImageName>,
+        limit: usize,
+    ) -> ChangePage {
         let start = after.map_or(Bound::Unbounded, Bound::Excluded);
         let range = || (start, Bound::<&ImageName>::Unbounded);
         // One more of each than are needed shows whether there are more.
-        let mut names = first_names(&self.images, range(), limit + 1);
-        names.extend(first_names(&self.ended, range(), limit + 1));
+        let mut names = first_names(&self.images, &may, range(), limit + 1);
+        names.extend(first_names(&self.ended, &may, range(), limit + 1));
         names.sort_unstable();
         let more = names.len() > limit;
         names.truncate(limit);
@@ -173,10 +186,11 @@ impl ImageIndex {
 
 fn first_names<T>(
     map: &BTreeMap<ImageName, T>,
+    may: impl Fn(&ImageName) -> bool,
     range: impl RangeBounds<ImageName>,
     limit: usize,
 ) -> Vec<&ImageName> {
-    map.range(range).take(limit).map(|(name, _)| name).collect()
+    map.range(range).map(|(name, _)| name).filter(|name| may(name)).take(limit).collect()
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ use super::error::{AdmissionError, WalkError};
 use crate::core::collection::removal::NeededObjects;
 use crate::store::contract::{Objects, Pin};
 use crate::store::error::{StoreError, failed};
+use crate::store::private_images::Reader;
 
 /// The longest encodings of all paths of a tree together, in bytes, each directory counted as often
 /// as it occurs: about 2,500,000 entries.
@@ -33,10 +34,19 @@ pub(crate) const TREE_BYTES_MAX: u64 = 256 << 20;
 ///
 /// [`AdmissionError`] names the path or the object.
 pub fn check_tree(store: &dyn Objects, content: &Content) -> Result<CheckedTree, AdmissionError> {
+    check_tree_for(&Reader::Everything, store, content)
+}
+
+/// The same for an image that `reader` adds: what they may not use counts as missing.
+pub fn check_tree_for(
+    reader: &Reader,
+    store: &dyn Objects,
+    content: &Content,
+) -> Result<CheckedTree, AdmissionError> {
     let mut pins = Vec::new();
-    let tree = assemble(store, content.root, &mut pins)?;
+    let tree = assemble(reader, store, content.root, &mut pins)?;
     content.verify(&tree).map_err(|source| AdmissionError::Image { source })?;
-    check_files(store, &tree, &mut pins)?;
+    check_files(reader, store, &tree, &mut pins)?;
     Ok(CheckedTree { totals: tree.root().totals(), pins })
 }
 
@@ -55,6 +65,7 @@ impl CheckedTree {
 }
 
 fn assemble(
+    reader: &Reader,
     store: &dyn Objects,
     root: ObjectId,
     pins: &mut Vec<Box<dyn Pin>>,
@@ -68,7 +79,7 @@ fn assemble(
             break;
         }
         pins.extend(store.pin(&wanted)?);
-        let missing = store.missing(&wanted)?;
+        let missing = reader.missing(store, &wanted)?;
         if let Some(&id) = missing.first() {
             return Err(AdmissionError::MissingDirectory { id, more: missing.len() - 1 });
         }
@@ -143,6 +154,7 @@ fn unfolded_bytes(root: ObjectId, shapes: &BTreeMap<ObjectId, DirectoryShape>) -
 }
 
 fn check_files(
+    reader: &Reader,
     store: &dyn Objects,
     tree: &Tree,
     pins: &mut Vec<Box<dyn Pin>>,
@@ -154,6 +166,9 @@ fn check_files(
     let mut sizes: BTreeMap<ObjectId, Option<u64>> = BTreeMap::new();
     for ((id, want), held) in wanted.into_iter().zip(store.all_held(&ids)?) {
         sizes.insert(id, size_of_intact(store, &id, want, held)?);
+    }
+    for id in reader.unusable(&ids) {
+        sizes.insert(id, None);
     }
     let mut missing: Option<(TreePath, ObjectId)> = None;
     for (path, file) in files(tree) {
@@ -207,11 +222,31 @@ pub struct ImageRoots {
     pub build_log: Option<ObjectId>,
 }
 
+/// Receives the objects that images need.
+pub trait WalkedObjects {
+    /// Records that an image needs `id`.
+    fn add(&mut self, id: &ObjectId);
+
+    /// Records that an image needs the directory `id`. Returns true if the directory must be
+    /// walked.
+    fn add_directory(&mut self, id: &ObjectId) -> bool;
+}
+
+impl WalkedObjects for NeededObjects {
+    fn add(&mut self, id: &ObjectId) {
+        Self::add(self, id);
+    }
+
+    fn add_directory(&mut self, id: &ObjectId) -> bool {
+        Self::add_directory(self, id)
+    }
+}
+
 /// Records the objects that images need. Skips directories that were walked before. Returns false
 /// if `stop` returned true before the end.
 pub fn walk(
     store: &dyn Objects,
-    needed: &mut NeededObjects,
+    needed: &mut impl WalkedObjects,
     roots: &[ImageRoots],
     stop: impl Fn() -> bool,
 ) -> Result<bool, WalkError> {

@@ -23,6 +23,7 @@ use crate::core::replication::master::ChangeLog;
 use crate::store::error::StoreError;
 use crate::store::image_index::{ImageIndex, Tombstone};
 use crate::store::image_trees::ImageRoots;
+use crate::store::private_images::Reader;
 
 /// The images of a store.
 pub struct Images {
@@ -148,9 +149,16 @@ impl Images {
     /// Returns at most `limit` images whose names sort after `after`.
     #[must_use]
     pub fn list(&self, after: Option<&ImageName>, limit: usize) -> ImageList {
+        self.list_for(&Reader::Everything, after, limit)
+    }
+
+    /// Returns at most `limit` images that `reader` may read and whose names sort after `after`.
+    #[must_use]
+    pub fn list_for(&self, reader: &Reader, after: Option<&ImageName>, limit: usize) -> ImageList {
         let index = self.read_index();
         let start = after.map_or(Bound::Unbounded, Bound::Excluded);
-        let mut rest = index.images.range::<ImageName, _>((start, Bound::Unbounded));
+        let rest = index.images.range::<ImageName, _>((start, Bound::Unbounded));
+        let mut rest = rest.filter(|(name, _)| reader.may_read_image(name));
         let images = rest.by_ref().take(limit).map(|(_, summary)| summary.clone()).collect();
         ImageList { images, more: rest.next().is_some() }
     }
@@ -213,11 +221,15 @@ impl Images {
             .for_each(&mut visit);
     }
 
-    /// Returns the sums over all images by directory.
+    /// Returns the sums over all images that `reader` may read, by directory.
     #[must_use]
-    pub fn sums(&self) -> Sums {
+    pub fn sums(&self, reader: &Reader) -> Sums {
         let mut sums = Sums::default();
-        self.visit(None, |image| sums.count(&image.name, image.totals.bytes));
+        self.visit(None, |image| {
+            if reader.may_read_image(&image.name) {
+                sums.count(&image.name, image.totals.bytes);
+            }
+        });
         sums
     }
 

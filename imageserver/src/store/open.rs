@@ -51,6 +51,7 @@ impl Store {
         Ok(Self {
             objects,
             images,
+            private: None,
             directories: StoredDirectories::open(Box::new(LocalDirectories::new(data))),
             holding: Box::new(LocalHolding::open(data)),
             leasing,
@@ -95,6 +96,7 @@ impl Store {
         Ok(Self {
             objects,
             images,
+            private: None,
             directories: StoredDirectories::open(Box::new(BucketDirectories::new(Arc::clone(
                 &remote,
             )))),

@@ -27,6 +27,7 @@ use tokio_util::task::TaskTracker;
 use super::content::{Content, ContentReader};
 use crate::store::contract::{PendingStore, Receiving};
 use crate::store::error::{StoreError, failed, fault_of_store, joined};
+use crate::store::private_images::Reader;
 use crate::store::{Counters, Store};
 
 /// The most content that is handed to the writer at once, in bytes.
@@ -81,10 +82,22 @@ pub(crate) async fn store_objects(
     reader: ObjectReader,
     absent: AbsentObjects,
 ) -> Result<AddObjectsReply, Fault> {
-    let (sender, receiver) = mpsc::channel(BATCHES_MAX);
-    let writer = tasks.spawn_blocking(move || Writer::new(&store, &counters).run(receiver));
+    store_objects_of(Reader::Everything, store, counters, tasks, reader, absent).await
+}
+
+/// The same for objects that `sender` may use in images from then on.
+pub(crate) async fn store_objects_of(
+    sender: Reader,
+    store: Arc<Store>,
+    counters: Arc<Counters>,
+    tasks: &TaskTracker,
+    reader: ObjectReader,
+    absent: AbsentObjects,
+) -> Result<AddObjectsReply, Fault> {
+    let (steps, receiver) = mpsc::channel(BATCHES_MAX);
+    let writer = tasks.spawn_blocking(move || Writer::new(sender, &store, &counters).run(receiver));
     let read = {
-        let mut feed = Feed { sender, batch: Vec::new(), batch_bytes: 0 };
+        let mut feed = Feed { sender: steps, batch: Vec::new(), batch_bytes: 0 };
         let read = feed.read(reader, absent).await;
         // Objects that were complete when the stream broke are stored.
         let flushed = feed.flush().await;
@@ -186,11 +199,12 @@ enum CurrentUpload<'store> {
     /// A new object is being stored.
     Stored(ObjectId, Box<dyn Receiving + 'store>, u64),
     /// The object is stored already, so the upload is only compared with it.
-    Known(ComparedUpload),
+    Known(ComparedUpload, u64),
 }
 
 /// Carries out the steps of one upload.
 struct Writer<'store> {
+    sender: Reader,
     store: &'store Store,
     counters: &'store Counters,
     current: CurrentUpload<'store>,
@@ -200,10 +214,10 @@ struct Writer<'store> {
 }
 
 impl<'store> Writer<'store> {
-    fn new(store: &'store Store, counters: &'store Counters) -> Self {
+    fn new(sender: Reader, store: &'store Store, counters: &'store Counters) -> Self {
         let reply = AddObjectsReply::default();
         let pending = VecDeque::new();
-        Self { store, counters, current: CurrentUpload::None, pending, reply }
+        Self { sender, store, counters, current: CurrentUpload::None, pending, reply }
     }
 
     /// Runs until the sender is gone. An incomplete object is discarded.
@@ -230,8 +244,9 @@ impl<'store> Writer<'store> {
     /// Waits until at most `left` objects are not stored yet.
     fn finish_pending(&mut self, left: usize) -> Result<(), StoreError> {
         while self.pending.len() > left {
-            let Some((_, pending, size_bytes)) = self.pending.pop_front() else { break };
+            let Some((id, pending, size_bytes)) = self.pending.pop_front() else { break };
             pending.wait()?;
+            self.sender.note_sent(&id);
             self.reply.added += 1;
             self.reply.added_bytes += size_bytes;
             self.counters.objects_added.inc();
@@ -253,7 +268,8 @@ impl<'store> Writer<'store> {
                 };
                 self.current = match here {
                     Some(content) => {
-                        CurrentUpload::Known(ComparedUpload::new(id, size_bytes, content))
+                        let comparing = ComparedUpload::new(id, size_bytes, content);
+                        CurrentUpload::Known(comparing, size_bytes)
                     }
                     None => CurrentUpload::Stored(id, objects.receive(id, size_bytes)?, size_bytes),
                 };
@@ -261,13 +277,20 @@ impl<'store> Writer<'store> {
             UploadStep::Content(content) => match &mut self.current {
                 CurrentUpload::None => {}
                 CurrentUpload::Stored(_, receiving, _) => receiving.write(&content)?,
-                CurrentUpload::Known(comparing) => comparing.write(&content)?,
+                CurrentUpload::Known(comparing, _) => comparing.write(&content)?,
             },
             UploadStep::Finish => match std::mem::replace(&mut self.current, CurrentUpload::None) {
                 CurrentUpload::None => {}
-                CurrentUpload::Known(comparing) => {
+                CurrentUpload::Known(comparing, size_bytes) => {
+                    let id = comparing.id;
                     comparing.finish()?;
-                    self.reply.known += 1;
+                    // The sender is not told that a private image has it.
+                    if self.sender.note_sent(&id) {
+                        self.reply.added += 1;
+                        self.reply.added_bytes += size_bytes;
+                    } else {
+                        self.reply.known += 1;
+                    }
                 }
                 CurrentUpload::Stored(id, receiving, size_bytes) => {
                     self.pending.push_back((id, receiving.finish()?, size_bytes));

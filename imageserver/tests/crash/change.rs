@@ -144,6 +144,15 @@ pub static CHANGES: &[Change] = &[
         make: change_owner,
     },
     Change {
+        name: "readers",
+        before: &["base/1", "directory base: group infra"],
+        deleted: &[],
+        after: &["base/1", "directory base: group infra, read by db1"],
+        packed: 0,
+        is_synced: true,
+        make: change_readers,
+    },
+    Change {
         name: "rmdir",
         before: &["base/1", "directory base: group infra", "directory web: nobody"],
         deleted: &["web/1"],
@@ -345,6 +354,13 @@ fn change_owner(store: &Arc<Store>) -> Result<(), String> {
     )
 }
 
+fn change_readers(store: &Arc<Store>) -> Result<(), String> {
+    let (add, remove) = (["db1".to_owned()].into(), [].into());
+    changed(store.directories.change(|directories| {
+        Ok(directories.change_readers(&name("base"), (add, &remove), now(), |_| false)?)
+    }))
+}
+
 fn remove_directory(store: &Arc<Store>) -> Result<(), String> {
     let removed = store.directories.change(|directories| {
         Ok(directories.remove(&name("web"), store.images.count_below(&name("web")))?)
@@ -358,7 +374,7 @@ fn remove_directory(store: &Arc<Store>) -> Result<(), String> {
 fn take_directories(store: &Arc<Store>) -> Result<(), String> {
     let own = store.directories.now().version().expect("some were made before");
     let version = DirectoriesVersion { changes: 9, id: 9, ..own };
-    let made = |(text, owners)| (name(text), Made { owners, made_on: now() });
+    let made = |(text, owners)| (name(text), Made { owners, made_on: now(), ..Made::default() });
     let theirs = [("base", group("web")), ("lib", Owners::default())].map(made).into();
     let theirs = Directories::with_version(version, theirs);
     // False if it was done before.
@@ -453,9 +469,15 @@ pub fn names(store: &Store) -> Vec<String> {
         names.push(format!("damaged directories: {why}"));
     }
     let all = Sums::default();
-    let (directories, _) = store.directories.now().list(&all, None, None, 100);
-    let made = directories.into_iter().filter(|directory| directory.made_on.is_some());
-    names.extend(made.map(|one| format!("directory {}: {}", one.name, one.owners.in_words())));
+    let directories = store.directories.now();
+    let (listed, _) = directories.list(|_| true, &all, (None, None), 100);
+    let made = listed.into_iter().filter(|directory| directory.made_on.is_some());
+    let readers = directories.readers();
+    names.extend(made.map(|one| {
+        let machines: Vec<&String> = readers.get(&one.name).into_iter().flatten().collect();
+        let read = machines.iter().map(|machine| format!(", read by {machine}"));
+        format!("directory {}: {}{}", one.name, one.owners.in_words(), read.collect::<String>())
+    }));
     names
 }
 

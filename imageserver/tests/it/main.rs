@@ -20,6 +20,7 @@ mod notes;
 mod objects;
 mod packed;
 mod power;
+mod private;
 mod replication;
 mod replication_simulation;
 mod scrub;

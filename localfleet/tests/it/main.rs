@@ -18,6 +18,7 @@ mod kills;
 mod liar;
 mod orders;
 mod plan;
+mod private;
 mod signed;
 mod simulated;
 mod snapshot;

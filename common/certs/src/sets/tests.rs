@@ -30,6 +30,7 @@ fn sets_may_call_what_they_must() {
     expect![[r#"
         dominator: service
             ImageServer.GetImage
+            ImageServer.GetPrivateDirectories
             ImageServer.HoldImages
             MdbServer.GetMdb
             ObjectServer.GetObjects

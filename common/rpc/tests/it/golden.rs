@@ -123,6 +123,9 @@ fn methods_of_the_image_server_have_these_bytes() {
     pinned.method::<image_server::directories::RemoveDirectory>(samples::remove_directory());
     pinned.method::<image_server::directories::ChangeOwner>(samples::change_owner());
     pinned.method::<image_server::directories::ListDirectories>(samples::list_directories());
+    pinned.method::<image_server::private::ChangeReaders>(samples::change_readers());
+    pinned
+        .method::<image_server::private::GetPrivateDirectories>(samples::get_private_directories());
     pinned.method::<image_server::collection::EstimateImage>(samples::estimate_image());
     pinned.method::<image_server::expiry::ChangeExpiry>(samples::change_expiry());
     pinned.method::<image_server::expiry::AcceptClock>(samples::accept_clock());

@@ -47,6 +47,8 @@ fn every_method_is_in_the_table_with_its_access_and_limits() {
         row::<image_server::directories::RemoveDirectory>(),
         row::<image_server::directories::ChangeOwner>(),
         row::<image_server::directories::ListDirectories>(),
+        row::<image_server::private::ChangeReaders>(),
+        row::<image_server::private::GetPrivateDirectories>(),
         row::<image_server::collection::EstimateImage>(),
         row::<image_server::expiry::HoldImages>(),
         row::<image_server::replication::GetImageUpdates>(),

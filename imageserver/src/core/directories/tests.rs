@@ -115,9 +115,9 @@ fn what_is_there_is_given_away() {
     assert_eq!(give("a", &["as"]), Ok(()));
     assert_eq!(
         directories.get(&name("x")).unwrap(),
-        &Made { owners: groups(&["g"]), made_on: at(7) }
+        &Made { owners: groups(&["g"]), made_on: at(7), ..Made::default() }
     );
-    let made = Made { owners: groups(&["as"]), made_on: at(9) };
+    let made = Made { owners: groups(&["as"]), made_on: at(9), ..Made::default() };
     assert_eq!(directories.get(&name("a")).unwrap(), &made);
     assert_eq!(directories.expect_made(&name("a/1")), Ok(()));
     assert_eq!(directories.expect_made(&name("top")), Ok(()));
@@ -139,7 +139,8 @@ fn a_list_has_every_directory_before_what_is_in_it() {
     }
     let list = |below: Option<&str>, after: Option<&str>, limit| {
         let (below, after) = (below.map(name), after.map(name));
-        let (list, more) = directories.list(&sums, below.as_ref(), after.as_ref(), limit);
+        let (list, more) =
+            directories.list(|_| true, &sums, (below.as_ref(), after.as_ref()), limit);
         let mut lines: Vec<String> = list
             .iter()
             .map(|one| {

@@ -158,7 +158,7 @@ impl Draft {
             if let Err(source) = owners.verify() {
                 return Err(PageError::Owners { name, source });
             }
-            self.made.insert(name, Made { owners, made_on });
+            self.made.insert(name, Made { owners, made_on, ..Made::default() });
         }
         if more {
             return Ok(PageOutcome::More);

@@ -15,6 +15,7 @@ use rpc::server::Caller;
 use system::clock::wall;
 
 use super::{Service, denied};
+use crate::core::directories::readers::ReadersError;
 use crate::core::directories::{Directories, DirectoryError};
 use crate::store::Store;
 use crate::store::directories::DirectoriesChangeError;
@@ -87,14 +88,15 @@ impl Service {
 
     pub(super) async fn list_directories(
         self,
+        caller: Caller,
         request: ListDirectoriesRequest,
     ) -> Result<ListDirectoriesReply, Fault> {
+        let reader = self.reader(&caller);
         self.blocking(move |store| {
-            let (below, after) = (request.below.as_ref(), request.after.as_ref());
             let (directories, more) = store.directories.now().list(
-                &store.images.sums(),
-                below,
-                after,
+                |directory| reader.may_read_directory(directory),
+                &store.images.sums(&reader),
+                (request.below.as_ref(), request.after.as_ref()),
                 PAGE_DIRECTORIES_MAX,
             );
             Ok(ListDirectoriesReply { directories, more })
@@ -103,7 +105,7 @@ impl Service {
     }
 
     /// Changes the directories on a thread that may block, also if the caller disconnects.
-    async fn change_directories<T: Send + 'static>(
+    pub(super) async fn change_directories<T: Send + 'static>(
         &self,
         change: impl FnOnce(&Store, &mut Directories) -> Result<T, DirectoriesChangeError>
         + Send
@@ -117,7 +119,7 @@ impl Service {
 }
 
 /// Returns the owners of the directories above `name`, and of `name` itself.
-fn chain(directories: &Directories, name: &ImageName) -> (Vec<OwnedItem>, OwnedItem) {
+pub(super) fn chain(directories: &Directories, name: &ImageName) -> (Vec<OwnedItem>, OwnedItem) {
     let none = || OwnedItem { what: format!("directory {name}"), owners: Owners::default() };
     (directories.owned_above(name), directories.owned(name).unwrap_or_else(none))
 }
@@ -128,7 +130,11 @@ pub(super) fn fault_of_directory(error: &DirectoryError) -> Fault {
         DirectoryError::Exists { .. } => FaultCode::Exists,
         DirectoryError::NotFound { .. } | DirectoryError::NoParent { .. } => FaultCode::NotFound,
         DirectoryError::NotEmpty { .. } => FaultCode::Held,
-        DirectoryError::Owners { .. } | DirectoryError::NotMade { .. } => FaultCode::BadRequest,
+        DirectoryError::Owners { .. }
+        | DirectoryError::NotMade { .. }
+        | DirectoryError::Readers(ReadersError::Pattern { .. }) => FaultCode::BadRequest,
+        DirectoryError::Readers(ReadersError::Absent { .. }) => FaultCode::NotFound,
+        DirectoryError::Readers(ReadersError::TooLong { .. }) => FaultCode::TooLarge,
         DirectoryError::TooMany => FaultCode::TooLarge,
     };
     Fault::new(code, error_chain(error))

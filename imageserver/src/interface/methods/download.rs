@@ -274,6 +274,7 @@ impl Service {
             .map_err(|error| Fault::new(FaultCode::BadRequest, error_chain(&error)))?;
         expect_may::<GetObjects>(&request.caller, &format!("object {id}"), &[])?;
         let permit = self.download_permit(&request.caller)?;
+        self.readable(&request.caller, vec![id]).await?;
         let found = self.blocking(move |store| store.objects.open_verified(&id)).await?;
         let Some(content) = found else {
             self.counters.objects_absent.inc();

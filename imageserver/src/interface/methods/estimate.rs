@@ -9,11 +9,15 @@ use model::display::error_chain;
 use model::object::ObjectId;
 use model::tree::encode::references;
 
+use rpc::server::Caller;
+
+use super::images::get_readable;
 use super::{Service, permit};
 use crate::core::collection::removal::NeededObjects;
 use crate::store::Store;
 use crate::store::error::{AdmissionError, WalkError, fault_of_store, joined};
 use crate::store::image_trees::{ImageRoots, read_directory, walk};
+use crate::store::private_images::Reader;
 
 /// The most attempts when images change meanwhile.
 const ATTEMPTS_MAX: u32 = 3;
@@ -21,13 +25,15 @@ const ATTEMPTS_MAX: u32 = 3;
 impl Service {
     pub(super) async fn estimate_image(
         self,
+        caller: Caller,
         request: EstimateImageRequest,
     ) -> Result<EstimateImageReply, Fault> {
         let permit = permit(&self.estimates, "estimates")?;
         let (store, stop) = (Arc::clone(&self.store), self.stop.clone());
+        let reader = self.reader(&caller);
         let work = move || {
             let _permit = permit;
-            estimate(&store, &request, || stop.is_cancelled())
+            estimate(&store, &reader, &request, || stop.is_cancelled())
         };
         joined(self.tasks.spawn_blocking(work).await)?
     }
@@ -35,6 +41,7 @@ impl Service {
 
 fn estimate(
     store: &Store,
+    reader: &Reader,
     request: &EstimateImageRequest,
     stop: impl Fn() -> bool,
 ) -> Result<EstimateImageReply, Fault> {
@@ -47,7 +54,7 @@ fn estimate(
     let mut attempt = 1;
     loop {
         // An unknown or deleted image gives the same fault as for any other call.
-        let record = store.images.get(name).map_err(|error| fault_of_store(&error))?;
+        let record = get_readable(store, reader, name).map_err(|error| fault_of_store(&error))?;
         let (_, mut others) = store.images.roots();
         others.retain(|start| start.image != *name);
         let own = ImageRoots {

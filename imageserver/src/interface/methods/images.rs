@@ -25,8 +25,9 @@ use super::directories::fault_of_directory;
 use super::expiry::expect_unused;
 use super::{Service, expect_may_add};
 use crate::store::directories::DirectoriesLock;
-use crate::store::error::{AdmissionError, fault_of_store, joined};
-use crate::store::image_trees::check_tree;
+use crate::store::error::{AdmissionError, StoreError, fault_of_store, joined};
+use crate::store::image_trees::check_tree_for;
+use crate::store::private_images::Reader;
 use crate::store::record::Record;
 use crate::store::{Store, images};
 
@@ -42,12 +43,37 @@ impl Service {
         caller: Caller,
         request: AddImageRequest,
     ) -> Result<AddImageReply, Fault> {
-        let reply = self.with_tree(move |store| check_and_add(store, &caller, request)).await?;
+        let reader = self.reader(&caller);
+        self.add_image_for(reader, caller, request).await
+    }
+
+    /// Adds an image with objects that `reader` may use.
+    pub(super) async fn add_image_for(
+        self,
+        reader: Reader,
+        caller: Caller,
+        request: AddImageRequest,
+    ) -> Result<AddImageReply, Fault> {
+        let add = move |store: &Store| check_and_add(store, &reader, &caller, request);
+        let reply = self.with_tree(add).await?;
         self.counters.images_added.inc();
         Ok(reply)
     }
 
-    pub(super) async fn get_image(self, request: GetImageRequest) -> Result<Image, Fault> {
+    pub(super) async fn get_image(
+        self,
+        caller: Caller,
+        request: GetImageRequest,
+    ) -> Result<Image, Fault> {
+        self.get_image_for(Some(caller), request).await
+    }
+
+    /// Returns an image that `caller` may read, or this server itself.
+    pub(super) async fn get_image_for(
+        self,
+        caller: Option<Caller>,
+        request: GetImageRequest,
+    ) -> Result<Image, Fault> {
         let wait = Duration::from_millis(request.wait_ms.into()).min(WAIT_MAX);
         let deadline = Instant::now() + wait;
         loop {
@@ -55,7 +81,12 @@ impl Service {
             // From here on no added image is missed.
             added.as_mut().enable();
             let name = request.name.clone();
-            let got = self.blocking(move |store| store.images.get(&name)).await;
+            let caller = caller.clone();
+            let got = self.blocking(move |store| match caller {
+                Some(caller) => get_readable(store, &store.reader(&caller.identity), &name),
+                None => store.images.get(&name),
+            });
+            let got = got.await;
             match got {
                 Ok(record) => return Ok(record.image),
                 Err(fault) if fault.code == FaultCode::NotFound && Instant::now() < deadline => {}
@@ -74,10 +105,12 @@ impl Service {
 
     pub(super) async fn list_images(
         self,
+        caller: Caller,
         request: ListImagesRequest,
     ) -> Result<ListImagesReply, Fault> {
+        let (reader, after) = (self.reader(&caller), request.after.as_ref());
         let images::ImageList { images, more } =
-            self.store.images.list(request.after.as_ref(), PAGE_IMAGES_MAX);
+            self.store.images.list_for(&reader, after, PAGE_IMAGES_MAX);
         Ok(ListImagesReply { images, more })
     }
 
@@ -106,20 +139,36 @@ impl Service {
     }
 }
 
+/// Reads an image. One that `reader` may not read looks as if it had never been there.
+pub(in crate::interface) fn get_readable(
+    store: &Store,
+    reader: &Reader,
+    name: &ImageName,
+) -> Result<Record, StoreError> {
+    if reader.may_read_image(name) {
+        store.images.get(name)
+    } else {
+        Err(StoreError::NotFound { name: name.clone() })
+    }
+}
+
 fn check_and_add(
     store: &Store,
+    reader: &Reader,
     caller: &Caller,
     request: AddImageRequest,
 ) -> Result<AddImageReply, Fault> {
     expect_may_add::<AddImage>(store, caller, &request.content.name)?;
     // From here on until the image is visible no object is removed.
     let _adding = store.adding.read().unwrap_or_else(PoisonError::into_inner);
-    make_visible(store, caller, request.content, request.notes)
+    make_visible(store, reader, caller, request.content, request.notes)
 }
 
-/// Adds an image if all its objects are there. The caller prevents removals meanwhile.
+/// Adds an image if all its objects are there, and `reader` may use them. The caller prevents
+/// removals meanwhile.
 pub(super) fn make_visible(
     store: &Store,
+    reader: &Reader,
     caller: &Caller,
     content: Content,
     mut notes: Notes,
@@ -142,13 +191,13 @@ pub(super) fn make_visible(
     let pin = notes.build_log.map(|id| store.objects.pin(&[id]));
     let _pin = pin.transpose().map_err(store_fault)?;
     if let Some(id) = notes.build_log
-        && store.objects.held(&id).map_err(store_fault)?.is_none()
+        && !reader.missing(&*store.objects, &[id]).map_err(store_fault)?.is_empty()
     {
         let text = format!("object {id}, the build log, is not on this server: upload it first");
         return Err(Fault::new(FaultCode::NotFound, text));
     }
-    let checked =
-        check_tree(&*store.objects, &content).map_err(|error| fault_of_admission(&error))?;
+    let checked = check_tree_for(reader, &*store.objects, &content)
+        .map_err(|error| fault_of_admission(&error))?;
     notes.created_by = caller.name();
     notes.created_on = created_on;
     let image = Image { content, notes };
@@ -160,7 +209,7 @@ pub(super) fn make_visible(
     checked.expect_in_time().map_err(store_fault)?;
     let lock = store.directories.lock();
     expect_directory(&lock, &record.image.content.name)?;
-    store.images.add(&record).map_err(store_fault)?;
+    store.add_image(&record).map_err(store_fault)?;
     drop(lock);
     let name = &record.image.content.name;
     tracing::info!(image = %name, %digest, by = %caller, "added an image");

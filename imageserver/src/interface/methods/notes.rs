@@ -15,10 +15,11 @@ use model::time_parse::later;
 use rpc::server::Caller;
 use system::clock::wall;
 
-use super::images::make_visible;
+use super::images::{get_readable, make_visible};
 use super::{Service, expect_may_add};
 use crate::store::Store;
 use crate::store::error::{StoreError, fault_of_store};
+use crate::store::private_images::Reader;
 
 impl Service {
     pub(super) async fn copy_image(
@@ -26,7 +27,19 @@ impl Service {
         caller: Caller,
         request: CopyImageRequest,
     ) -> Result<AddImageReply, Fault> {
-        let reply = self.with_tree(move |store| copy_and_add(store, &caller, request)).await?;
+        let reader = self.reader(&caller);
+        self.copy_image_for(reader, caller, request).await
+    }
+
+    /// Copies an image that `reader` may read.
+    pub(super) async fn copy_image_for(
+        self,
+        reader: Reader,
+        caller: Caller,
+        request: CopyImageRequest,
+    ) -> Result<AddImageReply, Fault> {
+        let copy = move |store: &Store| copy_and_add(store, &reader, &caller, request);
+        let reply = self.with_tree(copy).await?;
         self.counters.images_added.inc();
         Ok(reply)
     }
@@ -76,15 +89,20 @@ impl Service {
 
     pub(super) async fn find_latest_image(
         self,
+        caller: Caller,
         request: FindLatestImageRequest,
     ) -> Result<FindLatestImageReply, Fault> {
         let FindLatestImageRequest { directory, tags } = request;
+        if !self.reader(&caller).may_read_directory(&directory) {
+            return Ok(FindLatestImageReply { name: None });
+        }
         Ok(FindLatestImageReply { name: self.store.images.latest(&directory, &tags) })
     }
 }
 
 fn copy_and_add(
     store: &Store,
+    reader: &Reader,
     caller: &Caller,
     request: CopyImageRequest,
 ) -> Result<AddImageReply, Fault> {
@@ -92,7 +110,7 @@ fn copy_and_add(
     expect_may_add::<CopyImage>(store, caller, &to)?;
     // Held before the source is read: it may be deleted while it is copied.
     let _adding = store.adding.read().unwrap_or_else(PoisonError::into_inner);
-    let record = store.images.get(&from).map_err(|error| fault_of_store(&error))?;
+    let record = get_readable(store, reader, &from).map_err(|error| fault_of_store(&error))?;
     let Image { content, mut notes } = record.image;
     notes.tags.remove(DEPRECATED);
     let after = |seconds: u32| later(wall(), Duration::from_secs(seconds.into()));
@@ -106,5 +124,5 @@ fn copy_and_add(
         source_image: Some(from),
         ..notes
     };
-    make_visible(store, caller, Content { name: to, ..content }, notes)
+    make_visible(store, reader, caller, Content { name: to, ..content }, notes)
 }

@@ -12,6 +12,7 @@ use api::image_server::replication::{
     CHANGES_MAX, DropCopyRequest, GetImageUpdatesReply, GetImageUpdatesRequest,
     GetReplicationReply, ReplicationPosition, ServerId,
 };
+use model::image::ImageName;
 use rpc::server::Caller;
 use system::clock::wall;
 use tokio::sync::watch;
@@ -20,6 +21,7 @@ use tokio::time::Instant;
 use super::Service;
 use super::expiry::expect_unused;
 use crate::store::image_index::ChangePage;
+use crate::store::private_images::Reader;
 
 /// The longest that a replica waits for a change.
 const WAIT_MAX: Duration = Duration::from_secs(60);
@@ -37,6 +39,7 @@ impl Service {
         let deadline = Instant::now() + wait;
         let mut sequence = self.store.images.subscribe();
         let mut directories_version = self.store.directories.subscribe();
+        let reader = self.reader(&caller);
         let mut upstream = self.replication.follower().map(|follower| follower.upstream());
         let above = |upstream: &mut Option<watch::Receiver<Vec<ServerId>>>| {
             upstream.as_mut().map(|upstream| upstream.borrow_and_update().clone())
@@ -46,7 +49,7 @@ impl Service {
             sequence.mark_unchanged();
             let above = above(&mut upstream);
             let directories = *directories_version.borrow_and_update();
-            let (is_list, page) = self.changes_at(&position);
+            let (is_list, page) = self.changes_at(&reader, &position);
             let is_news =
                 is_list || !page.changes.is_empty() || above != first || directories != known;
             if is_news || Instant::now() >= deadline {
@@ -80,10 +83,11 @@ impl Service {
     }
 
     /// Returns the changes at a position, and whether they are a page of the list.
-    fn changes_at(&self, position: &ReplicationPosition) -> (bool, ChangePage) {
+    fn changes_at(&self, reader: &Reader, position: &ReplicationPosition) -> (bool, ChangePage) {
         let images = &self.store.images;
+        let may = |name: &ImageName| reader.may_follow(name);
         let known = match position {
-            ReplicationPosition::Since(cursor) => images.changes_since(*cursor, CHANGES_MAX),
+            ReplicationPosition::Since(cursor) => images.changes_since(may, *cursor, CHANGES_MAX),
             _ => None,
         };
         match (known, position) {
@@ -91,9 +95,9 @@ impl Service {
             (None, ReplicationPosition::After { instance, name })
                 if *instance == images.cursor().instance =>
             {
-                (true, images.all_changes(Some(name), CHANGES_MAX))
+                (true, images.all_changes(may, Some(name), CHANGES_MAX))
             }
-            (None, _) => (true, images.all_changes(None, CHANGES_MAX)),
+            (None, _) => (true, images.all_changes(may, None, CHANGES_MAX)),
         }
     }
 
@@ -107,9 +111,13 @@ impl Service {
         Ok(GetMadeDirectoriesReply { version, directories: page, more })
     }
 
-    pub(super) async fn get_replication(self) -> Result<GetReplicationReply, Fault> {
-        let replication = std::sync::Arc::clone(&self.replication);
-        self.blocking(move |_| Ok(replication.report(wall()))).await
+    pub(super) async fn get_replication(
+        self,
+        caller: Caller,
+    ) -> Result<GetReplicationReply, Fault> {
+        let (replication, reader) =
+            (std::sync::Arc::clone(&self.replication), self.reader(&caller));
+        self.blocking(move |_| Ok(replication.report_for(&reader, wall()))).await
     }
 
     pub(super) async fn drop_copy(

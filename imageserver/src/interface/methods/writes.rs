@@ -33,7 +33,8 @@ use crate::replication::follower::Follower;
 use crate::store::Store;
 use crate::store::contract::Objects;
 use crate::store::error::{StoreError, fault_of_store, joined};
-use crate::store::image_trees::{check_tree, read_directory};
+use crate::store::image_trees::{check_tree_for, read_directory};
+use crate::store::private_images::Reader;
 
 /// How long the master may take for a change: it walks the whole tree of an image.
 const FORWARD_LIMIT: Duration = Duration::from_secs(600);
@@ -48,9 +49,12 @@ const ROUNDS_MAX: u32 = 3;
 const SETTLE_LIMIT: Duration = Duration::from_secs(5);
 
 /// The origin of a change.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 struct Origin {
     caller: Caller,
+    /// What the objects of a new image are judged by: what the caller may use, or the replica that
+    /// has sent the change on, which has judged its caller.
+    reader: Reader,
     /// The stores of the replicas that forwarded the change.
     path: Vec<ServerId>,
 }
@@ -70,7 +74,7 @@ impl Service {
         if self.replication.follower().is_none() {
             return here(self, caller, request).await;
         }
-        let origin = Origin { caller, path: Vec::new() };
+        let origin = Origin { reader: self.reader(&caller), caller, path: Vec::new() };
         let reply = self.write(origin, M::write(request)).await?;
         let other = || Fault::new(FaultCode::Internal, "the master answered another call");
         M::reply(reply.written).ok_or_else(other)
@@ -97,6 +101,18 @@ impl Service {
                 self.replication.id()
             ));
         }
+        let reader = self.reader(&caller);
+        if let ForwardedWrite::Add(_) | ForwardedWrite::Copy(_) = &write
+            && !reader.may_follow(write.name())
+        {
+            // It would have the image without knowing that it is private.
+            let text = format!(
+                "image {} would be private, and the replica that sent this on may not have private \
+                 images: ask its master",
+                write.name()
+            );
+            return Err(Fault::new(FaultCode::Denied, text));
+        }
         // Only the power that this change needs.
         let powers = match origin.has_power {
             true => Powers::new([write.method()]),
@@ -111,7 +127,8 @@ impl Service {
             zone: None,
         };
         let identity = Arc::new(identity);
-        let origin = Origin { caller: Caller { address, identity, ..caller }, path };
+        let caller = Caller { address, identity, ..caller };
+        let origin = Origin { caller, reader, path };
         self.write(origin, write).await
     }
 
@@ -120,7 +137,7 @@ impl Service {
         let tasks = self.tasks.clone();
         let work = tasks.spawn(async move {
             match self.replication.follower().cloned() {
-                None => self.write_locally(origin.caller, write).await,
+                None => self.write_locally(origin, write).await,
                 Some(follower) => {
                     let stop = self.stop.clone();
                     tokio::select! {
@@ -139,13 +156,14 @@ impl Service {
 
     async fn write_locally(
         self,
-        caller: Caller,
+        origin: Origin,
         write: ForwardedWrite,
     ) -> Result<ForwardReply, Fault> {
+        let Origin { caller, reader, .. } = origin;
         let store = Arc::clone(&self.store);
         let get = |service: Self, name: ImageName| async move {
             service
-                .get_image(GetImageRequest { name, wait_ms: 0 })
+                .get_image_for(None, GetImageRequest { name, wait_ms: 0 })
                 .await
                 .map(Box::new)
                 .map(WriteReply::Image)
@@ -153,12 +171,12 @@ impl Service {
         let written = match write {
             ForwardedWrite::Add(request) => {
                 let name = request.content.name.clone();
-                self.clone().add_image(caller, *request).await?;
+                self.clone().add_image_for(reader, caller, *request).await?;
                 get(self, name).await?
             }
             ForwardedWrite::Copy(request) => {
                 let name = request.to.clone();
-                self.clone().copy_image(caller, request).await?;
+                self.clone().copy_image_for(reader, caller, request).await?;
                 get(self, name).await?
             }
             ForwardedWrite::Delete(request) => {
@@ -203,15 +221,18 @@ impl Service {
         let is_forced = matches!(&write, ForwardedWrite::Delete(request) if request.force);
         let (name, done) = (write.name().clone(), write.done());
         let is_of_image = !is_of_directories(&write);
-        self.judge_before_forwarding(&origin.caller, &write).await?;
+        self.judge_before_forwarding(&origin, &write).await?;
         match &write {
-            ForwardedWrite::Add(request) => self.send_image_objects(follower, request).await?,
+            ForwardedWrite::Add(request) => {
+                self.send_image_objects(follower, &origin.reader, request).await?;
+            }
             ForwardedWrite::Delete(request) if !request.force => expect_unused(&self.store, &name)?,
             _ => {}
         }
         if is_forced {
             follower.force(&name);
         }
+        let may_read = origin.reader.may_read_image(&name);
         let mut path = origin.path;
         path.push(self.replication.id().clone());
         let caller = origin.caller.address;
@@ -222,6 +243,7 @@ impl Service {
             follower.unforce(&name);
             let mut fault = fault_of_master(follower, &error);
             if is_of_image
+                && may_read
                 && fault.code == FaultCode::NotFound
                 && self.store.images.digest(&name).is_some()
             {
@@ -253,10 +275,13 @@ impl Service {
     /// replica knows the owners of directories, and those of images that are here.
     async fn judge_before_forwarding(
         &self,
-        caller: &Caller,
+        Origin { caller, reader, .. }: &Origin,
         write: &ForwardedWrite,
     ) -> Result<(), Fault> {
         match write {
+            ForwardedWrite::Copy(request) if !reader.may_read_image(&request.from) => {
+                Err(fault_of_store(&StoreError::NotFound { name: request.from.clone() }))
+            }
             ForwardedWrite::Add(request) => {
                 expect_may_add::<AddImage>(&self.store, caller, &request.content.name)
             }
@@ -273,10 +298,13 @@ impl Service {
     async fn send_image_objects(
         &self,
         follower: &Arc<Follower>,
+        reader: &Reader,
         request: &AddImageRequest,
     ) -> Result<(), Fault> {
         let (content, log) = (request.content.clone(), request.notes.build_log);
-        let needed = self.with_tree(move |store| objects_of_image(store, &content, log)).await?;
+        let reader = reader.clone();
+        let find = move |store: &Store| objects_of_image(store, &reader, &content, log);
+        let needed = self.with_tree(find).await?;
         self.send_objects(follower, needed).await
     }
 
@@ -342,6 +370,7 @@ fn forward_reply(store: &Store, written: WriteReply) -> ForwardReply {
 /// Returns all objects that an image needs. Fails if one is missing here.
 fn objects_of_image(
     store: &Store,
+    reader: &Reader,
     content: &Content,
     log: Option<ObjectId>,
 ) -> Result<Vec<ObjectId>, Fault> {
@@ -352,9 +381,9 @@ fn objects_of_image(
         store.images.expect_new(name).map_err(store_fault)?;
     }
     let _adding = store.adding.read().unwrap_or_else(PoisonError::into_inner);
-    check_tree(&*store.objects, content).map_err(|error| fault_of_admission(&error))?;
+    check_tree_for(reader, &*store.objects, content).map_err(|error| fault_of_admission(&error))?;
     if let Some(id) = log
-        && store.objects.held(&id).map_err(store_fault)?.is_none()
+        && !reader.missing(&*store.objects, &[id]).map_err(store_fault)?.is_empty()
     {
         let text = format!("object {id}, the build log, is not on this server: upload it first");
         return Err(Fault::new(FaultCode::NotFound, text));

@@ -21,6 +21,7 @@ use crate::expiry::Expiry;
 use crate::interface::metrics::EXPIRES_SOON;
 use crate::scrub::Losses;
 use crate::store::Store;
+use crate::store::private_images::Reader;
 
 /// The most images on one page.
 const PAGE_IMAGES_MAX: usize = 1_000;
@@ -113,14 +114,15 @@ pub(super) fn page(state: &PageState, request: &PageRequest) -> Result<Page, Fau
     let PageState { store, background, .. } = state;
     let now = wall();
     let counts = store.objects.object_counts();
-    let replication = background.replication.report(now);
+    let reader = store.reader(&request.caller.identity);
+    let replication = background.replication.report_for(&reader, now);
     let after = name_parameter(request, "after")?;
-    let listed = store.images.list(after.as_ref(), PAGE_IMAGES_MAX);
+    let listed = store.images.list_for(&reader, after.as_ref(), PAGE_IMAGES_MAX);
     let next = listed.images.last().filter(|_| listed.more);
     let master = replication.master.as_ref();
     let page = StatusPage {
-        losses: losses_section(&background.scrub.losses()),
-        alarms: alarms(store, &background.expiry),
+        losses: losses_section(&reader, &background.scrub.losses()),
+        alarms: alarms(&reader, store, &background.expiry),
         replication_alarms: master.map(replication_alarms).unwrap_or_default(),
         troubles: trouble_rows(&replication),
         image_count: store.images.count(),
@@ -146,6 +148,7 @@ pub(super) fn page(state: &PageState, request: &PageRequest) -> Result<Page, Fau
             .images
             .damaged()
             .into_iter()
+            .filter(|(name, _)| reader.may_read_image(name) && reader.may_read_directory(name))
             .map(|(name, why)| (name.to_string(), why))
             .collect(),
         master: master.map(|master| master_section(master, now)),
@@ -156,7 +159,7 @@ pub(super) fn page(state: &PageState, request: &PageRequest) -> Result<Page, Fau
     Ok(state.html("Image server", &page))
 }
 
-fn alarms(store: &Store, expiry: &Expiry) -> Vec<String> {
+fn alarms(reader: &Reader, store: &Store, expiry: &Expiry) -> Vec<String> {
     let mut alarms: Vec<String> = store.trouble().into_iter().collect();
     if let Some(why) = store.directories.damage() {
         alarms.push(format!(
@@ -171,7 +174,14 @@ fn alarms(store: &Store, expiry: &Expiry) -> Vec<String> {
              it is right: imagetool accept-clock"
         ));
     }
-    for name in expiry.overdue() {
+    if store.private.as_ref().is_some_and(|private| private.is_incomplete()) {
+        alarms.push(
+            "The trees of some images cannot be read, so their objects are given only to callers \
+             with the power ImageServer.GetPrivateDirectories. The log names the images."
+                .to_owned(),
+        );
+    }
+    for name in expiry.overdue().into_iter().filter(|name| reader.may_read_image(name)) {
         alarms.push(format!(
             "{name} has expired, but it is in use and stays. Extend its expiry, or assign another \
              image to its machines."
@@ -210,11 +220,12 @@ fn last_collection(store: &Store, collector: &Collector) -> String {
     }
 }
 
-fn losses_section(losses: &Losses) -> Option<LossesSection> {
+fn losses_section(reader: &Reader, losses: &Losses) -> Option<LossesSection> {
     if losses.images.is_empty() {
         return None;
     }
-    let rows = losses.images.iter().take(LOST_IMAGES_MAX).map(|(name, missing)| {
+    let shown = losses.images.iter().filter(|(name, _)| reader.may_read_image(name));
+    let rows = shown.take(LOST_IMAGES_MAX).map(|(name, missing)| {
         let first = missing.first().map(|id| {
             let damage = losses.objects.get(id).map_or("missing", |damage| damage.name());
             format!("{id} is {damage}")

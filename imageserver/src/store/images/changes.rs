@@ -33,16 +33,28 @@ impl Images {
         self.sequence.subscribe()
     }
 
-    /// Returns at most `limit` names that changed after `cursor`; `None` if these are not known.
+    /// Returns at most `limit` names that changed after `cursor`, of those for which `may` returns
+    /// true; `None` if these are not known.
     #[must_use]
-    pub fn changes_since(&self, cursor: Cursor, limit: usize) -> Option<ChangePage> {
-        self.read_index().changes_since(cursor, limit)
+    pub fn changes_since(
+        &self,
+        may: impl Fn(&ImageName) -> bool,
+        cursor: Cursor,
+        limit: usize,
+    ) -> Option<ChangePage> {
+        self.read_index().changes_since(may, cursor, limit)
     }
 
-    /// Returns at most `limit` of all names that are or were used and sort after `after`.
+    /// Returns at most `limit` of all names that are or were used and sort after `after`, of those
+    /// for which `may` returns true.
     #[must_use]
-    pub fn all_changes(&self, after: Option<&ImageName>, limit: usize) -> ChangePage {
-        self.read_index().all_changes(after, limit)
+    pub fn all_changes(
+        &self,
+        may: impl Fn(&ImageName) -> bool,
+        after: Option<&ImageName>,
+        limit: usize,
+    ) -> ChangePage {
+        self.read_index().all_changes(may, after, limit)
     }
 
     /// The names of the images in a part of the list.
@@ -220,12 +232,12 @@ mod tests {
         }
         images.delete(&name("a"), "deleted by a test\n").unwrap();
         images.add_tombstone(&name("d"), None, "expired on the master\n").unwrap();
-        let since = images.changes_since(start, 9).unwrap();
+        let since = images.changes_since(|_| true, start, 9).unwrap();
         assert_eq!(sequence(&since.changes), ["b", "c", "a deleted true", "d expired false"]);
         assert_eq!((since.cursor, since.more), (images.cursor(), false));
-        let first = images.changes_since(start, 2).unwrap();
+        let first = images.changes_since(|_| true, start, 2).unwrap();
         assert_eq!((sequence(&first.changes), first.more), (vec!["b".into(), "c".into()], true));
-        let rest = images.changes_since(first.cursor, 2).unwrap();
+        let rest = images.changes_since(|_| true, first.cursor, 2).unwrap();
         assert_eq!(sequence(&rest.changes), ["a deleted true", "d expired false"]);
 
         let digest = record("b").image.content.digest();
@@ -233,19 +245,19 @@ mod tests {
         assert!(images.end(&name("b"), digest, "expired\n").unwrap());
         assert!(!images.end(&name("b"), digest, "expired\n").unwrap());
         let all = ["a deleted true", "b expired true", "c", "d expired false"];
-        assert_eq!(sequence(&images.all_changes(None, 9).changes), all);
+        assert_eq!(sequence(&images.all_changes(|_| true, None, 9).changes), all);
         drop(store);
 
         let store = Store::open(data.path()).unwrap();
         let images = &store.images;
-        assert_eq!(images.changes_since(start, 9), None);
-        assert_eq!(sequence(&images.all_changes(None, 9).changes), all);
-        let page = images.all_changes(None, 3);
+        assert_eq!(images.changes_since(|_| true, start, 9), None);
+        assert_eq!(sequence(&images.all_changes(|_| true, None, 9).changes), all);
+        let page = images.all_changes(|_| true, None, 3);
         assert_eq!(
             (sequence(&page.changes), page.more),
             (all.map(str::to_owned)[..3].to_vec(), true)
         );
-        let page = images.all_changes(Some(&name("c")), 3);
+        let page = images.all_changes(|_| true, Some(&name("c")), 3);
         assert_eq!(
             (sequence(&page.changes), page.more),
             (all.map(str::to_owned)[3..].to_vec(), false)

@@ -89,6 +89,8 @@ fn images(site: &Site, seen: &mut Seen) {
     seen.run(site, 2, "imagetool mkdir web --owner-group web --owner-user ann", 0);
     seen.run(site, 2, "imagetool mkdir web/old", 0);
     seen.run(site, 2, "imagetool chown web --owner-group team", 0);
+    seen.run(site, 3, "imagetool readers web --add host-1", 0);
+    seen.run(site, 2, "imagetool readers", 0);
     seen.run(site, 2, "imagetool rmdir web/old", 0);
     let add = "imagetool add web/1 one filter triggers --required-paths= --tag os=debian \
                --release-notes notes --build-log build.log --health-check health --sign key";

@@ -3,6 +3,7 @@
 use api::Done;
 use api::access::Owners;
 use api::image_server::notes::ChangeTagsReply;
+use api::image_server::private::*;
 use api::image_server::replication::directories::*;
 use api::image_server::replication::*;
 
@@ -26,6 +27,22 @@ pub fn get_made_directories() -> (GetMadeDirectoriesRequest, GetMadeDirectoriesR
     let directory = MadeDirectory { name: name("web"), owners, made_on: time() };
     let (version, directories) = (Some(version()), vec![directory]);
     (request, GetMadeDirectoriesReply { version, directories, more: true })
+}
+
+pub fn get_private_directories() -> (GetPrivateDirectoriesRequest, GetPrivateDirectoriesReply) {
+    let request =
+        GetPrivateDirectoriesRequest { below: Some(name("db")), after: Some(name("db/1")) };
+    let machines = ["db*.example.org".to_owned()].into();
+    let directory = PrivateDirectory { name: name("db/2"), is_private: true, machines };
+    let (version, directories) = (Some(version()), vec![directory]);
+    (request, GetPrivateDirectoriesReply { version, directories, more: true })
+}
+
+pub fn change_readers() -> (ChangeReadersRequest, ChangeReadersReply) {
+    let (add, remove) = (["db1".to_owned()].into(), ["db9".to_owned()].into());
+    let request = ChangeReadersRequest { name: name("db"), add, remove };
+    let machines = ["db1".to_owned(), "db2".to_owned()].into();
+    (request, ChangeReadersReply { machines, is_private: true })
 }
 
 pub fn get_image_updates() -> (GetImageUpdatesRequest, GetImageUpdatesReply) {
