@@ -123,7 +123,7 @@ impl World {
             metadata: Metadata::new(0o644, 0, 0),
             mtime: Time::default(),
             size_bytes: 1 << 20,
-            object: model.sub.tree.algorithm().digest(b"runaway"),
+            object: model.sub.tree.algorithm().digest(b"runaway").into(),
         };
         builder.insert("/lib/runaway".parse().unwrap(), Node::Leaf(Leaf::File(runaway))).unwrap();
         model.drift(builder.finish().unwrap(), &mut self.random);
