@@ -146,8 +146,8 @@ impl Sub {
         (Status::PartlySynced, detail)
     }
 
-    /// True if the machine is not in place for its blocked paths: other file-systems where the image
-    /// has directories are no such paths.
+    /// True if the machine is not in place for its blocked paths: other file-systems where the
+    /// image has directories are no such paths.
     pub(super) fn lacks_blocked_paths(&self, status: Status) -> bool {
         let lacks = |planned: &Arc<Planned>| {
             planned.plan.blocked.iter().any(|blocked| blocked.why != Obstacle::Boundary)
