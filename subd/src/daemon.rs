@@ -250,9 +250,9 @@ impl Parts {
             command_runner: command_runner(options),
             gate,
             checking: tokio::sync::Mutex::new(()),
-            down_time_max: Duration::from_secs(options.reboot_timeout.max(1)),
-            service_time_max: Duration::from_secs(options.service_timeout),
-            retry_after: Duration::from_secs(options.retry_after.max(1)),
+            down_time_max: options.reboot_timeout,
+            service_time_max: options.service_timeout,
+            retry_after: options.retry_after,
             state: Arc::clone(&self.state),
             identity: self.identity.clone(),
             tasks: tasks.clone(),
@@ -276,7 +276,7 @@ impl Parts {
             root: Arc::clone(&self.root),
             network: Arc::new(Network::new(Arc::clone(&self.budgets))),
             budgets: Arc::clone(&self.budgets),
-            stall_max: Duration::from_secs(options.source_timeout.max(1)),
+            stall_max: options.source_timeout,
             tasks: self.tasks.clone(),
             subd_stop: self.stop.clone(),
             stop: self.stop.clone(),
@@ -448,7 +448,7 @@ fn open(options: &Options, boot_id: &str) -> Result<Opened, StartError> {
     let OpenDirectories { root, directories, state, audit } =
         OpenDirectories::open(path, options.state.as_deref())?;
     let driver = driver(options);
-    let time_max = Duration::from_secs(options.service_timeout);
+    let time_max = options.service_timeout;
     let services = TimedServices { driver: &driver, time_max };
     let executor =
         Executor { root: &root, directories: &directories, services: Some(&services), boot_id };

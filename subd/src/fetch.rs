@@ -52,9 +52,6 @@ pub const SOURCE_PORT: u16 = 6971;
 /// The most sources of one fetch.
 pub const SOURCES_MAX: usize = 16;
 
-/// How long a source may send nothing, unless `--source-timeout` says otherwise.
-pub const STALL_MAX: Duration = Duration::from_secs(60);
-
 /// How often progress is reported.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 

@@ -8,7 +8,7 @@ use jiff::{Timestamp, Zoned};
 use crate::tree::Time;
 
 /// The forms of a duration, for error messages.
-const DURATION_FORMS: &str = "expected a number with a unit, such as 90s, 15m, 2h or 3d";
+const DURATION_FORMS: &str = "expected seconds, or numbers with units such as 90s, 15m or 1h30m";
 
 /// The forms of a time, for error messages.
 const TIME_FORMS: &str = "expected a time such as 18:30, 2030-01-31T18:30 or 2030-01-31T18:30:00Z";
@@ -17,9 +17,12 @@ const TIME_FORMS: &str = "expected a time such as 18:30, 2030-01-31T18:30 or 203
 const PAST_FORMS: &str =
     "expected a duration such as 12h or 1d, or a time such as 18:30 or 2030-01-31T18:30";
 
-/// Parses `90s`, `15m`, `2h`, `3d`, or several in a row such as `1h30m`.
+/// Parses `90s`, `15m`, `2h`, `3d`, several in a row such as `1h30m`, or seconds without a unit.
 pub fn duration(text: &str) -> Result<Duration, String> {
     let bad = || format!("`{text}` is no duration: {DURATION_FORMS}");
+    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
+        return text.parse().map(Duration::from_secs).map_err(|_| bad());
+    }
     let mut seconds: u64 = 0;
     let mut number = String::new();
     for character in text.chars() {
@@ -43,6 +46,12 @@ pub fn duration(text: &str) -> Result<Duration, String> {
         (false, true) => Ok(Duration::from_secs(seconds)),
         _ => Err(bad()),
     }
+}
+
+/// Parses a [`duration`] that is not zero.
+pub fn positive_duration(text: &str) -> Result<Duration, String> {
+    let duration = duration(text)?;
+    if duration.is_zero() { Err("must not be zero".to_owned()) } else { Ok(duration) }
 }
 
 /// Parses a time: RFC 3339 with a zone, a date and time in the zone of `now`, or a time of day,
@@ -95,12 +104,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_have_units() {
-        let table = [("90s", 90), ("15m", 900), ("2h", 7_200), ("3d", 259_200), ("1h30m", 5_400)];
+    fn durations_have_units_or_are_seconds() {
+        let table = [
+            ("90s", 90),
+            ("15m", 900),
+            ("2h", 7_200),
+            ("3d", 259_200),
+            ("1h30m", 5_400),
+            ("90", 90),
+            ("0", 0),
+        ];
         for (text, seconds) in table {
             assert_eq!(duration(text), Ok(Duration::from_secs(seconds)), "{text}");
         }
-        for text in ["", "90", "h", "1x", "-1s", "1.5h", "99999999999999999999s", "9e9d"] {
+        assert_eq!(positive_duration("90s"), Ok(Duration::from_secs(90)));
+        assert_eq!(positive_duration("0m"), Err("must not be zero".to_owned()));
+        for text in [
+            "",
+            "1h30",
+            "+5",
+            "99999999999999999999",
+            "h",
+            "1x",
+            "-1s",
+            "1.5h",
+            "99999999999999999999s",
+            "9e9d",
+        ] {
             let error = duration(text).unwrap_err();
             assert_eq!(error, format!("`{text}` is no duration: {DURATION_FORMS}"));
         }
@@ -115,6 +145,7 @@ mod tests {
             ("1d12h", "2030-01-29T22:00:00Z"),
             ("90s", "2030-01-31T09:58:30Z"),
             ("0s", "2030-01-31T10:00:00Z"),
+            ("90", "2030-01-31T09:58:30Z"),
             ("2030-01-31T18:30:00Z", "2030-01-31T18:30:00Z"),
             ("2030-01-30T18:30", "2030-01-30T16:30:00Z"),
             ("2030-01-30", "2030-01-29T22:00:00Z"),
@@ -126,7 +157,7 @@ mod tests {
             let got = past(text, &now).map(crate::display::utc);
             assert_eq!(got.as_deref(), Ok(expected), "{text}");
         }
-        for text in ["", "noon", "1x", "90", "2030-02-30", "25:00", "99999999d"] {
+        for text in ["", "noon", "1x", "2030-02-30", "25:00", "99999999d"] {
             let error = past(text, &now).unwrap_err();
             assert_eq!(error, format!("`{text}` is no time: {PAST_FORMS}"));
         }

@@ -20,6 +20,7 @@ use certs::register::{Register, RegisterError};
 use clap::{Args, Subcommand, ValueEnum};
 use daemon::mdb_file::MdbFileError;
 use model::display::{rough_duration, utc};
+use model::time_parse::positive_duration;
 use model::tree::Time;
 use system::clock::wall;
 use tool::{Format, Output};
@@ -112,7 +113,7 @@ pub(super) struct CaArguments {
     #[arg(long)]
     name: Option<String>,
     /// Lifetime; nothing that it issues is valid for longer
-    #[arg(long, value_name = "DURATION", default_value = "3650d", value_parser = parse_lifetime)]
+    #[arg(long, value_name = "DURATION", default_value = "3650d", value_parser = positive_duration)]
     lifetime: Duration,
     /// Make it an intermediate of the authority in this directory: everyone who trusts that one
     /// trusts it too
@@ -221,12 +222,6 @@ fn make_authority(format: Format, arguments: &CaArguments) -> Result<Output, Cer
 fn default_name() -> String {
     let host = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok());
     host.map_or("Dominator authority".to_owned(), |host| format!("Dominator authority of {host}"))
-}
-
-/// Parses a duration that is not zero.
-fn parse_lifetime(text: &str) -> Result<Duration, String> {
-    let duration = model::time_parse::duration(text)?;
-    if duration.is_zero() { Err("must not be zero".to_owned()) } else { Ok(duration) }
 }
 
 /// Formats a time in seconds since 1970 with its distance: `2030-01-31T18:30:00Z (90 days left)`.

@@ -42,7 +42,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::core::merged_sources::{HostFilter, MergedSources, PatternError};
-use crate::core::settings::{KEY, SettingsError, sources};
+use crate::core::settings::{self, KEY, SettingsError, sources};
 use crate::mdb_writer::{MdbWriter, Shared};
 use crate::storage::{LastGood, StateError};
 
@@ -84,9 +84,8 @@ pub struct Arguments {
     pub state: PathBuf,
 
     /// Interval of reading sources, 20 % more or less; files are read as soon as they change
-    #[arg(long, value_name = "SECONDS", default_value_t = 60,
-          value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    pub interval: u64,
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = settings::interval)]
+    pub interval: Duration,
 
     /// Only machines whose whole name matches, for all sources
     #[arg(long, value_name = "REGEX")]
@@ -173,11 +172,10 @@ pub async fn run(
     tracker.spawn_blocking(move || {
         MdbWriter::new(merged, origins, last_good, published).run(receiver);
     });
-    let interval = Duration::from_secs(arguments.interval);
     for (index, source) in sources.into_iter().enumerate() {
         let (following, sender) = (stop.clone(), sender.clone());
         tracker.spawn(async move {
-            let follow = source::follow(index, source, interval, sender);
+            let follow = source::follow(index, source, arguments.interval, sender);
             following.run_until_cancelled(follow).await;
         });
     }

@@ -10,14 +10,13 @@ use daemon::{
     stop_on_signals,
 };
 use model::display::error_chain;
+use model::time_parse;
 use model::trigger::services::SUBD_SERVICE;
 use rpc::audit_log::AuditArgs;
 use rpc::page_frame::PageArgs;
 
 use crate::daemon::{Daemon, StartError, recover};
-use crate::fetch::STALL_MAX;
 use crate::limits::LimitArgs;
-use crate::machine::services::TIME_MAX;
 use crate::state::persisted_state::PersistError;
 use crate::trust::TrustArgs;
 
@@ -65,14 +64,16 @@ pub struct Options {
     #[arg(long, value_name = "CMD")]
     pub service_command: Option<String>,
 
-    /// How long the service command may take, in seconds, before it is killed.
-    #[arg(long, value_name = "SECONDS", default_value_t = TIME_MAX.as_secs())]
-    pub service_timeout: u64,
+    /// How long the service command may take before it is killed.
+    #[arg(long, value_name = "DURATION", default_value = "60s",
+          value_parser = time_parse::positive_duration)]
+    pub service_timeout: Duration,
 
-    /// How long the machine may take to shut down for a reboot, in seconds. After that it is
-    /// reported, and the reboot is requested again.
-    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
-    pub reboot_timeout: u64,
+    /// How long the machine may take to shut down for a reboot. After that it is reported, and the
+    /// reboot is requested again.
+    #[arg(long, value_name = "DURATION", default_value = "10m",
+          value_parser = time_parse::positive_duration)]
+    pub reboot_timeout: Duration,
 
     /// The name of subd's own service: it is never stopped for an update, and restarted last.
     #[arg(long, value_name = "NAME", default_value = SUBD_SERVICE)]
@@ -91,15 +92,16 @@ pub struct Options {
     #[arg(long)]
     pub recover: bool,
 
-    /// How long to wait before an update is retried that could be neither finished nor undone, in
-    /// seconds. It is longer each time, at most twenty times as long.
-    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
-    pub retry_after: u64,
+    /// How long to wait before an update is retried that could be neither finished nor undone. It
+    /// is longer each time, at most twenty times as long.
+    #[arg(long, value_name = "DURATION", default_value = "30s",
+          value_parser = time_parse::positive_duration)]
+    pub retry_after: Duration,
 
-    /// How long a source of objects may send nothing, in seconds, before the connection counts as
-    /// lost.
-    #[arg(long, value_name = "SECONDS", default_value_t = STALL_MAX.as_secs())]
-    pub source_timeout: u64,
+    /// How long a source of objects may send nothing before the connection counts as lost.
+    #[arg(long, value_name = "DURATION", default_value = "60s",
+          value_parser = time_parse::positive_duration)]
+    pub source_timeout: Duration,
 
     /// Keep the saved state in `state` below this directory instead of `/.subd` below the root.
     /// Objects and staged updates are always in `/.subd`.

@@ -19,9 +19,6 @@ use tokio_util::sync::CancellationToken;
 use crate::machine::command::{self, CommandEnd};
 use crate::machine::command_runner::CommandRunner;
 
-/// How long one command may take.
-pub const TIME_MAX: Duration = Duration::from_secs(60);
-
 /// The exit code of systemctl and init scripts for an unknown service.
 const NOT_INSTALLED: i32 = 5;
 
@@ -258,7 +255,8 @@ mod tests {
             verb: "stop".to_owned(),
             output: "bad stop\nexit status: 1".to_owned(),
         };
-        assert_eq!(driver.run_all(&calls, TIME_MAX), [failed]);
-        assert_eq!(driver.reboot(TIME_MAX), None);
+        let time_max = Duration::from_secs(60);
+        assert_eq!(driver.run_all(&calls, time_max), [failed]);
+        assert_eq!(driver.reboot(time_max), None);
     }
 }

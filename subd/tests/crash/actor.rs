@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use api::subd::{ExpectedState, Health, LastUpdate, PrepareRequest};
 use model::display::error_chain;
@@ -19,7 +20,7 @@ use model::tree::{TimePrecision, Tree};
 use model::trigger::Triggers;
 use subd::cache::Cache;
 use subd::machine::IdentitySource;
-use subd::machine::services::{ServiceDriver, TIME_MAX};
+use subd::machine::services::ServiceDriver;
 use subd::root::Root;
 use subd::state::directories::Directories;
 use subd::state::note_update;
@@ -105,7 +106,7 @@ fn run(directory: &Path) -> Result<String, Box<dyn Error>> {
     };
     let identity = IdentitySource::new(None);
     let driver = ServiceDriver::choose(Some(&service_command(directory)), false, false);
-    let services = TimedServices { driver: &driver, time_max: TIME_MAX };
+    let services = TimedServices { driver: &driver, time_max: Duration::from_secs(60) };
     let boot_id = identity.boot_id();
     let executor = Executor { root, directories, services: Some(&services), boot_id };
     let journal = prepared.journal(&saved.get().triggers, boot_id);

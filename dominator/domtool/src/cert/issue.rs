@@ -13,11 +13,12 @@ use certs::register::{LockedRegister, Register};
 use certs::sets::{Set, allowed, parse_pattern};
 use clap::Args;
 use model::display::counted;
+use model::time_parse::positive_duration;
 use system::clock::wall;
 use tool::{Format, Output};
 
 use super::renewal::{Found, Step, Wanted, next_step, wanted_kind};
-use super::{CertError, Kind, parse_lifetime, time_and_distance};
+use super::{CertError, Kind, time_and_distance};
 use crate::silent;
 
 #[derive(Clone, Debug, Args)]
@@ -56,11 +57,11 @@ pub(crate) struct Arguments {
     #[arg(long = "group", value_name = "GROUP")]
     groups: Vec<String>,
     /// Lifetime; cut at the end of the authority
-    #[arg(long, value_name = "DURATION", default_value = "365d", value_parser = parse_lifetime)]
+    #[arg(long, value_name = "DURATION", default_value = "365d", value_parser = positive_duration)]
     pub(super) lifetime: Duration,
     /// With --mdb: renew certificates that expire within this time; default: 30 days, or a third of
     /// --lifetime if that is less
-    #[arg(long, value_name = "DURATION", requires = "mdb", value_parser = parse_lifetime)]
+    #[arg(long, value_name = "DURATION", requires = "mdb", value_parser = positive_duration)]
     pub(super) renew_before: Option<Duration>,
     /// Make a new key even if there is one
     #[arg(long)]

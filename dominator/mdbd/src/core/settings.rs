@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use model::object::{Algorithm, ObjectId};
+use model::time_parse::positive_duration;
 use serde::Deserialize;
 
 use super::address::{AddressError, WebAddress};
@@ -21,11 +22,14 @@ const SOURCES_MAX: usize = 64;
 /// Longest name of a source, in bytes: it becomes a file name.
 const NAME_BYTES_MAX: usize = 64;
 
-/// Default time limit of a source, in seconds.
-const TIMEOUT_SECONDS: u64 = 30;
+/// Default time limit of a source.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Highest time limit of a source, in seconds.
-const TIMEOUT_SECONDS_MAX: u64 = 3_600;
+/// Highest time limit of a source.
+const TIMEOUT_MAX: Duration = Duration::from_secs(3_600);
+
+/// Longest interval of reading sources.
+const INTERVAL_MAX: Duration = Duration::from_secs(86_400);
 
 /// An invalid configuration of sources. Tables are numbered from 1.
 #[derive(Debug, thiserror::Error)]
@@ -50,8 +54,8 @@ pub enum SettingsError {
     Command { name: String },
     #[error("source {name}: bad url")]
     Address { name: String, source: AddressError },
-    #[error("source {name}: timeout must be 1 to {TIMEOUT_SECONDS_MAX} seconds")]
-    Timeout { name: String },
+    #[error("source {name}: timeout: {why}")]
+    Timeout { name: String, why: String },
     #[error("source {name}")]
     Pattern { name: String, source: PatternError },
 }
@@ -111,7 +115,7 @@ struct Table {
     format: Format,
     hosts: Option<String>,
     exclude_hosts: Option<String>,
-    timeout: Option<u64>,
+    timeout: Option<toml::Value>,
 }
 
 /// Parses the value of [`KEY`] in a configuration file; returns at least one source.
@@ -164,17 +168,34 @@ fn source_of(table: Table) -> Result<Source, SettingsError> {
         },
         _ => return Err(SettingsError::Origin { name }),
     };
-    let seconds = table.timeout.unwrap_or(TIMEOUT_SECONDS);
-    if !(1..=TIMEOUT_SECONDS_MAX).contains(&seconds) {
-        return Err(SettingsError::Timeout { name });
-    }
+    let timeout = match table.timeout.as_ref().map_or(Ok(TIMEOUT), timeout) {
+        Ok(timeout) => timeout,
+        Err(why) => return Err(SettingsError::Timeout { name, why }),
+    };
     let filter = HostFilter::new(table.hosts.as_deref(), table.exclude_hosts.as_deref());
     let filter = match filter {
         Ok(filter) => filter,
         Err(source) => return Err(SettingsError::Pattern { name, source }),
     };
     let rules = Rules { name, format: table.format, filter };
-    Ok(Source { origin, timeout: Duration::from_secs(seconds), rules })
+    Ok(Source { origin, timeout, rules })
+}
+
+/// Reads the time limit of a source: a number of seconds, or a text as in flags.
+fn timeout(value: &toml::Value) -> Result<Duration, String> {
+    let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    match positive_duration(&text)? {
+        timeout if timeout > TIMEOUT_MAX => Err("must be at most 1h".to_owned()),
+        timeout => Ok(timeout),
+    }
+}
+
+/// Parses the interval of reading sources.
+pub fn interval(text: &str) -> Result<Duration, String> {
+    match positive_duration(text)? {
+        interval if interval > INTERVAL_MAX => Err("must be at most 1d".to_owned()),
+        interval => Ok(interval),
+    }
 }
 
 #[cfg(test)]
@@ -199,6 +220,7 @@ mod tests {
             [[source]]
             name = "racks"
             command = ["/usr/bin/racks", "--password", "secret"]
+            timeout = "2m"
             format = "hosts"
             [[source]]
             name = "by-hand"
@@ -214,7 +236,7 @@ mod tests {
             .collect();
         let expected = [
             "inventory Json 5 s: url https://inventory/machines.json",
-            "racks Hosts 30 s: command /usr/bin/racks",
+            "racks Hosts 120 s: command /usr/bin/racks",
             "by-hand Json 30 s: file /etc/fleet.json",
         ];
         assert_eq!(shown, expected);
@@ -237,7 +259,9 @@ mod tests {
             (one("file = \"/a\"\nurl = \"http://a\""), "source a: expected one of"),
             (one("command = []"), "source a: command must be a list: the program"),
             (one("url = \"ftp://a\""), "source a: bad url: `ftp://a` does not begin with"),
-            (one("file = \"/a\"\ntimeout = 0"), "source a: timeout must be 1 to 3600 seconds"),
+            (one("file = \"/a\"\ntimeout = 0"), "source a: timeout: must not be zero"),
+            (one("file = \"/a\"\ntimeout = \"2h\""), "source a: timeout: must be at most 1h"),
+            (one("file = \"/a\"\ntimeout = \"soon\""), "source a: timeout: `soon` is no duration"),
             (one("file = \"/a\"\nhosts = \"(\""), "source a: `(` is not a pattern of host names: "),
             (format!("{0}\n{0}", one("file = \"/a\"")), "number 2: invalid name `a`"),
             ("[[source]]\nname = \"a/b\"\nfile = \"/a\"".to_owned(), "invalid name `a/b`"),
