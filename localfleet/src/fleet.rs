@@ -579,6 +579,8 @@ fn start_sub(options: &Options, certificates: &Certificates, index: usize) -> an
         ("--root", shown(&root)),
         ("--hostname", hostname.clone()),
         ("--service-command", record),
+        // The health checks of the fleet's images are about this machine.
+        ("--health-command", "env".to_owned()),
         // All subs share one disk; their measurements would disturb each other.
         ("--device-speed", "1000000000".to_owned()),
     ];

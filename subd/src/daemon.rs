@@ -37,6 +37,7 @@ use crate::limits::{Budgets, LimitArgs, throughput};
 use crate::machine::IdentitySource;
 use crate::machine::command_runner::CommandRunner;
 use crate::machine::disruption::DisruptionGate;
+use crate::machine::health::HealthChecker;
 use crate::machine::probe::Probe;
 use crate::machine::services::{self, ServiceDriver};
 use crate::root::{Root, RootError};
@@ -161,9 +162,7 @@ impl Daemon {
             None => None,
         };
         let updater = parts.updater(&options, security, directories);
-        updater.note_boot().await;
-        updater.resume(resumed);
-        parts.tasks.spawn(Arc::clone(&updater).watch_reboots());
+        updater.start(resumed).await;
         let service = parts.service(&options, security, &updater, pause);
         parts.tasks.spawn(end_pauses(Arc::clone(&parts.report_state), parts.stop.clone()));
         parts.tasks.spawn(end_refusals(Arc::clone(&parts.report_state), parts.stop.clone()));
@@ -247,7 +246,7 @@ impl Parts {
             scanner: Arc::clone(&self.scanner),
             driver: driver(options),
             own_service: options.own_service.clone(),
-            command_runner: command_runner(options),
+            health_checker: health_checker(options),
             gate,
             checking: tokio::sync::Mutex::new(()),
             down_time_max: options.reboot_timeout,
@@ -485,6 +484,11 @@ pub fn recover(options: &Options) -> Result<Result<String, String>, StartError> 
 fn driver(options: &Options) -> ServiceDriver {
     let command = options.service_command.as_deref();
     ServiceDriver::choose(command, manages_this_machine(options), has_systemd())
+}
+
+fn health_checker(options: &Options) -> Option<HealthChecker> {
+    let command = options.health_command.as_deref();
+    HealthChecker::choose(command, manages_this_machine(options), command_runner(options))
 }
 
 fn command_runner(options: &Options) -> CommandRunner {

@@ -4,7 +4,8 @@
 //! |---|---|
 //! | [`services`] | stops, starts and reloads services, reboots, reports to systemd |
 //! | [`command`] | runs a program with a time limit |
-//! | [`command_runner`] | runs operators' commands in a cgroup of their own, and health checks |
+//! | [`command_runner`] | runs operators' commands in a cgroup of their own |
+//! | [`health`] | runs the health checks of images |
 //! | [`disruption`] | asks whether the machine may be disturbed now |
 //! | [`probe`] | checks that the root can be written |
 
@@ -18,6 +19,7 @@ use crate::root::{Root, RootError};
 pub mod command;
 pub mod command_runner;
 pub mod disruption;
+pub mod health;
 pub mod probe;
 pub mod services;
 

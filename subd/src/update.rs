@@ -45,8 +45,8 @@ use tokio_util::task::TaskTracker;
 
 use crate::cache::Cache;
 use crate::machine::IdentitySource;
-use crate::machine::command_runner::CommandRunner;
 use crate::machine::disruption::DisruptionGate;
+use crate::machine::health::HealthChecker;
 use crate::machine::services::ServiceDriver;
 use crate::root::Root;
 use crate::scan::Scanner;
@@ -91,8 +91,8 @@ pub struct Updater {
     pub driver: ServiceDriver,
     /// The name of subd's own service.
     pub own_service: String,
-    /// How health checks are run.
-    pub command_runner: CommandRunner,
+    /// Runs health checks; `None` if they are not run here.
+    pub health_checker: Option<HealthChecker>,
     /// Which signed images are accepted; `None` accepts every image.
     pub trust: Option<Arc<Trust>>,
     /// Asked before work of high impact; `None` permits it always.

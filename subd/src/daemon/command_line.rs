@@ -64,6 +64,13 @@ pub struct Options {
     #[arg(long, value_name = "CMD")]
     pub service_command: Option<String>,
 
+    /// A command that runs the health checks of images, such as `systemd-nspawn -D /mnt`. It is
+    /// split at white space, and the words of the check are its last arguments. Without it, checks
+    /// are run on this machine if the root is /. With another root they are not run: the check of
+    /// the last image is made when subd starts with that root as /.
+    #[arg(long, value_name = "CMD")]
+    pub health_command: Option<String>,
+
     /// How long the service command may take before it is killed.
     #[arg(long, value_name = "DURATION", default_value = "60s",
           value_parser = time_parse::positive_duration)]

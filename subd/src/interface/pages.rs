@@ -65,12 +65,20 @@ fn page(service: &Service, frame: &Frame) -> String {
     let reply = service.report_state.reply(None, service.measured());
     let (counters, load) = (&reply.counters, &reply.load);
     let none = || "none".to_owned();
+    let health = match reply.last_update.as_ref().and_then(|last| last.health.as_ref()) {
+        Some(Health::Passed) => ", healthy",
+        Some(Health::Failed(_)) => ", not healthy",
+        None if service.report_state.read(|state| state.persisted.health_unchecked) => {
+            ", health not checked: root is not /"
+        }
+        None => "",
+    };
     let page = StatusPage {
         activity: activity(&reply.activity),
         holder: service.holder_text(),
         updates: reply.paused.as_ref().map_or_else(|| "allowed".to_owned(), paused),
         last_image: reply.last_image.as_ref().map_or_else(none, ToString::to_string),
-        last_update: reply.last_update.as_ref().map_or_else(none, update),
+        last_update: reply.last_update.as_ref().map_or_else(none, |last| update(last, health)),
         last_fetch: reply.last_fetch.as_ref().map_or_else(none, fetch),
         root: service.root.path().display().to_string(),
         instance: format!("{:016x}", reply.version.instance),
@@ -133,7 +141,7 @@ fn paused(paused: &Paused) -> String {
     format!("paused until {}: {}", utc(paused.until), paused.reason)
 }
 
-fn update(last: &LastUpdate) -> String {
+fn update(last: &LastUpdate, health: &str) -> String {
     let outcome = match &last.outcome {
         UpdateOutcome::Done => "done".to_owned(),
         UpdateOutcome::NotPrepared(why) => format!("not prepared: {why}"),
@@ -144,11 +152,6 @@ fn update(last: &LastUpdate) -> String {
     let verified = match last.verified_generation {
         Some(generation) => format!("verified in generation {generation}"),
         None => "not verified".to_owned(),
-    };
-    let health = match &last.health {
-        Some(Health::Passed) => ", healthy",
-        Some(Health::Failed(_)) => ", not healthy",
-        None => "",
     };
     let boot = if last.awaits_boot { ", waits for its reboot" } else { "" };
     format!(

@@ -60,6 +60,8 @@ pub struct PersistedState {
     pub holder: Option<Holder>,
     /// The health check of the last image.
     pub health_check: Option<HealthCheck>,
+    /// True if that check is due when the machine runs, because the root was not `/`.
+    pub health_unchecked: bool,
     /// The speed of the network in bytes per second, if a fetch has measured it.
     pub network_speed: Option<u64>,
 }

@@ -37,7 +37,7 @@ impl Updater {
     }
 
     /// Ends the wait for a reboot if the boot id has changed. Called when subd starts.
-    pub async fn note_boot(&self) {
+    pub(super) async fn note_boot(&self) {
         let is_done = self.report_state.read(|state| {
             let due_in = state.persisted.reboot_due_in.as_ref();
             due_in.is_some_and(|boot_id| *boot_id != state.identity.boot_id)
@@ -57,7 +57,7 @@ impl Updater {
 
     /// Reports a machine that does not shut down for a reboot, and requests it again, until subd is
     /// stopped, as it is when the machine shuts down.
-    pub async fn watch_reboots(self: Arc<Self>) {
+    pub(super) async fn watch_reboots(self: Arc<Self>) {
         let mut versions = self.report_state.watch();
         let waits = |state: &State| {
             state.persisted.last_update.as_ref().is_some_and(|last| last.awaits_boot)

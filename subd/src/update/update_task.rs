@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use api::fault::{Fault, FaultCode};
 use api::subd::{CheckHealthReply, Health, LastUpdate, TriggerFailure, UpdateOutcome, UpdatePhase};
+use model::display::error_chain;
 use model::image::HealthCheck;
 use model::lock::locked;
 use model::path::TreePath;
@@ -17,12 +18,11 @@ use model::trigger::services::ServiceCall;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-use crate::machine::command_runner::check_health;
 use crate::machine::services::ServiceDriver;
 use crate::scan::{Pause, Stopped};
-use crate::state::persisted_state::PersistError;
+use crate::state::persisted_state::{PersistError, PersistedState};
 use crate::state::refusals::{FailedChange, FailedIn};
-use crate::state::{Snapshot, note_reboot, note_update};
+use crate::state::{Snapshot, State, note_reboot, note_update};
 use crate::trust::accepted_image;
 use crate::trust::verification::AcceptedImage;
 use crate::update::Updater;
@@ -31,6 +31,10 @@ use crate::update::journal::JournalHead;
 use crate::update::prepared::{forget_taken, free};
 use crate::update::recovery::Resumed;
 use crate::update::running_update::{FailedStep, FinalTree, RunningUpdate};
+
+/// Why a health check is not run.
+const HEALTH_NOT_CHECKED: &str = "health checks are not run here, because the root is not /: the \
+                                  check of the image is run when subd starts with this root as /";
 
 /// The longest delay between two retries, as a multiple of the first.
 const RETRY_GROWTH_MAX: u32 = 20;
@@ -65,6 +69,10 @@ pub(super) struct DaemonMachine<'a> {
 }
 
 impl Machine for DaemonMachine<'_> {
+    fn checks_health(&self) -> bool {
+        self.updater.health_checker.is_some()
+    }
+
     fn check_health(&self, check: &HealthCheck) -> Health {
         let health = self.updater.run_check(check);
         health.unwrap_or_else(|| Health::Failed("it was interrupted".to_owned()))
@@ -92,6 +100,7 @@ impl Machine for DaemonMachine<'_> {
             note_reboot(persisted, self.updater.identity.boot_id());
             if done.is_some() {
                 persisted.health_check.clone_from(&self.check);
+                persisted.health_unchecked = self.check.is_some() && !self.checks_health();
             }
         })
     }
@@ -151,27 +160,32 @@ impl Updater {
         running.await.map_err(|error| error.to_string())
     }
 
-    /// Runs the health check; `None` if subd is stopped in the meantime. Blocks.
+    /// Runs the health check; `None` if checks are not run here, or if subd is stopped in the
+    /// meantime. Blocks.
     fn run_check(&self, check: &HealthCheck) -> Option<Health> {
+        let health_checker = self.health_checker.as_ref()?;
         let runtime = Handle::current();
         let stopped = |time: Duration| {
             let stopping = async { timeout(time, self.stop.cancelled()).await.is_ok() };
             self.stop.is_cancelled() || runtime.block_on(stopping)
         };
-        check_health(check, self.command_runner, stopped)
+        health_checker.check(check, stopped)
     }
 
     /// Runs the health check of the last image. Nothing is undone. One check at a time.
     ///
     /// # Errors
     ///
-    /// `Unavailable` if subd is stopped in the meantime.
+    /// `Unavailable` if checks are not run here, or if subd is stopped in the meantime.
     pub async fn check_health(self: &Arc<Self>) -> Result<CheckHealthReply, Fault> {
         let _turn = self.checking.lock().await;
         let Some(check) = self.report_state.read(|state| state.persisted.health_check.clone())
         else {
             return Ok(CheckHealthReply { health: None });
         };
+        if self.health_checker.is_none() {
+            return Err(Fault::new(FaultCode::Unavailable, HEALTH_NOT_CHECKED));
+        }
         let updater = Arc::clone(self);
         let checking = tokio::task::spawn_blocking(move || updater.run_check(&check));
         match checking.await {
@@ -179,6 +193,37 @@ impl Updater {
             Ok(None) => Err(Fault::new(FaultCode::Unavailable, "subd is stopping")),
             Err(error) => Err(Fault::new(FaultCode::Internal, error.to_string())),
         }
+    }
+
+    /// Runs the health check that could not be run when the last image was installed, because the
+    /// root was not `/` then. Nothing is undone.
+    fn check_health_after_installation(self: &Arc<Self>) {
+        let unchecked = |state: &State| state.persisted.health_unchecked;
+        if self.health_checker.is_none() || !self.report_state.read(unchecked) {
+            return;
+        }
+        let updater = Arc::clone(self);
+        self.tasks.spawn(async move {
+            // `Unavailable` because subd is stopping: the next start repeats the check.
+            let Ok(CheckHealthReply { health: Some(health) }) = updater.check_health().await else {
+                return;
+            };
+            let noted = updater.report_state.persist_always(|persisted| {
+                // Another update may have been made meanwhile.
+                let PersistedState { last_update, last_image, .. } = persisted;
+                if let Some(last) = last_update
+                    && last.outcome == UpdateOutcome::Done
+                    && last_image.as_ref() == Some(&last.image)
+                    && persisted.health_unchecked
+                {
+                    last.health = Some(health);
+                }
+                persisted.health_unchecked = false;
+            });
+            if let Err(error) = noted {
+                tracing::error!("{}", error_chain(&error));
+            }
+        });
     }
 
     fn services(&self) -> TimedServices<'_> {
@@ -194,8 +239,16 @@ impl Updater {
         }
     }
 
+    /// Continues what was under way when subd was stopped. Called when subd starts.
+    pub async fn start(self: &Arc<Self>, resumed: Resumed) {
+        self.note_boot().await;
+        self.resume(resumed);
+        self.check_health_after_installation();
+        self.tasks.spawn(Arc::clone(self).watch_reboots());
+    }
+
     /// Continues an update that was interrupted before this start.
-    pub fn resume(self: &Arc<Self>, resumed: Resumed) {
+    fn resume(self: &Arc<Self>, resumed: Resumed) {
         let (mut update, settled_tree) = match resumed {
             Resumed::Nothing => return,
             Resumed::Lost(why) => return self.retry_until_closed(OpenJournal::Lost, why),

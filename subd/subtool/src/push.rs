@@ -65,6 +65,9 @@ pub struct Report {
     pub trigger_failures: Vec<TriggerFailure>,
     /// How the health check ended, if there was one.
     pub health: Option<Health>,
+    /// True if the image has a health check that was not run.
+    #[serde(skip)]
+    pub health_unchecked: bool,
     /// Paths that were left out, with the reasons.
     pub blocked: Vec<String>,
 }
@@ -121,6 +124,9 @@ pub async fn push(
         report.operations += u64::from(last.operations);
         report.window_ns += last.window_ns;
         report.trigger_failures = last.trigger_failures;
+        report.health_unchecked = last.outcome == UpdateOutcome::Done
+            && last.health.is_none()
+            && order.image.content.health_check.is_some();
         report.health = last.health;
     }
 }

@@ -330,6 +330,9 @@ fn pushed(report: &Report) -> Rows {
         rows.push(("failed trigger", format!("{} {}: {end}", failure.verb, failure.service)));
     }
     rows.extend(report.health.as_ref().map(|health| ("health check", health_text(health))));
+    if report.health_unchecked {
+        rows.push(("health check", "not checked: root is not /".to_owned()));
+    }
     rows
 }
 

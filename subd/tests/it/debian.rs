@@ -47,10 +47,13 @@ pub fn install(tree: &Path, root: &Path, address: &str) {
     fs::write(root.join("etc/subd/config.toml"), configuration(address)).unwrap();
 }
 
-/// The configuration of its subd: only `/etc` and `/opt` are managed here, for the sake of speed.
+/// What is not managed: all but `/etc` and `/opt`, for the sake of speed.
+pub const EXCLUDED: &str =
+    "/(bin|boot|dev|home|lib.*|media|mnt|proc|root|run|sbin|srv|sys|tmp|usr|var|etc/machine-id)";
+
+/// The configuration of its subd.
 pub fn configuration(address: &str) -> String {
-    let others = "/(bin|boot|dev|home|lib.*|media|mnt|proc|root|run|sbin|srv|sys|tmp|usr|var)";
-    format!("insecure = true\nlisten = \"{address}\"\nexclude = ['{others}', '/etc/machine-id']\n")
+    format!("insecure = true\nlisten = \"{address}\"\nexclude = ['{EXCLUDED}']\n")
 }
 
 /// A machine that runs.
@@ -110,6 +113,11 @@ impl Drop for Booted {
     }
 }
 
+/// The subd of a machine that was booted.
+fn booted(root: &Path, address: &str) -> Sub {
+    Sub::elsewhere(root, Client::new(Peer::parse(address, 1).unwrap(), &Security::Insecure))
+}
+
 /// The subd of a machine, and what it gets objects from.
 pub struct Scenario {
     pub sub: Sub,
@@ -125,13 +133,27 @@ impl Scenario {
 
     /// As [`Scenario::start`], for a machine that gets objects from `source`.
     pub async fn with(root: &Path, address: &str, source: Source) -> Self {
-        let sub = Sub::elsewhere(
-            root,
-            Client::new(Peer::parse(address, 1).unwrap(), &Security::Insecure),
-        );
-        let scenario = Self { sub, source, next: 1 };
-        scenario.answers().await;
-        scenario
+        Self { sub: booted(root, address), source, next: 1 }.scanned().await
+    }
+
+    /// As [`Scenario::start`], for a machine that does not run: the test runs subd for its root.
+    pub async fn from_outside(root: &Path) -> Self {
+        let sub = Sub::start_on(root, &["--exclude", EXCLUDED]).await;
+        Self { sub, source: Source::start().await, next: 1 }.scanned().await
+    }
+
+    /// Continues with the subd of the machine, which was booted by `boot`.
+    pub async fn booted<T>(self, address: &str, boot: impl FnOnce(&Path) -> T) -> (Self, T) {
+        let root = self.sub.root.clone();
+        self.sub.stop().await;
+        let machine = boot(&root);
+        let scenario = Self { sub: booted(&root, address), ..self };
+        (scenario.scanned().await, machine)
+    }
+
+    async fn scanned(self) -> Self {
+        self.answers().await;
+        self
     }
 
     /// Asks until subd answers.

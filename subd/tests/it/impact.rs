@@ -116,7 +116,8 @@ type Order = api::subd::PrepareRequest;
 
 async fn subd(place: &Path, flags: &[&str]) -> Sub {
     let command = place.join("service");
-    let mut all = vec!["--service-command", command.to_str().unwrap()];
+    let command = command.to_str().unwrap();
+    let mut all = vec!["--service-command", command, "--health-command", "env"];
     let disruption = place.join("disruption");
     if flags.contains(&"--disruption-command") {
         all.extend(["--disruption-command", disruption.to_str().unwrap()]);

@@ -215,7 +215,9 @@ async fn update_with_check(sub: &Sub, source: &Source, id: u64, script: &str, wi
 
 #[tokio::test(flavor = "multi_thread")]
 async fn has_the_health_checked_and_tells_what_the_check_said() {
-    let (sub, source) = (Sub::start().await, Source::start().await);
+    let place = tempfile::tempdir().unwrap();
+    let sub = Sub::start_on(place.path(), &["--health-command", "env"]).await;
+    let source = Source::start().await;
     let as_json = |health: Option<Health>| {
         serde_json::to_string_pretty(&CheckHealthReply { health }).unwrap() + "\n"
     };

@@ -11,7 +11,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use api::subd::{Activity, Health, PollReply, UpdateOutcome};
+use api::subd::{Activity, CheckHealth, Health, PollReply, UpdateOutcome};
+use model::display::error_chain;
 use model::image::HealthCheck;
 
 use crate::debian::{Booted, PATIENCE, Scenario, free_address, install, tree};
@@ -90,15 +91,38 @@ async fn a_machine_with_systemd_is_updated_with_all_its_services() {
     let address = free_address("127.0.0.6");
     install(&tree, &root, &address);
     install_units(&root);
-    let mut machine = boot(&root);
-    let mut scenario = Scenario::start(&root, &address).await;
+    let scenario = is_installed_from_outside(&root).await;
+    let (mut scenario, mut machine) = scenario.booted(&address, boot).await;
 
+    has_its_health_checked_at_its_first_boot(&scenario).await;
     restarts_and_reloads(&mut scenario).await;
     undoes_what_is_not_healthy(&mut scenario).await;
     tells_what_fails_over_its_own_upgrade(&mut scenario).await;
     machine = reboots(&mut scenario, machine).await;
     assert!(!machine.console().contains("panicked"), "{}", machine.console());
     scenario.source.stop().await;
+}
+
+/// Installs an image whose check passes on the machine, and would fail on the host.
+async fn is_installed_from_outside(root: &Path) -> Scenario {
+    let mut scenario = Scenario::from_outside(root).await;
+    let check = health("test -e /etc/only-in-the-image", 3);
+    let edit = scenario.update(|edit| edit.file("/etc/only-in-the-image", ""), "[]", Some(check));
+    let last = edit.await;
+    assert_eq!((last.outcome, last.health), (UpdateOutcome::Done, None));
+    let (_, page) = scenario.sub.client.get("/").await.unwrap();
+    assert!(page.contains("health not checked: root is not /"), "{page}");
+    let by_hand = scenario.sub.client.call::<CheckHealth>(&()).await.unwrap_err();
+    let by_hand = error_chain(&by_hand);
+    assert!(by_hand.contains("health checks are not run here"), "{by_hand}");
+    scenario
+}
+
+async fn has_its_health_checked_at_its_first_boot(scenario: &Scenario) {
+    let checked =
+        |reply: &PollReply| reply.last_update.as_ref().is_some_and(|last| last.health.is_some());
+    let last = scenario.until(checked).await.last_update.unwrap();
+    assert_eq!((last.outcome, last.health), (UpdateOutcome::Done, Some(Health::Passed)));
 }
 
 async fn restarts_and_reloads(scenario: &mut Scenario) {

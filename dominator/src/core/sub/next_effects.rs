@@ -15,7 +15,7 @@ use api::object_server::IDS_MAX;
 use api::planning::Planned;
 use api::subd::{
     Activity, Alarm, CleanupRequest, ExpectedState, FetchRequest, PrepareRequest, ScanReport,
-    SetConfigurationRequest, UNREADABLE_MAX,
+    SetConfigurationRequest, UNREADABLE_MAX, UpdateOutcome,
 };
 use model::image::required::RequiredImage;
 
@@ -53,6 +53,15 @@ fn left_alone(view: &View) -> Option<String> {
         count => format!("{count} paths are"),
     };
     Some(format!("{count} left alone: {path}: {why}"))
+}
+
+/// Says that the health check of the image was not run.
+fn unchecked_health(view: &View, image: &RequiredImage) -> Option<String> {
+    image.content.health_check.as_ref()?;
+    let last = view.report.last_update.as_ref()?;
+    let is_unchecked = last.outcome == UpdateOutcome::Done && last.health.is_none();
+    let is_of_image = last.image == *image.name();
+    (is_unchecked && is_of_image).then(|| "health not checked: root is not /".to_owned())
 }
 
 /// Says that an update only makes room.
@@ -217,8 +226,8 @@ impl Sub {
         self.clean_up_cache(view, image, step);
         let mut detail = format!("equals {}", image.name());
         if view.report.trigger_failures.is_empty() {
-            let more = left_alone(view).into_iter().chain(prefetch).chain(self.pause_text());
-            for more in more {
+            let more = unchecked_health(view, image).into_iter().chain(left_alone(view));
+            for more in more.chain(prefetch).chain(self.pause_text()) {
                 write!(detail, "; {more}").expect("writing to a String cannot fail");
             }
             return Continue((Status::Synced, detail));
