@@ -42,7 +42,7 @@ use crate::runtime::fleet::Fleet;
 use crate::runtime::history::History;
 use crate::runtime::identities::Identities;
 use crate::runtime::images::Images;
-use crate::runtime::shared::{DriverCounters, Shared};
+use crate::runtime::shared::{self, DriverCounters, Shared};
 use crate::storage::{HistoryLimits, Storage, StorageError};
 
 /// The name of the daemon.
@@ -355,6 +355,7 @@ fn share(
         metrics: DriverCounters::default(),
         sources: servers.sources,
         holder,
+        redials: shared::redials(),
         subd_port: arguments.subd_port,
     })
 }

@@ -10,7 +10,6 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use api::audit::call_details::{WHY_BYTES_MAX, escape_and_cut};
 use api::audit::record::AuditEvent;

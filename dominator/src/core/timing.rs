@@ -4,6 +4,7 @@
 //! simulation.
 // tidy: core
 
+use core::num::NonZeroU32;
 use core::time::Duration;
 
 use model::backoff::{doubled, jittered};
@@ -23,7 +24,13 @@ pub const POLL_WAIT: Duration = Duration::from_secs(60);
 
 /// The first pause after a failed poll or call, before jitter.
 pub const RETRY_FIRST: Duration = Duration::from_secs(1);
-/// The longest pause after failed polls or calls, before jitter.
+/// The longest pause after failed polls, before jitter. A machine that is back is known within five
+/// seconds, while the shell can dial all that are away in that time.
+pub const POLL_RETRY_LONGEST: Duration = Duration::from_secs(3);
+/// How many machines that do not answer are dialled in a second.
+pub const REDIALS_PER_SECOND: NonZeroU32 = NonZeroU32::new(200).unwrap();
+
+/// The longest pause after failed calls, before jitter.
 pub const RETRY_LONGEST: Duration = Duration::from_secs(30);
 
 /// The first pause after an update or a fetch that failed, before jitter.

@@ -1,11 +1,13 @@
 //! What the drivers of all machines share, and what they count.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use api::dominator::orders::DefaultImage;
 use api::planning::{PlanJob, Planned};
 use api::subd::HoldMachineRequest;
+use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
 use model::display::error_chain;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::histogram::Histogram;
@@ -16,6 +18,7 @@ use rpc::trees::TreeReader;
 use tokio::sync::watch;
 
 use crate::core::sources::Sources;
+use crate::core::timing::REDIALS_PER_SECOND;
 use crate::runtime::claim_service::ClaimService;
 use crate::runtime::clock::Clock;
 use crate::runtime::commit_gate::CommitGate;
@@ -43,8 +46,15 @@ pub struct Shared {
     pub sources: Sources,
     /// This dominator, as subs know it.
     pub holder: HoldMachineRequest,
+    /// Limits how often subs that do not answer are dialled.
+    pub redials: DefaultDirectRateLimiter,
     /// The port of subs whose record names none.
     pub subd_port: u16,
+}
+
+/// Returns the limiter of [`Shared::redials`].
+pub fn redials() -> DefaultDirectRateLimiter {
+    RateLimiter::direct(Quota::per_second(REDIALS_PER_SECOND).allow_burst(NonZeroU32::MIN))
 }
 
 impl Shared {

@@ -504,7 +504,7 @@ fn what_is_wrong_is_said_before_anything_is_done() {
         ),
         ("[[sources]]\n", &[], 2, "there is no flag --sources; known: "),
         (file, &["--hosts", "("], 1, "bad --hosts or --exclude-hosts: `(` is not a pattern"),
-        (file, &["--interval", "0"], 2, "invalid value '0' for '--interval <SECONDS>'"),
+        (file, &["--interval", "0"], 2, "invalid value '0' for '--interval <DURATION>'"),
         (file, &["--tls", "/t"], 2, "--insecure and --tls /t contradict each other"),
         (file, &["--listen", "nonsense:x"], 1, "cannot listen: "),
     ];

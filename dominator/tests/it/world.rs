@@ -23,7 +23,7 @@ use dominator::core::identity::{IdentityReport, IdentityTable, IdentityVerdict};
 use dominator::core::sub::{
     Call, Context, Effect, Event, Failure, FailureKind, ImageState, RequestId, Sub, SubOrder, View,
 };
-use dominator::core::timing::Now;
+use dominator::core::timing::{Now, REDIALS_PER_SECOND};
 use model::image::ImageName;
 use model::image::required::RequiredImage;
 use model::mdb::Machine;
@@ -110,6 +110,8 @@ pub struct World {
     now: Duration,
     queue: BTreeMap<(Duration, u64), Happening>,
     sequence: u64,
+    /// When the next machine that does not answer is dialled.
+    next_redial: Duration,
     random: Random,
     run: u64,
     drivers: Vec<Option<Driver>>,
@@ -166,6 +168,7 @@ impl World {
             now: Duration::ZERO,
             queue: BTreeMap::new(),
             sequence: 0,
+            next_redial: Duration::ZERO,
             random,
             run: 0,
             machines,
@@ -793,6 +796,13 @@ impl World {
         self.send(host, name, (request_id, message), limit);
     }
 
+    /// How long a machine that does not answer waits until it is dialled.
+    fn wait_for_redial(&mut self) -> Duration {
+        let next = self.next_redial.max(self.now);
+        self.next_redial = next + Duration::from_secs(1) / REDIALS_PER_SECOND.get();
+        next - self.now
+    }
+
     /// Answers what the dominator does by itself.
     fn answer_soon(&mut self, host: usize, request_id: RequestId, event: Event) {
         let (run, event) = (self.run, Box::new(event));
@@ -807,13 +817,17 @@ impl World {
         (request_id, message): (RequestId, Message),
         limit: Duration,
     ) {
+        let wait = match &message {
+            Message::Poll(PollRequest { wait_ms: 0, .. }) => self.wait_for_redial(),
+            _ => Duration::ZERO,
+        };
         *self.effects.entry(name).or_default() += 1;
         self.count(name);
         if name != "poll" {
             self.note(host, name);
         }
         let run = self.run;
-        self.schedule(limit, Happening::GiveUp { host, run, request_id });
+        self.schedule(wait + limit, Happening::GiveUp { host, run, request_id });
         let copies = self.deliveries();
         let mut message = Some(message);
         for (index, delay) in copies.iter().enumerate() {
@@ -823,7 +837,7 @@ impl World {
                 message.as_ref().map(Message::copy)
             };
             let message = Box::new(copy.expect("taken by the last copy only"));
-            self.schedule(*delay, Happening::ToSub { host, run, request_id, message });
+            self.schedule(wait + *delay, Happening::ToSub { host, run, request_id, message });
         }
     }
 

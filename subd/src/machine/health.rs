@@ -88,8 +88,9 @@ mod tests {
     fn nothing_is_run_for_another_root_unless_an_operator_says_how() {
         let choose = |command| HealthChecker::choose(command, false, CommandRunner::Child);
         assert_eq!((choose(None), choose(Some(" "))), (None, None));
-        let by_command = choose(Some("sh -c exit$0")).unwrap();
-        let check = HealthCheck { command: vec!["7".to_owned()], within_seconds: 0, undo: true };
+        let by_command = choose(Some("env sh -c")).unwrap();
+        let check =
+            HealthCheck { command: vec!["exit 7".to_owned()], within_seconds: 0, undo: true };
         let why = "exit status: 7\nit did not pass within 0 s".to_owned();
         assert_eq!(by_command.check(&check, never), Some(Health::Failed(why)));
     }

@@ -111,6 +111,7 @@ async fn is_installed_from_outside(root: &Path) -> Scenario {
     let last = edit.await;
     assert_eq!((last.outcome, last.health), (UpdateOutcome::Done, None));
     let (_, page) = scenario.sub.client.get("/").await.unwrap();
+    let page = String::from_utf8_lossy(&page);
     assert!(page.contains("health not checked: root is not /"), "{page}");
     let by_hand = scenario.sub.client.call::<CheckHealth>(&()).await.unwrap_err();
     let by_hand = error_chain(&by_hand);

@@ -217,7 +217,8 @@ pub enum Event {
 pub enum Effect {
     /// Answers [`Event::Ordered`]: true if the order had an effect.
     OrderAnswered(bool),
-    /// Polls the sub.
+    /// Polls the sub. A request without a wait is for a sub that did not answer the last one; the
+    /// shell limits how many of these it sends.
     Poll(RequestId, PollRequest),
     /// Reads the tree with this digest, and the changes that the machine refuses.
     ReadTree(RequestId, ObjectId),

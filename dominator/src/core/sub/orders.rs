@@ -14,7 +14,7 @@ use model::image::ImageName;
 use model::object::ObjectId;
 use model::tree::Time;
 
-use super::polls::{Polling, Reachability};
+use super::polls::Reachability;
 use super::{Check, Effect, Failure, ImageState, Now, RequestId, Sub, SubOrder, View, stop};
 use crate::core::required_image;
 
@@ -90,6 +90,7 @@ impl Sub {
 
     pub(super) fn retry(&mut self) -> bool {
         let is_held = self.can_retry();
+        self.polls.hurry();
         self.updates.retried = self.undone_update().or(self.updates.retried);
         self.clear_failures();
         is_held
@@ -102,6 +103,7 @@ impl Sub {
             || self.updates.hold.is_some()
             || self.calls.attempt.why().is_some()
             || self.holding.is_refused()
+            || self.polls.is_away()
     }
 
     /// Returns the pause that an operator ordered, if it is in force at this time.
@@ -171,9 +173,6 @@ impl Sub {
     fn fast_update(&mut self) {
         let _was_held = self.retry();
         self.trees.attempt.release();
-        if let Polling::Due(at) = &mut self.polls.next {
-            *at = Duration::ZERO;
-        }
         self.orders.fast_update = Some(FastUpdate::Wanted);
     }
 

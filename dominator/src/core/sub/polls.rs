@@ -16,7 +16,7 @@ use model::object::ObjectSet;
 use model::tree::Time;
 
 use super::{Effect, Failure, FailureKind, RequestId, Step, Sub};
-use crate::core::timing::{Attempt, POLL_WAIT, PollPace, RETRY_FIRST, RETRY_LONGEST};
+use crate::core::timing::{Attempt, POLL_RETRY_LONGEST, POLL_WAIT, PollPace, RETRY_FIRST};
 
 /// The most objects that the cache of a sub may have; images have fewer.
 const CACHE_OBJECTS_MAX: usize = 1 << 20;
@@ -219,6 +219,18 @@ impl Polls {
             last_seen: None,
         }
     }
+
+    /// True if the last poll failed.
+    pub(super) fn is_away(&self) -> bool {
+        matches!(self.reachability, Reachability::Failed(_))
+    }
+
+    /// Makes the next poll due, if none is under way.
+    pub(super) fn hurry(&mut self) {
+        if let Polling::Due(at) = &mut self.next {
+            *at = Duration::ZERO;
+        }
+    }
 }
 
 impl Sub {
@@ -232,7 +244,9 @@ impl Sub {
             Some(view) if !self.polls.needs_full_report => Some(view.report.version),
             _ => None,
         };
-        let wait = jittered(POLL_WAIT, step.context.jitter).as_millis();
+        // The answer shows at once that the machine is back.
+        let wait = if self.polls.is_away() { Duration::ZERO } else { POLL_WAIT };
+        let wait = jittered(wait, step.context.jitter).as_millis();
         let wait_ms = u32::try_from(wait).expect("a poll waits for about a minute");
         let request_id = self.next_request_id();
         self.polls.next = Polling::UnderWay(request_id);
@@ -277,7 +291,7 @@ impl Sub {
     }
 
     pub(super) fn poll_failed(&mut self, failure: Failure, step: &Step<'_>) {
-        let pause = self.polls.attempt.count(RETRY_FIRST, RETRY_LONGEST, step.context.jitter);
+        let pause = self.polls.attempt.count(RETRY_FIRST, POLL_RETRY_LONGEST, step.context.jitter);
         self.polls.next = Polling::Due(step.now.elapsed + pause);
         self.polls.needs_full_report = failure.kind == FailureKind::InvalidReply;
         self.polls.reachability = Reachability::Failed(failure);

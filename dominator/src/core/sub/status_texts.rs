@@ -65,14 +65,14 @@ impl Sub {
             Status::Unreachable => StatusTexts::new(
                 "subd on the machine cannot be connected to, or did not answer in time",
                 "the machine, its network, or its subd",
-                &format!("it is polled again within half a minute; {AFTER_ANSWER}"),
+                &format!("it is polled again within five seconds; {AFTER_ANSWER}"),
                 vec![by_hand("check that the machine is on, its name resolves, and subd runs")],
             ),
             Status::PollFailed => StatusTexts::new(
                 "the answer at its address is not a valid answer of subd, or its tree could not be \
                  read",
                 "a valid answer",
-                &format!("it is polled again within half a minute; {AFTER_ANSWER}"),
+                &format!("it is polled again within five seconds; {AFTER_ANSWER}"),
                 vec![by_hand("check that subd listens at this address, and its version")],
             ),
             Status::WrongMachine => StatusTexts::new(

@@ -43,6 +43,9 @@ pub(super) async fn poll(
     request_id: RequestId,
     request: PollRequest,
 ) -> Event {
+    if request.wait_ms == 0 {
+        shared.redials.until_ready().await;
+    }
     let limit = Duration::from_millis(request.wait_ms.into()) + POLL_SLACK;
     match client.call_within::<Poll>(&request, limit).await {
         Ok(reply) => {

@@ -25,7 +25,7 @@ use crate::core::sub::tests::recorder::staged_sub;
 use crate::runtime::commit_gate::CommitGate;
 use crate::runtime::history::History;
 use crate::runtime::identities::Identities;
-use crate::runtime::shared::DriverCounters;
+use crate::runtime::shared::{self, DriverCounters};
 use crate::storage::tests::HeldDisk;
 use crate::storage::{HistoryLimits, Storage};
 use api::subd::Commit;
@@ -70,6 +70,7 @@ pub(crate) fn shared(state: &Arc<Storage>, stop: &CancellationToken) -> Shared {
         metrics: DriverCounters::default(),
         claim_service: Arc::new(ClaimService::new(clock, settings, Arc::clone(state))),
         sources: Sources::new(&[]),
+        redials: shared::redials(),
         subd_port: 1,
     }
 }

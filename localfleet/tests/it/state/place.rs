@@ -142,7 +142,8 @@ impl Place {
         let driver = format!("{} {}", self.path("driver"), self.path(""));
         let trusted = self.path("trusted");
         let words = ["--listen", &listen, "--root", &root, "--hostname", "sub-1"];
-        let more = ["--service-command", &driver, "--device-speed", "1000000000"];
+        let more = ["--service-command", &driver, "--health-command", "env"];
+        let more = [&more[..], &["--device-speed", "1000000000"]].concat();
         let signed = ["--trusted-keys", &trusted, "--signatures-needed", "1"];
         let daemon = self.start("subd", "subd", &[&words[..], &more, &signed].concat());
         self.write("subd.pid", &daemon.id().unwrap().to_string());

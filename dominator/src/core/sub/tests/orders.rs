@@ -288,6 +288,30 @@ fn a_fast_update_of_an_unreachable_machine_stays_in_force() {
 }
 
 #[test]
+fn a_machine_that_is_back_is_known_within_five_seconds_or_at_once_by_order() {
+    let mut script = ready();
+    assert_eq!(script.poll_wait_ms, 60_000);
+    let failure = Failure { kind: FailureKind::Unreachable, text: "reset".into() };
+    for seconds in [1, 2, 3, 3] {
+        let before = script.polled;
+        script.step("silent", Event::PollFailed(before, failure.clone()));
+        script.wait(seconds - 1);
+        assert_eq!(script.polled, before, "not yet");
+        script.wait(1);
+        assert!(script.polled > before, "it is polled after {seconds} s");
+        assert_eq!(script.poll_wait_ms, 0, "the answer does not wait for news");
+    }
+    let before = script.polled;
+    script.step("silent", Event::PollFailed(before, failure));
+    assert!(script.sub.can_retry());
+    script.step("retried", Event::Ordered(SubOrder::Retry));
+    assert!(script.polled > before, "it is polled at once");
+    script.poll();
+    script.wait(1);
+    assert_eq!(script.poll_wait_ms, 60_000);
+}
+
+#[test]
 fn the_explanation_names_a_default_image() {
     use api::dominator::explain::ImageSource;
     use api::dominator::orders::DefaultImage;

@@ -74,6 +74,8 @@ pub(super) struct Script {
     /// The former image that can be loaded.
     pub(super) former: Option<Arc<RequiredImage>>,
     pub(super) polled: RequestId,
+    /// How long that poll may wait for news.
+    pub(super) poll_wait_ms: u32,
     /// The call that is under way; `None` for a Commit.
     pub(super) called: Option<(RequestId, Option<Call>)>,
     lines: String,
@@ -107,6 +109,7 @@ impl Script {
             other_holder: None,
             former: None,
             polled: RequestId(0),
+            poll_wait_ms: 0,
             called: None,
             lines: String::new(),
             answer: ClaimAnswer::Granted,
@@ -211,6 +214,7 @@ impl Script {
             match effect {
                 Effect::Poll(request_id, request) => {
                     self.polled = request_id;
+                    self.poll_wait_ms = request.wait_ms;
                     if request.have.is_none() {
                         done.push("poll for all".to_owned());
                     }
