@@ -1,8 +1,9 @@
-//! Common parts of all daemons and tools: security flags, configuration files, logging, listening
-//! and stopping.
+//! Common parts of all daemons and tools: security flags, configuration files, logging, memory,
+//! listening and stopping.
 
 pub mod config;
 pub mod mdb_file;
+pub mod memory;
 pub mod program;
 mod run;
 mod security;

@@ -368,6 +368,13 @@ impl<'a> Edit<'a> {
         self.put(text, node)
     }
 
+    /// Gives a file another content, and nothing else.
+    pub fn content(self, text: &str, content: &str) -> Self {
+        let metadata = self.builder.get(&path(text)).and_then(Node::metadata).unwrap().clone();
+        let node = file(self.source, content, metadata);
+        self.put(text, node)
+    }
+
     pub fn symlink(self, text: &str, target: &str) -> Self {
         let metadata = Metadata::new(0o777, 0, 0);
         let target = ByteText(target.as_bytes().to_vec());

@@ -14,6 +14,7 @@ mod impact;
 mod liars;
 mod limits;
 mod locks;
+mod memory;
 mod mounts;
 mod odd;
 mod operator;
