@@ -14,6 +14,7 @@
 //! * Times of directories and symlinks are not part of a tree.
 
 pub mod assembly;
+pub mod blocks;
 pub mod build;
 pub mod encode;
 pub mod node;

@@ -50,6 +50,18 @@ pub fn encode(
     Ok(writer.bytes)
 }
 
+/// Appends a part of the encoding of `directory`: what comes before the entries, or one entry.
+pub(super) fn append(directory: &Directory, entry: Option<&Entry>, bytes: &mut Vec<u8>) {
+    let algorithm = directory.digest().algorithm();
+    let mut writer = Writer { bytes: std::mem::take(bytes), algorithm, hasher: None };
+    let written = match entry {
+        None => writer.head(directory.metadata(), directory.entries().len()),
+        Some(entry) => writer.entry(entry),
+    };
+    written.expect("a directory was encoded once when it was made");
+    *bytes = writer.bytes;
+}
+
 /// Returns the digest of what [`encode`] returns, without having it in memory as a whole.
 pub(super) fn digest(
     algorithm: Algorithm,
@@ -80,9 +92,7 @@ struct Writer {
 
 impl Writer {
     fn directory(&mut self, metadata: &Metadata, entries: &[Entry]) -> Result<(), TreeError> {
-        self.bytes.extend_from_slice(MAGIC);
-        self.metadata(b"", metadata)?;
-        self.u32(count_of(entries.len(), b"", "number of entries")?);
+        self.head(metadata, entries.len())?;
         let mut last: Option<&[u8]> = None;
         for entry in entries {
             let name = entry.name.as_bytes();
@@ -90,15 +100,7 @@ impl Writer {
                 return Err(TreeError::Order { name: escape(name) });
             }
             last = Some(name);
-            self.bytes.push(u8::try_from(name.len()).expect("a name has at most 255 bytes"));
-            self.bytes.extend_from_slice(name);
-            match &entry.child {
-                Child::Directory(directory) => {
-                    self.bytes.push(DIRECTORY);
-                    self.object(name, &directory.digest())?;
-                }
-                Child::Leaf(leaf) => self.leaf(name, leaf)?,
-            }
+            self.entry(entry)?;
             if self.bytes.len() >= CHUNK_BYTES
                 && let Some(hasher) = &mut self.hasher
             {
@@ -107,6 +109,27 @@ impl Writer {
             }
         }
         Ok(())
+    }
+
+    /// Writes what comes before the entries.
+    fn head(&mut self, metadata: &Metadata, entries: usize) -> Result<(), TreeError> {
+        self.bytes.extend_from_slice(MAGIC);
+        self.metadata(b"", metadata)?;
+        self.u32(count_of(entries, b"", "number of entries")?);
+        Ok(())
+    }
+
+    fn entry(&mut self, entry: &Entry) -> Result<(), TreeError> {
+        let name = entry.name.as_bytes();
+        self.bytes.push(u8::try_from(name.len()).expect("a name has at most 255 bytes"));
+        self.bytes.extend_from_slice(name);
+        match &entry.child {
+            Child::Directory(directory) => {
+                self.bytes.push(DIRECTORY);
+                self.object(name, &directory.digest())
+            }
+            Child::Leaf(leaf) => self.leaf(name, leaf),
+        }
     }
 
     fn u16(&mut self, number: u16) {
