@@ -199,7 +199,7 @@ pub fn router(service: &Arc<Service>, security: &Security) -> Router<Arc<Service
             blocking(move || service.cleanup(&request.objects)).await
         })
         .method::<GetRefusedChanges, _>(async |service, _, ()| {
-            let changes = |state: &State| state.refusals.in_force().cloned().collect();
+            let changes = |state: &State| state.refused_changes().into_values().cloned().collect();
             Ok(GetRefusedChangesReply { changes: service.report_state.read(changes) })
         })
         .method::<GetConfiguration, _>(async |service, _, ()| service.configuration())

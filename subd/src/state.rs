@@ -32,7 +32,8 @@ use model::display::error_chain;
 use model::filter::Patterns;
 use model::lock::locked;
 use model::object::{Algorithm, ObjectId};
-use model::plan::RefusedChange;
+use model::path::TreePath;
+use model::plan::{RefusedChange, RefusedChanges};
 use model::scope::{ScanSettings, Scope};
 use model::tree::{Child, Directory, Time, Tree};
 use model::trigger::Triggers;
@@ -65,6 +66,8 @@ pub struct Snapshot {
     pub tree: Option<Tree>,
     /// What polls report of the tree; `None` as long as there is none.
     pub report: Option<ScanReport>,
+    /// Directories of the tree that have too many entries, sorted by path.
+    pub left_alone: Vec<RefusedChange>,
     /// The directories of the tree by digest, once they were requested.
     pub index: OnceLock<BTreeMap<ObjectId, Arc<Directory>>>,
 }
@@ -145,6 +148,19 @@ impl State {
             "the filter that was set last cannot be used: {why}; nothing is scanned or changed \
              until the dominator, or `subtool push-image`, sets another"
         ))
+    }
+
+    /// Returns the changes that the machine refuses now, by path.
+    pub fn refused_changes(&self) -> BTreeMap<&TreePath, &RefusedChange> {
+        let left_alone = self.snapshot.iter().flat_map(|snapshot| &snapshot.left_alone);
+        let all = self.refusals.in_force().chain(left_alone);
+        all.map(|refused| (&refused.path, refused)).collect()
+    }
+
+    /// Returns all changes that the machine refuses or has refused lately.
+    pub fn known_refused_changes(&self) -> RefusedChanges {
+        let left_alone = self.snapshot.iter().flat_map(|snapshot| &snapshot.left_alone);
+        self.refusals.known().chain(left_alone).cloned().collect()
     }
 
     /// True if a scan under the current settings is complete.
@@ -354,7 +370,9 @@ impl ReportState {
             return state.version.generation;
         }
         let (was_scanned, before) = (state.is_scanned(), state.version);
-        let same = state.snapshot.as_ref().is_some_and(|old| old.report == snapshot.report);
+        let same = state.snapshot.as_ref().is_some_and(|old| {
+            old.report == snapshot.report && old.left_alone == snapshot.left_alone
+        });
         // An empty snapshot is reported by `scanned`, not by the generation.
         if !same && snapshot.report.is_some() {
             state.version.generation += 1;

@@ -139,7 +139,7 @@ impl Updater {
         let reported = self.report_state.read(|state| {
             state.scan_report().map(|report| report.occupied.clone()).unwrap_or_default()
         });
-        let refused = self.report_state.read(|state| state.refusals.known());
+        let refused = self.report_state.read(|state| state.known_refused_changes());
         let trust = self.trust.clone();
         let checking = tokio::task::spawn_blocking(move || {
             used_paths::admit(&root, &reported, &request.plan)?;

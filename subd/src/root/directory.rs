@@ -16,7 +16,7 @@ use xattr::FileExt;
 
 use crate::root::{Kind, RootError, Status, open_below, open_directory};
 
-/// The most entries of one directory: all their names are in memory at once.
+/// The most entries of a directory that [`Directory::names`] returns.
 pub const ENTRIES_MAX: usize = 4_000_000;
 
 /// Extended attributes, names with values.
@@ -81,6 +81,16 @@ impl Directory {
     /// [`RootError`] if the directory cannot be read to its end, or has more than
     /// [`ENTRIES_MAX`] entries (`EOVERFLOW`).
     pub fn names(&self) -> Result<Vec<Box<[u8]>>, RootError> {
+        self.names_that(ENTRIES_MAX, |_| true)
+    }
+
+    /// As [`Directory::names`], of those entries for which `is_wanted` is true, which are at most
+    /// `max`. Only their names are in memory.
+    pub fn names_that(
+        &self,
+        max: usize,
+        mut is_wanted: impl FnMut(&[u8]) -> bool,
+    ) -> Result<Vec<Box<[u8]>>, RootError> {
         let fail = |source| RootError::call("list", self.path.clone(), source);
         // Opened again, because the position in the directory belongs to the open description.
         let descriptor = open_directory(&self.descriptor, b".").map_err(fail)?;
@@ -88,10 +98,10 @@ impl Directory {
         for entry in Dir::from_fd(descriptor).map_err(fail)?.iter() {
             let entry = entry.map_err(fail)?;
             let name = entry.file_name().to_bytes();
-            if name == b"." || name == b".." {
+            if name == b"." || name == b".." || !is_wanted(name) {
                 continue;
             }
-            if names.len() == ENTRIES_MAX {
+            if names.len() == max {
                 return Err(fail(Errno::EOVERFLOW));
             }
             names.push(Box::from(name));

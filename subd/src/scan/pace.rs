@@ -30,6 +30,8 @@ pub struct Pace {
     /// The same for the first pass, which reads all files.
     pub first_reading_max: Duration,
     pub reading_min: Duration,
+    /// A directory that has more entries in the scope is left alone.
+    pub directory_entries_max: usize,
     /// The time between two content passes.
     pub content_pause: Duration,
     /// The time between two media passes.
@@ -48,6 +50,7 @@ impl Default for Pace {
             reading_max: Duration::from_secs(10 * 60),
             first_reading_max: Duration::from_secs(24 * 60 * 60),
             reading_min: Duration::from_secs(1),
+            directory_entries_max: 2_000_000,
             content_pause: Duration::from_secs(15 * 60),
             media_pause: Duration::from_secs(60 * 60),
             stall_min: Duration::from_secs(10),

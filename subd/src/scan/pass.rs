@@ -18,8 +18,9 @@ use std::time::Duration;
 
 use api::subd::UNREADABLE_MAX;
 use model::path::TreePath;
-use model::plan::Occupant;
+use model::plan::{Occupant, RefusedChange, RefusedKind};
 use model::tree::{Child, Metadata, Name, Tree, TreeError, Xattrs};
+use nix::errno::Errno;
 use system::clock::wall;
 
 use crate::limits::cpu_time;
@@ -28,7 +29,7 @@ use crate::scan::coverage::{PathAction, PathCoverage};
 use crate::scan::known_entries::{
     DamagedFiles, KnownDirectory, KnownEntries, LinkGroups, Mark, Stamp,
 };
-use crate::scan::pass::directory_walk::{DirectoryWalk, collapse};
+use crate::scan::pass::directory_walk::{DirectoryWalk, Listing, collapse};
 use crate::scan::pass::entry::EntryRead;
 use crate::scan::progress::{Counters, Progress};
 use crate::scan::reading::{HOLE_BYTES_MAX, Unfinished};
@@ -61,6 +62,8 @@ pub struct PassResult {
     pub occupied: Vec<(TreePath, Occupant)>,
     /// What could not be read, sorted by path.
     pub unreadable: Vec<(TreePath, String)>,
+    /// Directories of the tree with too many entries, which are left alone, sorted by path.
+    pub left_alone: Vec<RefusedChange>,
     /// Processor time that was not spent on hashing.
     pub cpu: Duration,
 }
@@ -90,6 +93,8 @@ pub struct PassContext<'task> {
     /// How long files may be read altogether, and each of them in any case.
     pub reading_max: Duration,
     pub reading_min: Duration,
+    /// A directory that has more entries in the scope is left alone.
+    pub directory_entries_max: usize,
     /// Set by others to end the pass early.
     pub interrupt: &'task AtomicBool,
     pub counters: &'task Counters,
@@ -129,6 +134,7 @@ pub fn run(
         links: LinkGroups::default(),
         kept: Vec::new(),
         unreadable: Vec::new(),
+        left_alone: Vec::new(),
         hashing: Duration::ZERO,
         hole_bytes_left: HOLE_BYTES_MAX,
         reading_left: task.reading_max,
@@ -151,6 +157,7 @@ pub fn run(
     };
     walk.kept.sort_unstable();
     walk.unreadable.sort_unstable();
+    walk.left_alone.sort_unstable_by(|one, other| one.path.cmp(&other.path));
     let links = walk.links;
     let is_there = |path: &TreePath| tree.get(path).is_some();
     walk.unfinished.retain(|path, _| is_there(path));
@@ -161,6 +168,7 @@ pub fn run(
         kept_directories: walk.kept,
         externally_linked: links.externally_linked(),
         unreadable: walk.unreadable,
+        left_alone: walk.left_alone,
         cpu: cpu_time().saturating_sub(start).saturating_sub(walk.hashing),
     })
 }
@@ -175,6 +183,7 @@ struct Walk<'walk> {
     links: LinkGroups,
     kept: Vec<TreePath>,
     unreadable: Vec<(TreePath, String)>,
+    left_alone: Vec<RefusedChange>,
     hashing: Duration,
     /// How many more bytes of holes are hashed.
     hole_bytes_left: u64,
@@ -250,6 +259,14 @@ impl Walk<'_> {
         }
     }
 
+    fn leave_alone(&mut self, path: &TreePath) {
+        let max = self.task.directory_entries_max;
+        let why = format!("it has more than {max} entries, and is left as it is");
+        self.give_up(path, why.clone());
+        let (path, kind) = (path.clone(), RefusedKind::LeftAlone);
+        self.left_alone.push(RefusedChange { path, kind, why });
+    }
+
     /// Builds the directory whose entries are all read, and adds it to its parent. Returns the tree
     /// if it is the root.
     fn close(
@@ -259,6 +276,9 @@ impl Walk<'_> {
     ) -> Result<Option<(Tree, KnownDirectory)>, TreeError> {
         if directory_walk.kept {
             self.kept.push(directory_walk.path.clone());
+        }
+        if directory_walk.is_left_alone {
+            self.leave_alone(&directory_walk.path);
         }
         let metadata = Metadata {
             mode: directory_walk.status.mode,
@@ -302,14 +322,6 @@ impl Walk<'_> {
             self.give_up(&directory_walk.path, "it holds a name that no image can hold".to_owned());
             return Ok(None);
         };
-        match self.task.coverage.action(&path) {
-            PathAction::Record => {}
-            PathAction::Ignore => return Ok(None),
-            PathAction::Keep => {
-                directory_walk.kept = true;
-                return Ok(None);
-            }
-        }
         let mut former = directory_walk.recall(&name);
         let mut why = "it changes all the time".to_owned();
         for left in (0..TRIES).rev() {
@@ -363,19 +375,46 @@ impl Walk<'_> {
                 Some(former) => former.xattrs.clone(),
                 None => Xattrs::from_iter(directory.own_xattrs(attributes)?),
             };
-            Ok((xattrs, directory.names()?))
+            Ok((xattrs, self.list(&directory)?))
         };
         match read() {
-            Ok((xattrs, names)) => Ok(DirectoryWalk::new(
+            Ok((xattrs, listing)) => Ok(DirectoryWalk::new(
                 directory,
                 status,
                 stamp,
                 name,
                 depth,
-                (xattrs, names),
+                (xattrs, listing),
                 former,
             )),
             Err(error) => Err((error, former)),
+        }
+    }
+
+    /// Lists the entries that are recorded.
+    fn list(&self, directory: &Directory) -> Result<Listing, RootError> {
+        let (mut is_kept, mut seen) = (false, 0_usize);
+        let names = directory.names_that(self.task.directory_entries_max, |name| {
+            seen += 1;
+            if seen.is_multiple_of(THROTTLE_ENTRIES) {
+                self.task.progress.at(directory.path());
+                (self.task.throttle)();
+            }
+            // Nothing of a pass that is interrupted counts.
+            if self.interrupted() {
+                return false;
+            }
+            let action = directory.path().join(name).map(|path| self.task.coverage.action(&path));
+            is_kept |= action == Ok(PathAction::Keep);
+            // A name that no image can hold is named later.
+            action.unwrap_or(PathAction::Record) == PathAction::Record
+        });
+        match names {
+            Ok(names) => Ok(Listing { names, is_kept, is_left_alone: false }),
+            Err(error) if error.errno() == Some(Errno::EOVERFLOW) => {
+                Ok(Listing { names: Vec::new(), is_kept: true, is_left_alone: true })
+            }
+            Err(error) => Err(error),
         }
     }
 }

@@ -101,6 +101,7 @@ impl ScanControl {
             revision: 1,
             tree: None,
             report: None,
+            left_alone: Vec::new(),
             index: OnceLock::new(),
         };
         Self {
@@ -200,6 +201,7 @@ impl ScanControl {
                 revision: 0,
                 tree: None,
                 report: None,
+                left_alone: Vec::new(),
                 index: OnceLock::new(),
             })
         });

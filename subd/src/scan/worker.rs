@@ -269,6 +269,7 @@ impl Worker<'_> {
             medium: &self.medium,
             reading_max: self.pace.reading_max(self.first),
             reading_min: self.pace.reading_min,
+            directory_entries_max: self.pace.directory_entries_max,
             interrupt: &self.shared.interrupt,
             counters: &self.shared.counters,
             progress,
@@ -336,12 +337,15 @@ impl Worker<'_> {
                 times: self.root.times(),
                 ..ScanReport::of(current.scope, &found.tree)
             };
-            (current.report.as_ref() != Some(&report)).then(|| Snapshot {
+            let is_same =
+                current.report.as_ref() == Some(&report) && current.left_alone == found.left_alone;
+            (!is_same).then(|| Snapshot {
                 settings: Arc::clone(&current.settings),
                 scope: current.scope,
                 revision: 0,
                 tree: Some(found.tree),
                 report: Some(report),
+                left_alone: found.left_alone,
                 index: OnceLock::new(),
             })
         });

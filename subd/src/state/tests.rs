@@ -43,6 +43,7 @@ fn snapshot(revision: u64, settings: &ScanSettings, mode: Option<u32>) -> Arc<Sn
         revision,
         tree,
         report,
+        left_alone: Vec::new(),
         index: OnceLock::new(),
     })
 }

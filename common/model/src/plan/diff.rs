@@ -46,7 +46,8 @@ pub struct ScannedTree<'have> {
 /// changed, each after what it needs, libraries first and boot files last; then what is removed,
 /// the deepest first. Equal inputs give equal plans.
 ///
-/// What cannot be changed is blocked, with what lies below it, links to it, or holds it.
+/// What cannot be changed is blocked, with what lies below it, links to it, or holds it; so is each
+/// directory that is left alone.
 ///
 /// Takes one pass over the directories that differ or hold hard links.
 #[must_use]
@@ -65,6 +66,7 @@ pub fn plan(have: &ScannedTree<'_>, want: &Tree) -> Plan {
     };
     planner.walk();
     planner.block_dependents();
+    planner.block_left_alone();
     planner.blocked.sort_by(|one, other| one.path.cmp(&other.path));
     let mut operations = order::order_puts(planner.puts);
     // A directory comes right before what it holds, so in reverse it comes right after.
@@ -450,6 +452,16 @@ impl<'plan> Planner<'plan> {
             match needs.or_else(|| operation.path.parent().filter(is_unmade)) {
                 Some(path) => self.block_new(operation.path, Obstacle::Needs { path }),
                 None => self.puts.push(operation),
+            }
+        }
+    }
+
+    /// Blocks the directories that are left alone even if no change of them is known.
+    fn block_left_alone(&mut self) {
+        for blocked in self.have.refused.left_alone() {
+            let is_there = self.have.tree.get(&blocked.path).is_some();
+            if is_there && self.blocked.iter().all(|known| known.path != blocked.path) {
+                self.blocked.push(blocked);
             }
         }
     }

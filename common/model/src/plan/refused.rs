@@ -32,6 +32,9 @@ pub enum RefusedKind {
     Below,
     /// The root of another file-system is there, such as a btrfs subvolume.
     Boundary,
+    /// The directory holds too much to be scanned, and is left as it is with all of that: it is
+    /// blocked whatever is required of it.
+    LeftAlone,
 }
 
 /// The refused changes of a machine by path: at most one for each.
@@ -49,7 +52,7 @@ impl RefusedChanges {
     #[must_use]
     pub fn of_put(&self, path: &TreePath, node: &Node) -> Option<Obstacle> {
         let obstacle = |refused: &RefusedChange| match &refused.kind {
-            RefusedKind::Any => Some(refused.obstacle()),
+            RefusedKind::Any | RefusedKind::LeftAlone => Some(refused.obstacle()),
             RefusedKind::Become(other) if **other == *node => Some(refused.obstacle()),
             RefusedKind::Boundary => Some(Obstacle::Boundary),
             _ => None,
@@ -72,17 +75,28 @@ impl RefusedChanges {
         }
     }
 
+    /// Returns the directories that are left alone, sorted by path.
+    pub(super) fn left_alone(&self) -> impl Iterator<Item = Blocked> {
+        let is_left_alone = |refused: &&RefusedChange| refused.kind == RefusedKind::LeftAlone;
+        let blocked = |refused: &RefusedChange| Blocked {
+            path: refused.path.clone(),
+            why: refused.obstacle(),
+        };
+        self.0.values().filter(is_left_alone).map(blocked)
+    }
+
     fn of_directory_above(&self, path: &TreePath) -> Option<Obstacle> {
         if self.0.is_empty() {
             return None;
         }
         let above = path.ancestors().skip(1).find_map(|above| {
             self.0.get(&above).filter(|refused| {
-                matches!(refused.kind, RefusedKind::Below | RefusedKind::Boundary)
+                use RefusedKind::{Below, Boundary, LeftAlone};
+                matches!(refused.kind, Below | Boundary | LeftAlone)
             })
         })?;
         match above.kind {
-            RefusedKind::Below => Some(above.obstacle()),
+            RefusedKind::Below | RefusedKind::LeftAlone => Some(above.obstacle()),
             _ => Some(Obstacle::Needs { path: above.path.clone() }),
         }
     }

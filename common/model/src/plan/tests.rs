@@ -493,6 +493,37 @@ fn what_depends_on_a_refused_change_is_blocked_with_it() {
 }
 
 #[test]
+fn a_directory_that_is_left_alone_is_blocked_whatever_is_required_of_it() {
+    let have = tree("d 755 0:0 /a\nd 755 0:0 /a/full\nf 644 0:0 1.000000000 1 #x /z");
+    let full: TreePath = "/a/full".parse().unwrap();
+    let kept = BTreeSet::from([full.clone()]);
+    let refused = |path: &TreePath| RefusedChange {
+        path: path.clone(),
+        kind: RefusedKind::LeftAlone,
+        why: "too many".to_owned(),
+    };
+    let gone: TreePath = "/gone".parse().unwrap();
+    let refused: RefusedChanges = [refused(&full), refused(&gone)].into_iter().collect();
+    let file = "f 644 0:0 1.000000000 1 #y";
+    // What is required of it: the same, another mode, a file in it, nothing twice, something else.
+    let table = [
+        ("d 755 0:0 /a\nd 755 0:0 /a/full".to_owned(), 1),
+        ("d 755 0:0 /a\nd 700 0:0 /a/full".to_owned(), 1),
+        (format!("d 755 0:0 /a\nd 755 0:0 /a/full\n{file} /a/full/f"), 2),
+        ("d 755 0:0 /a".to_owned(), 1),
+        (String::new(), 1),
+        (format!("d 755 0:0 /a\n{file} /a/full"), 1),
+    ];
+    for (want, blocked) in table {
+        let plan = run_around(&have, &tree(&want), &kept, &nothing(), &refused);
+        let operations: Vec<String> = plan.operations.iter().map(ToString::to_string).collect();
+        assert_eq!(operations, ["remove /z (extra)"], "{want}");
+        assert_eq!(plan.blocked.len(), blocked, "{want}: {:?}", plan.blocked);
+        assert_eq!(plan.blocked[0].path, full, "{want}");
+    }
+}
+
+#[test]
 fn a_new_image_is_held_by_what_it_requires_and_the_former_did_not() {
     let former = tree(
         "d 755 0:0 /d\nf 644 0:0 1.000000000 1 #x /linked\nf 644 0:0 1.000000000 1 #x /old\n\

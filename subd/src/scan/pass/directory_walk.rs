@@ -37,19 +37,32 @@ pub struct DirectoryWalk {
     pub marks: Vec<Mark>,
     /// True if it has content that is not recorded.
     pub kept: bool,
+    /// True if it has too many entries: none is read.
+    pub is_left_alone: bool,
+}
+
+/// The entries of a directory.
+pub struct Listing {
+    /// The names of those that are recorded, sorted.
+    pub names: Vec<Box<[u8]>>,
+    /// True if there are others, which the machine keeps.
+    pub is_kept: bool,
+    /// True if there are too many.
+    pub is_left_alone: bool,
 }
 
 impl DirectoryWalk {
-    /// Starts with the attributes and the sorted names of the directory.
+    /// Starts with the attributes and the entries of the directory.
     pub fn new(
         directory: Directory,
         status: Status,
         stamp: Stamp,
         name: Option<Name>,
         depth: usize,
-        (xattrs, names): (Xattrs, Vec<Box<[u8]>>),
+        (xattrs, listing): (Xattrs, Listing),
         former: Option<KnownDirectory>,
     ) -> Self {
+        let Listing { names, is_kept, is_left_alone } = listing;
         let (built, entries) = match former {
             Some(former) => (former.built, former.entries),
             None => (None, KnownEntries::Named(Vec::new())),
@@ -67,7 +80,8 @@ impl DirectoryWalk {
             built,
             marks: Vec::with_capacity(names.len()),
             names: names.into_iter(),
-            kept: false,
+            kept: is_kept,
+            is_left_alone,
         }
     }
 

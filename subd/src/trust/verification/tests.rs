@@ -91,6 +91,7 @@ fn snapshot(have: &Tree, image: &RequiredImage, exclusions: &Patterns) -> Snapsh
         revision: 1,
         tree: Some(have.clone()),
         report: Some(ScanReport::of(scope, have)),
+        left_alone: Vec::new(),
         index: std::sync::OnceLock::new(),
     }
 }

@@ -49,6 +49,7 @@ async fn refused(sub: &Sub) -> Vec<String> {
             RefusedKind::Removal => "removal",
             RefusedKind::Below => "below",
             RefusedKind::Boundary => "boundary",
+            RefusedKind::LeftAlone => "left alone",
         };
         format!("{kind} {}", refused.path)
     });

@@ -6,6 +6,10 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
+use model::filter::Filter;
+use model::plan::{RefusedChange, RefusedKind};
+use model::scope::Coverage;
+use model::tree::Child;
 use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::{Mode, mkdirat};
 
@@ -44,6 +48,44 @@ async fn a_directory_with_very_many_entries_is_scanned() {
     let first = begun.elapsed();
     scanner.rescan_now().await.unwrap();
     eprintln!("{entries} entries: {first:.1?} at first, then {:.1?}", begun.elapsed() - first);
+}
+
+#[tokio::test]
+async fn a_directory_with_too_many_entries_is_left_alone_and_the_rest_is_scanned() {
+    let filter = Filter::new(["/kept/log.*"]).unwrap();
+    let settings = ScanSettings { coverage: Coverage::Full(filter), ..ScanSettings::default() };
+    let pace = Pace { directory_entries_max: 10, ..on_demand() };
+    let fixture = Fixture::with(settings, &[], pace, |at| {
+        for (directory, files) in [("full", 11), ("ten", 10), ("kept", 3), ("full/below", 1)] {
+            fs::create_dir(at.join(directory)).unwrap();
+            for number in 0..files {
+                fs::write(at.join(directory).join(number.to_string()), "1").unwrap();
+            }
+        }
+        for number in 0..30 {
+            fs::write(at.join(format!("kept/log{number}")), "1").unwrap();
+        }
+    });
+    let full: TreePath = "/full".parse().unwrap();
+    let snapshot = fixture.rescan().await;
+    let count = |snapshot: &Snapshot, path: &str| match tree(snapshot).get(&path.parse().unwrap()) {
+        Some(Child::Directory(directory)) => directory.entries().len(),
+        other => panic!("{path} is {other:?}"),
+    };
+    assert_eq!([&"/full", &"/ten", &"/kept"].map(|path| count(&snapshot, path)), [0, 10, 3]);
+    let report = snapshot.report.as_ref().unwrap();
+    let why = "it has more than 10 entries, and is left as it is".to_owned();
+    assert_eq!(report.unreadable, [(full.clone(), why.clone())]);
+    assert_eq!(report.kept_directories, [full.clone(), "/kept".parse().unwrap()]);
+    let left_alone = RefusedChange { path: full, kind: RefusedKind::LeftAlone, why };
+    assert_eq!(snapshot.left_alone, [left_alone]);
+
+    for name in ["0", "1"] {
+        fs::remove_file(fixture.at("full").join(name)).unwrap();
+    }
+    let next = fixture.rescan().await;
+    assert_eq!((count(&next, "/full"), next.left_alone.len()), (10, 0));
+    assert_eq!(next.report.as_ref().unwrap().unreadable, []);
 }
 
 #[tokio::test]

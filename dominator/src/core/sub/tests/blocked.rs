@@ -75,6 +75,29 @@ fn other_drift_is_repaired_and_the_machine_is_partly_synced() {
 }
 
 #[test]
+fn a_machine_with_a_directory_that_is_left_alone_is_repaired_and_partly_synced() {
+    let files = [("/a", "1"), ("/b", "1")];
+    let mut script = Script::scanning(image("base", &files), &files);
+    script.cache(&["1"]);
+    script.scan(&[("/a", "x"), ("/b", "1")]);
+    script.leave_alone("/b");
+    script.poll();
+    finish(&mut script, &files, "base");
+    script.check(expect![[r#"
+        0   assigned connecting       not reached yet
+                     -> poll for all
+        0   polled   synced           equals base
+        0   polled   preparing        staging 1 change: /a (content)
+                     -> prepare 1: 1 operations
+        0   accepted preparing        staging 1 change: /a (content)
+        0   polled   updating         carrying out 1 change: /a (content)
+                     -> commit 1
+        0   accepted updating         the update was ordered
+        0   polled   partly-synced    equals base, except for 1 path that cannot be chan
+    "#]]);
+}
+
+#[test]
 fn a_new_image_is_held_back_until_an_operator_lets_it_go_on() {
     let mut script = updated(&[("/a", "1"), ("/b", "1")], &[("/a", "2"), ("/b", "2")]);
     script.cache(&["2"]);

@@ -13,6 +13,7 @@ use model::filter::Filter;
 use model::image::{Content, FORMAT, ImageName};
 use model::mdb::Machine;
 use model::object::{Algorithm, ObjectId};
+use model::path::TreePath;
 use model::plan::{RefusedChange, RefusedChanges, RefusedKind};
 use model::scope::{ScanSettings, Scope};
 use model::tree::text::from_text;
@@ -158,6 +159,17 @@ impl Script {
         let scan = self.reply.scan.as_mut().expect("it was scanned");
         scan.unreadable =
             paths.iter().map(|path| (path.parse().unwrap(), "it is busy".to_owned())).collect();
+    }
+
+    /// The directory at `path` has too many entries.
+    pub(super) fn leave_alone(&mut self, path: &str) {
+        let path: TreePath = path.parse().unwrap();
+        let (kind, why) = (RefusedKind::LeftAlone, "it has too many entries".to_owned());
+        let scan = self.reply.scan.as_mut().expect("it was scanned");
+        scan.unreadable.push((path.clone(), why.clone()));
+        scan.kept_directories.push(path.clone());
+        self.refused = Some([RefusedChange { path, kind, why }].into_iter().collect());
+        self.reply.version.generation += 1;
     }
 
     pub(super) fn cache(&mut self, contents: &[&str]) {
