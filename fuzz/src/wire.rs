@@ -101,6 +101,7 @@ pub const METHODS: &[Decoders] = decoders![
     image_server::replication::directories::GetMadeDirectories,
     image_server::private::ChangeReaders,
     image_server::private::GetPrivateDirectories,
+    subd::GetDirectoryBlocks,
 ];
 
 /// The longest value that is encoded again, in bytes.

@@ -14,7 +14,8 @@ use api::fault::{Fault, FaultCode};
 use api::object_server::IDS_MAX;
 use api::subd::{
     Cleanup, Commit, Configuration, DIRECTORIES_MAX, EncodedDirectory, Fetch, GetConfiguration,
-    GetDirectories, GetDirectoriesReply, GetRefusedChanges, GetRefusedChangesReply, OfferImage,
+    GetDirectories, GetDirectoriesReply, GetDirectoryBlocks, GetDirectoryBlocksReply,
+    GetDirectoryBlocksRequest, GetRefusedChanges, GetRefusedChangesReply, HAVE_MAX, OfferImage,
     POLL_WAIT_MS_MAX, Poll, PollReply, PollRequest, Prepare, ScanCounters, SetConfiguration,
     SetConfigurationRequest,
 };
@@ -22,6 +23,9 @@ use model::display::error_chain;
 use model::escape::ByteText;
 use model::lock::locked;
 use model::object::ObjectId;
+use model::tree::Directory;
+use model::tree::blocks::Blocks;
+use model::tree::encode::DIRECTORY_BYTES_MAX;
 use rpc::page_frame::Frame;
 use rpc::server::{Router, ServerLimits};
 use rpc::tls::Security;
@@ -46,6 +50,10 @@ pub mod pages;
 
 /// How much of directories one reply carries, in bytes.
 const DIRECTORIES_BYTES_MAX: usize = 4 << 20;
+
+/// What a reply of GetDirectories has besides one directory: three lengths, and digests that are
+/// absent.
+const REPLY_FRAME_BYTES: usize = 1 << 20;
 
 /// What the methods of subd use.
 pub struct Service {
@@ -114,7 +122,11 @@ impl Service {
                 reply.absent.push(*digest);
                 continue;
             };
-            let encoded = directory.encode();
+            let encoded = match encoded(directory) {
+                // The caller asks again for the rest.
+                Err(_) if !reply.directories.is_empty() => break,
+                encoded => encoded?,
+            };
             bytes += encoded.len();
             if bytes > DIRECTORIES_BYTES_MAX && !reply.directories.is_empty() {
                 break;
@@ -122,6 +134,24 @@ impl Service {
             reply.directories.push(EncodedDirectory(ByteText(encoded)));
         }
         Ok(reply)
+    }
+
+    /// Returns the next blocks of a directory. Blocks.
+    fn directory_blocks(
+        &self,
+        request: &GetDirectoryBlocksRequest,
+    ) -> Result<GetDirectoryBlocksReply, Fault> {
+        let digest = &request.directory;
+        if request.have.len() > HAVE_MAX {
+            return Err(too_many(request.have.len(), HAVE_MAX, "digests"));
+        }
+        let snapshot = self.report_state.read(|state| state.snapshot.clone());
+        let found = snapshot.as_ref().and_then(|snapshot| snapshot.directory(digest));
+        let Some(directory) = found else {
+            let text = format!("the scanned tree has no directory {digest}");
+            return Err(Fault::new(FaultCode::NotFound, text));
+        };
+        Ok(GetDirectoryBlocksReply::of(directory, request))
     }
 
     fn cleanup(&self, objects: &[ObjectId]) -> Result<Done, Fault> {
@@ -165,6 +195,22 @@ impl Service {
     }
 }
 
+/// Returns the encoding of a directory if one reply of GetDirectories can carry it.
+fn encoded(directory: &Directory) -> Result<Vec<u8>, Fault> {
+    let mut encoded = Vec::new();
+    for block in Blocks::from(directory, 0) {
+        encoded.extend_from_slice(&block.bytes);
+        if encoded.len() > DIRECTORY_BYTES_MAX - REPLY_FRAME_BYTES {
+            let text = format!(
+                "the directory {} is too large for one reply: it is sent in blocks",
+                directory.digest()
+            );
+            return Err(Fault::new(FaultCode::TooLarge, text));
+        }
+    }
+    Ok(encoded)
+}
+
 /// Returns the router with all methods, the page and the metrics of `service`.
 pub fn router(service: &Arc<Service>, security: &Security) -> Router<Arc<Service>> {
     let router = Router::new("subd", security).limits(ServerLimits::AGENT);
@@ -176,6 +222,9 @@ pub fn router(service: &Arc<Service>, security: &Security) -> Router<Arc<Service
         .method::<Poll, _>(async |service, _, request| Ok(service.poll(request).await))
         .method::<GetDirectories, _>(async |service, _, request| {
             blocking(move || service.directories(&request.digests)).await
+        })
+        .method::<GetDirectoryBlocks, _>(async |service, _, request| {
+            blocking(move || service.directory_blocks(&request)).await
         })
         .method::<Fetch, _>(async |service, _, request| {
             service.fetcher.start(request).await.map(|()| Done {})

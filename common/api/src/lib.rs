@@ -48,6 +48,7 @@ pub fn methods() -> Vec<MethodInfo> {
     let mut methods = vec![
         MethodInfo::of::<subd::Poll>(),
         MethodInfo::of::<subd::GetDirectories>(),
+        MethodInfo::of::<subd::GetDirectoryBlocks>(),
         MethodInfo::of::<subd::Fetch>(),
         MethodInfo::of::<subd::Prepare>(),
         MethodInfo::of::<subd::Commit>(),

@@ -7,6 +7,7 @@
 //! Fetch, Prepare and Commit answer as soon as the work is accepted; Poll reports the result. Each
 //! may be repeated with the same id without effect.
 
+mod directory_blocks;
 mod holder;
 mod limits;
 mod operator;
@@ -28,6 +29,10 @@ use model::scope::{Coverage, ScanSettings, Scope};
 use model::signing::Signature;
 use model::trigger::Triggers;
 
+pub use directory_blocks::{
+    BLOCKS_BYTES_MIN, DirectoryBlock, GetDirectoryBlocks, GetDirectoryBlocksReply,
+    GetDirectoryBlocksRequest, HAVE_MAX,
+};
 pub use holder::{
     DOMINATOR_BYTES_MAX, HOLD_SECONDS, HoldMachine, HoldMachineRequest, TakeOver, TakeOverReply,
     TakeOverRequest,

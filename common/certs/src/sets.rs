@@ -47,6 +47,7 @@ const MACHINES: &[&str] = &[
     "MdbServer.GetMdb",
     "Subd.GetConfiguration",
     "Subd.GetDirectories",
+    "Subd.GetDirectoryBlocks",
     "Subd.GetRefusedChanges",
     "Subd.Poll",
 ];
@@ -109,6 +110,7 @@ impl Set {
                 "Subd.Commit",
                 "Subd.Fetch",
                 "Subd.GetDirectories",
+                "Subd.GetDirectoryBlocks",
                 "Subd.GetRefusedChanges",
                 "Subd.HoldMachine",
                 "Subd.OfferImage",

@@ -8,25 +8,25 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 
 use crate::client::{CallError, Client, StreamError};
+use crate::trees::sub_reading::SubReading;
 use api::fault::FaultCode;
 use api::image_server::{GetImage, GetImageRequest};
 use api::object_server::{GetObjectsRequest, IDS_MAX};
 use api::object_stream::ObjectHead;
-use api::subd::{DIRECTORIES_MAX, GetDirectories, GetDirectoriesRequest};
 use model::display::error_chain;
 use model::image::required::RequiredImage;
 use model::image::{ImageError, ImageName};
 use model::lock::locked;
 use model::object::ObjectId;
 use model::tree::assembly::Assembly;
+use model::tree::blocks::BlockError;
 use model::tree::encode::DIRECTORY_BYTES_MAX;
 use model::tree::{Child, Directory, Tree, TreeError};
 
+mod sub_reading;
+
 /// The most bytes of directories of one tree that are read.
 const TREE_BYTES_MAX: usize = 1 << 30;
-
-/// How long one answer of a sub may take.
-const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
 /// How many trees are read from subs at one time. When a whole fleet connects at once the others
 /// then share what the first have read.
@@ -53,6 +53,12 @@ pub enum TreeReadError {
     Changed,
     #[error("the reply has none of the requested directories")]
     Nothing,
+    #[error("the blocks of directory {digest} are not valid")]
+    Blocks {
+        digest: ObjectId,
+        #[source]
+        source: BlockError,
+    },
     #[error("directory {digest} is not on the image server")]
     Absent { digest: ObjectId },
     #[error("the directories of the tree take more than {TREE_BYTES_MAX} bytes")]
@@ -106,11 +112,13 @@ impl TreeReader {
         tokio::task::spawn_blocking(work).await.map_err(|_| TreeReadError::Stopping)
     }
 
-    /// Reads the tree called `root` from a sub.
+    /// Reads the tree called `root` from a sub. `former` is a tree that it had before, if one is
+    /// known: what is in it is not sent again.
     pub async fn from_sub(
         self: &Arc<Self>,
         client: &Client,
         root: ObjectId,
+        former: Option<&Tree>,
     ) -> Result<Tree, TreeReadError> {
         // Most machines have the tree of an image. Hard links lead anywhere in a tree, so one that
         // has some, and is known as a part of another, is checked.
@@ -121,37 +129,8 @@ impl TreeReader {
         if known.wanted().is_empty() {
             return self.finish(known).await;
         }
-        let read = async {
-            // Others may have read the same while this one waited for its permit.
-            let mut assembly = Assembly::new(root, |digest| self.store.get(digest));
-            let mut bytes_read = 0;
-            loop {
-                let mut digests = assembly.wanted();
-                if digests.is_empty() {
-                    return self.finish(assembly).await;
-                }
-                digests.truncate(DIRECTORIES_MAX);
-                let request = GetDirectoriesRequest { digests };
-                let reply = client
-                    .call_within::<GetDirectories>(&request, ANSWER_LIMIT)
-                    .await
-                    .map_err(|source| TreeReadError::Call { source })?;
-                if !reply.absent.is_empty() {
-                    return Err(TreeReadError::Changed);
-                }
-                if reply.directories.is_empty() {
-                    return Err(TreeReadError::Nothing);
-                }
-                let batch: Vec<Vec<u8>> =
-                    reply.directories.into_iter().map(|encoded| encoded.0.0).collect();
-                bytes_read += batch.iter().map(Vec::len).sum::<usize>();
-                if bytes_read > TREE_BYTES_MAX {
-                    return Err(TreeReadError::TooLarge);
-                }
-                assembly = self.insert(assembly, batch).await?;
-            }
-        };
-        let mut read = Box::pin(read);
+        // Others may have read the same while this one waits for its permit.
+        let mut read = Box::pin(async { SubReading::new(self, client, root, former).run().await });
         let permit = self.read_permits.acquire().await.map_err(|_| TreeReadError::Stopping)?;
         if let Ok(result) = tokio::time::timeout(PERMIT_LIMIT, &mut read).await {
             return result;

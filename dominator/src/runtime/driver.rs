@@ -334,8 +334,8 @@ impl Driver {
                 Effect::Poll(request_id, request) => {
                     Box::pin(poll(client, shared, request_id, request))
                 }
-                Effect::ReadTree(request_id, root) => {
-                    Box::pin(read_tree(client, shared, request_id, root))
+                Effect::ReadTree(request_id, root, former) => {
+                    Box::pin(read_tree(client, shared, request_id, root, former))
                 }
                 Effect::ReadFormer(request_id, name) => Box::pin(async move {
                     Event::FormerRead(request_id, shared.images.former(&name).await)

@@ -752,7 +752,7 @@ impl World {
                 let limit = Duration::from_millis(request.wait_ms.into()) + POLL_SLACK;
                 ("poll", request_id, Message::Poll(request), limit)
             }
-            Effect::ReadTree(request_id, root) => {
+            Effect::ReadTree(request_id, root, _) => {
                 ("read-tree", request_id, Message::Ask(Request::ReadTree(root)), CALL_LIMIT)
             }
             Effect::ReadFormer(request_id, name) => {

@@ -90,7 +90,7 @@ impl SubReader {
             let reply = self.poll().await?;
             let is_new = reply.counters.metadata_passes > before && reply.scanned;
             if let Some(scan) = reply.scan.filter(|_| is_new) {
-                match self.reader.from_sub(&self.client, scan.root).await {
+                match self.reader.from_sub(&self.client, scan.root, None).await {
                     Err(TreeReadError::Changed) if reads < READS_MAX => reads += 1,
                     tree => {
                         meter.finish();

@@ -138,7 +138,7 @@ impl Machine {
         for _ in 0..READS_MAX {
             let reply = self.wait_until(what, |_| (), |reply| reply.scan.is_some()).await?;
             let scan = Arc::new(reply.scan.clone().expect("it was waited for"));
-            match self.reader.from_sub(&self.client, scan.root).await {
+            match self.reader.from_sub(&self.client, scan.root, None).await {
                 Ok(tree) => return Ok((reply, scan, tree)),
                 Err(TreeReadError::Changed) => {}
                 Err(error) => return Err(error.into()),

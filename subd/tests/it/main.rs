@@ -11,6 +11,7 @@ mod fixture;
 mod former;
 mod fs2objectcache;
 mod impact;
+mod large_directories;
 mod liars;
 mod limits;
 mod locks;

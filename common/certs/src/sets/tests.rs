@@ -38,6 +38,7 @@ fn sets_may_call_what_they_must() {
             Subd.Commit
             Subd.Fetch
             Subd.GetDirectories
+            Subd.GetDirectoryBlocks
             Subd.GetRefusedChanges
             Subd.HoldMachine
             Subd.OfferImage
@@ -96,6 +97,7 @@ fn sets_may_call_what_they_must() {
             ObjectServer.GetObjects
             Subd.GetConfiguration
             Subd.GetDirectories
+            Subd.GetDirectoryBlocks
             Subd.GetRefusedChanges
             Subd.Pause
             Subd.Poll
@@ -146,6 +148,7 @@ fn sets_may_call_what_they_must() {
             ObjectServer.GetObjects
             Subd.GetConfiguration
             Subd.GetDirectories
+            Subd.GetDirectoryBlocks
             Subd.GetRefusedChanges
             Subd.Poll
     "#]]

@@ -103,6 +103,7 @@ fn methods_of_subd_have_these_bytes() {
     pinned.method::<subd::CheckHealth>(((), samples::check_health()));
     pinned.method::<subd::OfferImage>((samples::offer_image(), Default::default()));
     pinned.method::<subd::GetRefusedChanges>(samples::get_refused_changes());
+    pinned.method::<subd::GetDirectoryBlocks>(samples::get_directory_blocks());
     pinned.method::<subd::HoldMachine>(samples::hold_machine());
     pinned.method::<subd::TakeOver>(samples::take_over());
     pinned.check("Subd.", expect_file!["golden/subd.txt"]);

@@ -9,4 +9,5 @@ mod pages;
 mod protocol;
 mod samples;
 mod tls;
+mod trees;
 mod wire;

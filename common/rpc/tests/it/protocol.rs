@@ -88,6 +88,7 @@ fn every_method_is_in_the_table_with_its_access_and_limits() {
         row::<mdb::GetMdb>(),
         row::<subd::OfferImage>(),
         row::<subd::GetRefusedChanges>(),
+        row::<subd::GetDirectoryBlocks>(),
         row::<subd::HoldMachine>(),
         row::<subd::TakeOver>(),
         row::<image_server::notes::ChangeSignatures>(),

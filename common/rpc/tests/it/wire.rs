@@ -33,11 +33,14 @@ pub struct Server {
 }
 
 impl Server {
-    pub async fn start(router: Router) -> Self {
+    pub async fn start<S: Send + Sync + 'static>(router: Router<S>) -> Self {
         Self::start_at(router, "127.0.0.1:0".parse().unwrap()).await
     }
 
-    pub async fn start_at(router: Router, address: SocketAddr) -> Self {
+    pub async fn start_at<S: Send + Sync + 'static>(
+        router: Router<S>,
+        address: SocketAddr,
+    ) -> Self {
         let listener = TcpListener::bind(address).await.unwrap();
         let address = listener.local_addr().unwrap();
         let stop = CancellationToken::new();

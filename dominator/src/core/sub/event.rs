@@ -220,8 +220,9 @@ pub enum Effect {
     /// Polls the sub. A request without a wait is for a sub that did not answer the last one; the
     /// shell limits how many of these it sends.
     Poll(RequestId, PollRequest),
-    /// Reads the tree with this digest, and the changes that the machine refuses.
-    ReadTree(RequestId, ObjectId),
+    /// Reads the tree with this digest, and the changes that the machine refuses. The tree that it
+    /// had before may be known.
+    ReadTree(RequestId, ObjectId, Option<Tree>),
     /// Loads an image that the machine had before.
     ReadFormer(RequestId, ImageName),
     /// Makes a plan.

@@ -262,7 +262,7 @@ impl Sub {
             }
             let request_id = self.next_request_id();
             self.trees.asked = Some((request_id, key));
-            step.effects.push(Effect::ReadTree(request_id, scan.root));
+            step.effects.push(Effect::ReadTree(request_id, scan.root, self.trees.tree.clone()));
         }
         stop(Status::Rescanning, "reading the new scan")
     }

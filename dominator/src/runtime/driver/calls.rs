@@ -12,6 +12,7 @@ use api::subd::{
 use model::display::error_chain;
 use model::object::ObjectId;
 use model::plan::RefusedChanges;
+use model::tree::Tree;
 use rpc::client::{CallError, Client};
 use rpc::trees::TreeReadError;
 
@@ -64,8 +65,9 @@ pub(super) async fn read_tree(
     shared: Arc<Shared>,
     request_id: RequestId,
     root: ObjectId,
+    former: Option<Tree>,
 ) -> Event {
-    let tree = match shared.reader.from_sub(&client, root).await {
+    let tree = match shared.reader.from_sub(&client, root, former.as_ref()).await {
         Ok(tree) => tree,
         Err(error) => {
             let kind = match &error {

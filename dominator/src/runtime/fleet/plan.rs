@@ -291,7 +291,7 @@ impl<'a> PreviewRun<'a> {
     /// Reads the tree of a machine that was not compared yet.
     async fn read(&self, machine: &Machine, input: &PreviewInput) -> Result<Tree, MissingPart> {
         let client = Client::new(peer_of(machine, self.shared.subd_port), &self.shared.security);
-        let reading = self.shared.reader.from_sub(&client, input.scan.root);
+        let reading = self.shared.reader.from_sub(&client, input.scan.root, None);
         let why = match tokio::time::timeout(READ_LIMIT, reading).await {
             Ok(Ok(tree)) => return Ok(tree),
             Ok(Err(error)) => error_chain(&error),

@@ -90,7 +90,7 @@ impl Thief {
     fn order(&mut self, image: &RequiredImage) -> PrepareRequest {
         let reply = self.scan_as(&image.scan);
         let scan = reply.scan.clone().unwrap();
-        let tree = self.runtime.block_on(self.reader.from_sub(&self.sub, scan.root)).unwrap();
+        let tree = self.runtime.block_on(self.reader.from_sub(&self.sub, scan.root, None)).unwrap();
         let job = PlanJob {
             key: PlanKey { image: image.digest, scan: 1 },
             tree,

@@ -2,7 +2,12 @@
 
 use api::Done;
 use api::dominator::orders::GoOnRequest;
-use api::subd::{GetRefusedChangesReply, HoldMachineRequest, TakeOverReply, TakeOverRequest};
+use api::subd::{
+    DirectoryBlock, GetDirectoryBlocksReply, GetDirectoryBlocksRequest, GetRefusedChangesReply,
+    HoldMachineRequest, TakeOverReply, TakeOverRequest,
+};
+use model::escape::ByteText;
+use model::object::Algorithm;
 use model::plan::{RefusedChange, RefusedKind};
 use model::tree::{Metadata, Node};
 
@@ -20,6 +25,20 @@ pub fn go_on() -> (GoOnRequest, Done) {
     (GoOnRequest { hostname, why: "works".to_owned(), who }, Done {})
 }
 
+pub fn get_directory_blocks() -> (GetDirectoryBlocksRequest, GetDirectoryBlocksReply) {
+    let digest = |text: &str| Algorithm::Blake3.digest(text.as_bytes());
+    let request = GetDirectoryBlocksRequest {
+        directory: digest("directory"),
+        have: vec![digest("one"), digest("two")],
+        position: 3,
+    };
+    let new = DirectoryBlock::New(ByteText(b"tree-1\0\xff".to_vec()));
+    (
+        request,
+        GetDirectoryBlocksReply { blocks: vec![DirectoryBlock::Known(1), new], next: Some(7) },
+    )
+}
+
 pub fn get_refused_changes() -> ((), GetRefusedChangesReply) {
     let node = || Node::Directory(Metadata::new(0o755, 0, 0));
     let kinds = [
@@ -28,6 +47,7 @@ pub fn get_refused_changes() -> ((), GetRefusedChangesReply) {
         RefusedKind::Removal,
         RefusedKind::Below,
         RefusedKind::Boundary,
+        RefusedKind::LeftAlone,
     ];
     let refused = kinds.into_iter().enumerate().map(|(number, kind)| RefusedChange {
         path: format!("/srv/{number}").parse().expect("it is a path"),

@@ -231,7 +231,7 @@ impl Script {
                         done.push("poll for all".to_owned());
                     }
                 }
-                Effect::ReadTree(request_id, root) => {
+                Effect::ReadTree(request_id, root, _) => {
                     assert_eq!(root, self.scanned.digest());
                     next.push(Event::TreeRead(
                         request_id,
