@@ -93,6 +93,18 @@ pub fn encode<T: Serialize>(
     }
 }
 
+/// Returns how many bytes `value` takes as bincode, without making them; `what` names it in errors.
+///
+/// # Errors
+///
+/// As [`encode`].
+pub fn length(what: &'static str, value: &impl Serialize) -> Result<usize, CodecError> {
+    let mut counter = bincode::enc::write::SizeWriter::default();
+    bincode::serde::encode_into_writer(value, &mut counter, format())
+        .map_err(|error| CodecError::Encode { what, why: error.to_string() })?;
+    Ok(counter.bytes_written)
+}
+
 /// Decodes a value of at most `limit` bytes; `what` names it in errors.
 ///
 /// # Errors

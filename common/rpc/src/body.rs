@@ -13,6 +13,7 @@ use hyper::HeaderMap;
 use hyper::body::{Frame, SizeHint};
 use hyper::header::ACCEPT_ENCODING;
 
+use super::client::Room;
 use super::pace::{MESSAGE_PACE_BYTES, PACE_WINDOW, Pace};
 use super::packing;
 use tokio::time::Instant;
@@ -131,6 +132,20 @@ pub(super) enum ReadError {
 /// Reads `body` of at most `limit` bytes. A part must arrive within each `stall`, at the speed of
 /// `pace`. A length that the sender states is checked, and no memory is allocated for it.
 pub(super) async fn read<B>(
+    body: B,
+    limit: usize,
+    stall: Duration,
+    pace: Pace,
+) -> Result<Bytes, ReadError>
+where
+    B: hyper::body::Body<Data = Bytes, Error: Into<BoxError>> + Unpin,
+{
+    read_into(&mut Room::default(), body, limit, stall, pace).await
+}
+
+/// As [`read`], with `room` for what has arrived.
+pub(super) async fn read_into<B>(
+    room: &mut Room,
     mut body: B,
     limit: usize,
     stall: Duration,
@@ -160,6 +175,7 @@ where
         if first.len() + all.len() + data.len() > limit {
             return Err(ReadError::TooLarge { limit });
         }
+        room.grow(first.len() + all.len() + data.len()).await;
         // Most bodies are one chunk, which need not be copied.
         if first.is_empty() && all.is_empty() {
             first = data;

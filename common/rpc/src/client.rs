@@ -9,6 +9,7 @@ mod download;
 mod error;
 mod exchange;
 mod keep_alive;
+mod memory;
 mod peer;
 
 use std::io;
@@ -23,6 +24,8 @@ use hyper::{Request, Response, StatusCode};
 
 pub use download::{Download, Extent};
 pub use error::{CallError, Remedy};
+pub use memory::CallMemory;
+pub(super) use memory::Room;
 pub use peer::{Peer, PeerError};
 
 use super::body::{self, Body, BoxError, ReadError};
@@ -64,6 +67,8 @@ struct Inner {
     packs: bool,
     /// True if the server has announced that it accepts packed objects.
     is_packing_known: AtomicBool,
+    /// For large messages; without limit if `None`.
+    memory: Option<CallMemory>,
     connection: tokio::sync::Mutex<Option<Arc<Connection>>>,
 }
 
@@ -86,10 +91,26 @@ impl Client {
     /// As [`Client::new`], but `packs` decides whether objects are packed.
     #[must_use]
     pub fn packing(peer: Peer, security: &Security, packs: bool) -> Self {
-        let security = security.clone();
-        let connection = tokio::sync::Mutex::new(None);
-        let is_packing_known = AtomicBool::new(false);
-        Self { inner: Arc::new(Inner { peer, security, packs, is_packing_known, connection }) }
+        Self::with(peer, security, packs, None)
+    }
+
+    /// As [`Client::new`], for one of many servers, whose large messages share `memory`.
+    #[must_use]
+    pub fn sharing(peer: Peer, security: &Security, memory: &CallMemory) -> Self {
+        let packs = !peer.is_local();
+        Self::with(peer, security, packs, Some(memory.clone()))
+    }
+
+    fn with(peer: Peer, security: &Security, packs: bool, memory: Option<CallMemory>) -> Self {
+        let inner = Inner {
+            peer,
+            security: security.clone(),
+            packs,
+            is_packing_known: AtomicBool::new(false),
+            memory,
+            connection: tokio::sync::Mutex::new(None),
+        };
+        Self { inner: Arc::new(inner) }
     }
 
     /// Returns true if objects of an upload may be packed: the server has announced in an earlier
@@ -115,10 +136,12 @@ impl Client {
         request: &M::Request,
         limit: Duration,
     ) -> Result<M::Reply, CallError> {
-        let request = self.encoded::<M>(request)?;
         // The future is made where it is awaited: passing it would reserve its memory twice.
         let call = tokio::time::timeout(limit, async {
-            let (response, _connection) = self.send(M::NAME, request).await?;
+            let (response, _connection) = {
+                let _room = self.room_for::<M>(request).await?;
+                self.send(M::NAME, self.encoded::<M>(request)?).await?
+            };
             let reply = self.accept(M::NAME, response).await?;
             self.decode_reply::<M>(reply, limit).await
         });
@@ -209,6 +232,17 @@ impl Client {
         self.within(method, CALL_LIMIT, call).await
     }
 
+    /// Waits until there is room for `request`.
+    async fn room_for<M: Method>(&self, request: &M::Request) -> Result<Room, CallError> {
+        let memory = self.inner.memory.as_ref();
+        let mut room = Room::of(memory.map(|memory| &memory.requests));
+        if memory.is_some() {
+            let codec = |source| CallError::Codec { method: M::NAME, peer: self.name(), source };
+            room.grow(codec::length("request", request).map_err(codec)?).await;
+        }
+        Ok(room)
+    }
+
     fn encoded<M: Method>(&self, request: &M::Request) -> Result<Request<Body>, CallError> {
         let codec = |source| CallError::Codec { method: M::NAME, peer: self.name(), source };
         let bytes = codec::encode(Encoding::Bincode, "request", request).map_err(codec)?;
@@ -271,7 +305,8 @@ impl Client {
         }
         *kept = None;
         // Boxed, because every call would reserve its memory, and few need to connect.
-        let connection = Box::pin(Connection::open(&self.inner.peer, &self.inner.security))
+        let Inner { peer, security, memory, .. } = &*self.inner;
+        let connection = Box::pin(Connection::open(peer, security, memory.is_some()))
             .await
             .map_err(|source| CallError::Connect { peer: self.name(), source })?;
         let connection = Arc::new(connection);
@@ -320,7 +355,10 @@ impl Client {
         response: Response<Reply>,
         stall: Duration,
     ) -> Result<M::Reply, CallError> {
-        let bytes = body::read(response.into_body(), M::REPLY_BYTES_MAX, stall, Pace::any())
+        // Kept until the reply is decoded.
+        let mut room = Room::of(self.inner.memory.as_ref().map(|memory| &memory.replies));
+        let (body, limit) = (response.into_body(), M::REPLY_BYTES_MAX);
+        let bytes = body::read_into(&mut room, body, limit, stall, Pace::any())
             .await
             .map_err(|error| self.unread(M::NAME, error))?;
         codec::decode(Encoding::Bincode, "reply", &bytes, M::REPLY_BYTES_MAX)

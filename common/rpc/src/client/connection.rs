@@ -15,6 +15,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::exchange::{Failure, Reply, exchange};
 use super::keep_alive::{LastHeard, silence};
+use super::memory::FREE_BYTES;
 use super::peer::Peer;
 use crate::body::Body;
 use crate::tls::{PeerSession, Security};
@@ -29,8 +30,12 @@ const LOOKUPS: usize = 128;
 
 static LOOKUP_PERMITS: Semaphore = Semaphore::const_new(LOOKUPS);
 
-/// The flow-control window of one stream, in bytes.
+/// The flow-control window of one stream, in bytes, if the memory of replies is not limited.
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
+
+/// The largest frame of such replies, in bytes. A connection keeps a buffer of the largest frame that
+/// has arrived, so one large reply of each machine would cost a fleet that much for ever.
+const NARROW_FRAME_BYTES: u32 = 16 << 10;
 
 /// The flow-control window of a connection, in bytes. Larger than that of one stream, so that
 /// unread objects do not delay calls.
@@ -51,17 +56,22 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Connects to `peer`, and verifies its identity.
-    pub(super) async fn open(peer: &Peer, security: &Security) -> io::Result<Self> {
+    /// Connects to `peer`, and verifies its identity. If `is_narrow`, only as much of a reply
+    /// arrives before it is read as needs no room.
+    pub(super) async fn open(
+        peer: &Peer,
+        security: &Security,
+        is_narrow: bool,
+    ) -> io::Result<Self> {
         let late = || io::Error::new(io::ErrorKind::TimedOut, "no connection within 10 s");
         let name = peer.to_string();
         let open = async {
             let stream = connect(peer).await?;
             match security {
-                Security::Insecure => Self::over(stream, name, None).await,
+                Security::Insecure => Self::over(stream, name, None, is_narrow).await,
                 Security::Tls(config) => {
                     let (stream, session) = config.connect(stream, &peer.host).await?;
-                    Self::over(stream, name, Some(session)).await
+                    Self::over(stream, name, Some(session), is_narrow).await
                 }
             }
         };
@@ -73,12 +83,17 @@ impl Connection {
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         name: String,
         session: Option<PeerSession>,
+        is_narrow: bool,
     ) -> io::Result<Self> {
+        let (window, frame) = match is_narrow {
+            true => (FREE_BYTES as u32, NARROW_FRAME_BYTES),
+            false => (STREAM_WINDOW_BYTES, crate::FRAME_BYTES_MAX),
+        };
         let (sender, mut connection) = h2::client::Builder::new()
             .enable_push(false)
-            .initial_window_size(STREAM_WINDOW_BYTES)
+            .initial_window_size(window)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-            .max_frame_size(crate::FRAME_BYTES_MAX)
+            .max_frame_size(frame)
             .max_header_list_size(crate::HEADER_BYTES_MAX)
             .max_send_buffer_size(SEND_BUFFER_BYTES)
             .handshake(stream)
@@ -177,7 +192,7 @@ mod tests {
             said
         });
         let start = Instant::now();
-        let connection = Connection::over(near, "mute".to_owned(), None).await.unwrap();
+        let connection = Connection::over(near, "mute".to_owned(), None, false).await.unwrap();
         let frames = frames(&server.await.unwrap());
         assert_eq!(start.elapsed().as_secs(), 100);
         let pings = frames.iter().filter(|kind| **kind == PING).count();
@@ -215,7 +230,7 @@ mod tests {
                 respond.send_response(Response::new(()), true).unwrap();
             }
         });
-        let connection = Connection::over(near, "busy".to_owned(), None).await.unwrap();
+        let connection = Connection::over(near, "busy".to_owned(), None, false).await.unwrap();
         for pause in [60, 60, 60, 90, 60] {
             tokio::time::sleep(Duration::from_secs(pause)).await;
             let request = Request::post("http://host/").body(full("x")).unwrap();

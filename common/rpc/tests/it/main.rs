@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "what these functions unwrap fails the test")]
 
 mod audit;
+mod call_memory;
 mod golden;
 mod hostile;
 mod pages;
