@@ -17,7 +17,7 @@ use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use model::display::error_chain;
 use rpc::audit_log::{AuditArgs, AuditError, AuditLog};
-use rpc::client::{Client, Peer, PeerError};
+use rpc::client::{CallMemory, Client, Peer, PeerError};
 use rpc::page_frame::PageArgs;
 use rpc::server::{CallerArgs, Router, serve};
 use rpc::tls::Security;
@@ -40,8 +40,10 @@ use crate::runtime::clock::Clock;
 use crate::runtime::commit_gate::CommitGate;
 use crate::runtime::fleet::Fleet;
 use crate::runtime::history::History;
+use crate::runtime::housekeeping;
 use crate::runtime::identities::Identities;
 use crate::runtime::images::Images;
+use crate::runtime::interned::Interned;
 use crate::runtime::shared::{self, DriverCounters, Shared};
 use crate::storage::{HistoryLimits, Storage, StorageError};
 
@@ -144,6 +146,13 @@ pub struct Arguments {
     #[command(flatten)]
     pub callers: CallerArgs,
 
+    /// Memory for the large messages of all machines together, in MiB: plans that are sent, and
+    /// replies that are read. Machines wait in turn for it. One larger message at a time comes on
+    /// top
+    #[arg(long, value_name = "MIB", default_value_t = 128,
+          value_parser = clap::value_parser!(u32).range(16..=1 << 20))]
+    pub machine_memory: u32,
+
     #[command(flatten)]
     pub config: ConfigArgs,
 }
@@ -212,6 +221,7 @@ impl Arguments {
             audit,
             pages: PageArgs { private_pages },
             callers: CallerArgs { caller_memory },
+            machine_memory,
             config: ConfigArgs { config: _ },
         } = self;
         let differ = [
@@ -232,6 +242,7 @@ impl Arguments {
             ("audit-keep", audit.audit_keep != new.audit.audit_keep),
             ("private-pages", *private_pages != new.pages.private_pages),
             ("caller-memory", *caller_memory != new.callers.caller_memory),
+            ("machine-memory", *machine_memory != new.machine_memory),
         ];
         differ.into_iter().filter_map(|(flag, differs)| differs.then_some(flag)).collect()
     }
@@ -297,6 +308,7 @@ pub async fn run(
         tracker.spawn(stop.clone().run_until_cancelled_owned(work));
     };
     until_stop(Arc::clone(&shared.images).hold(holder(&listener)).boxed());
+    until_stop(housekeeping::run(Arc::clone(&shared)).boxed());
     tracker.spawn(Arc::clone(&shared.claim_service).run(stop.clone()));
     tracker.spawn(Arc::clone(&shared.identities).save_behind(stop.clone()));
     tracker.spawn(Arc::clone(&shared.images).save_known(stop.clone()));
@@ -356,6 +368,8 @@ fn share(
         sources: servers.sources,
         holder,
         redials: shared::redials(),
+        caches: Interned::default(),
+        machine_memory: CallMemory::new((arguments.machine_memory as usize) << 20),
         subd_port: arguments.subd_port,
     })
 }

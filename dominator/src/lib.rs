@@ -34,8 +34,10 @@ pub mod runtime {
     pub mod driver;
     pub mod fleet;
     pub mod history;
+    pub mod housekeeping;
     pub mod identities;
     pub mod images;
+    pub mod interned;
     pub mod recent;
     pub mod saver;
     pub mod shared;

@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::codec::{CodecError, Encoding, encode};
-use crate::subd::ScanReport;
+use crate::object_server::IDS_MAX;
+use crate::subd::{FetchObject, ScanReport};
 use model::filter::Patterns;
 use model::object::{Algorithm, ObjectId};
 use model::plan::{Need, Operation, Plan, RefusedChanges, ScannedTree, plan, safety};
@@ -84,6 +85,8 @@ pub struct Planned {
     pub digest: ObjectId,
     /// The objects that the plan needs.
     pub needs: Arc<BTreeMap<ObjectId, Need>>,
+    /// The first of them, as many as one Fetch takes.
+    pub objects: Arc<[FetchObject]>,
     /// True if it reboots the machine, or fires a trigger of high impact.
     pub is_high_impact: bool,
     /// Why it is unsafe and needs an operator's permission; empty if it is safe.
@@ -100,6 +103,12 @@ fn is_high_impact(plan: &Plan, image: &RequiredImage) -> bool {
         && plan.changed_paths().any(|path| severe.iter().any(|trigger| trigger.fires_on(path)))
 }
 
+/// Returns the first objects, as many as one Fetch takes.
+fn first_of(needs: &BTreeMap<ObjectId, Need>) -> Arc<[FetchObject]> {
+    let first = needs.iter().take(IDS_MAX);
+    first.map(|(&id, need)| FetchObject { id, size_bytes: need.size_bytes }).collect()
+}
+
 /// Returns the digest of the operations.
 fn digest_of(plan: &Plan) -> Result<ObjectId, PlanError> {
     let changes: Vec<_> =
@@ -110,6 +119,15 @@ fn digest_of(plan: &Plan) -> Result<ObjectId, PlanError> {
 }
 
 impl Planned {
+    /// Returns the operations alone, as a Prepare has them.
+    #[must_use]
+    pub fn unblocked(&self) -> Arc<Plan> {
+        match self.plan.blocked.is_empty() {
+            true => Arc::clone(&self.plan),
+            false => Arc::new(self.plan.without_blocked()),
+        }
+    }
+
     /// Returns the plan of those operations for which `is_part` is true, which must not need
     /// others, as an update to `image`. Dangers are those of the whole plan.
     ///
@@ -123,10 +141,12 @@ impl Planned {
     ) -> Result<Self, PlanError> {
         let operations = self.plan.operations.iter().filter(|operation| is_part(operation));
         let plan = Plan { operations: operations.cloned().collect(), blocked: Vec::new() };
+        let needs = plan.objects();
         Ok(Self {
             key: self.key,
             digest: digest_of(&plan)?,
-            needs: Arc::new(plan.objects()),
+            objects: first_of(&needs),
+            needs: Arc::new(needs),
             is_high_impact: is_high_impact(&plan, image),
             dangers: self.dangers.clone(),
             plan: Arc::new(plan),
@@ -165,10 +185,12 @@ impl PlanJob {
         } else {
             safety::dangers(&self.tree, &want, &plan, self.image.content.is_sparse())
         };
+        let needs = plan.objects();
         Ok(Planned {
             key: self.key,
             digest: digest_of(&plan)?,
-            needs: Arc::new(plan.objects()),
+            objects: first_of(&needs),
+            needs: Arc::new(needs),
             is_high_impact: is_high_impact(&plan, &self.image),
             dangers,
             plan: Arc::new(plan),

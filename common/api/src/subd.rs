@@ -14,6 +14,8 @@ mod operator;
 mod poll;
 mod refused;
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use super::Done;
@@ -96,7 +98,7 @@ pub struct FetchRequest {
     /// `host:port` of object servers, tried in this order.
     pub sources: Vec<String>,
     /// The objects: at most [`super::object_server::IDS_MAX`].
-    pub objects: Vec<FetchObject>,
+    pub objects: Arc<[FetchObject]>,
     /// True if the objects are prefetched: a fetch that is needed ends this one.
     pub ahead: bool,
 }
@@ -154,7 +156,7 @@ pub struct PrepareRequest {
     pub image: ImageName,
     /// The digest of the image's content.
     pub image_digest: ObjectId,
-    pub plan: Plan,
+    pub plan: Arc<Plan>,
     /// The triggers of the image.
     pub triggers: Triggers,
     /// The health check of the image.

@@ -301,7 +301,7 @@ impl Hasher {
 }
 
 /// A sorted set of object ids. A lookup takes logarithmic time; many changes are made in one pass.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ObjectSet {
     blake3: Box<[[u8; 32]]>,
     sha512: Box<[[u8; 64]]>,

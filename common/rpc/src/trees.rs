@@ -244,6 +244,13 @@ struct Inner {
     purge_at: usize,
 }
 
+impl Inner {
+    fn forget_dead(&mut self) {
+        self.directories.retain(|_, directory| directory.strong_count() > 0);
+        self.purge_at = self.directories.len() * 2;
+    }
+}
+
 impl DirectoryStore {
     /// Returns the directory with that digest, if it is alive.
     #[must_use]
@@ -268,9 +275,13 @@ impl DirectoryStore {
             }));
         }
         if inner.directories.len() > inner.purge_at.max(PURGE_MIN) {
-            inner.directories.retain(|_, directory| directory.strong_count() > 0);
-            inner.purge_at = inner.directories.len() * 2;
+            inner.forget_dead();
         }
+    }
+
+    /// Forgets directories that are not alive.
+    pub fn forget_dead(&self) {
+        locked(&self.inner).forget_dead();
     }
 
     /// Returns how many directories are alive.

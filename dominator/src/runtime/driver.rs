@@ -120,6 +120,7 @@ impl Handle {
         let context = Context { jitter: jitter(), sources: &sources };
         let now = shared.clock.now();
         let mut sub = self.locked();
+        let has_cache = matches!(&event, Event::Polled(_, reply) if reply.cache.is_some());
         let before = sub.watch_version();
         let mut answer = None;
         let effects = sub.step(now, event, &context).into_iter().filter(|effect| match effect {
@@ -129,6 +130,10 @@ impl Handle {
             }
             _ => true,
         });
+        let effects: Vec<Effect> = effects.collect();
+        if has_cache {
+            sub.share_cache(|cache| shared.caches.share(cache));
+        }
         // Added while the state machine is locked, so that effects keep the order of the steps.
         locked(&self.effects).extend(effects);
         if sub.watch_version() != before {
@@ -169,6 +174,12 @@ impl Handle {
 pub fn peer_of(machine: &Machine, subd_port: u16) -> Peer {
     let port = machine.subd_port.unwrap_or(subd_port);
     Peer { host: machine.hostname.clone(), port, address: machine.ip_address }
+}
+
+/// Returns a client of the sub of `machine`.
+pub fn client_of(machine: &Machine, shared: &Shared) -> Client {
+    let peer = peer_of(machine, shared.subd_port);
+    Client::sharing(peer, &shared.security, &shared.machine_memory)
 }
 
 /// Drives one machine until the future is dropped. The address of the machine must not change.
@@ -274,7 +285,7 @@ impl Driver {
     fn new(handle: Arc<Handle>, shared: Arc<Shared>) -> Self {
         let machine = Arc::clone(&handle.machine.borrow());
         Self {
-            client: Client::new(peer_of(&machine, shared.subd_port), &shared.security),
+            client: client_of(&machine, &shared),
             handle,
             shared,
             machine,

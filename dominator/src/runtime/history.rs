@@ -28,6 +28,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 
 use crate::core::changes::{OrderedUpdate, PreviousImage, changes};
 use crate::runtime::clock::Clock;
+use crate::runtime::housekeeping::UNUSED_MAX;
 use crate::runtime::images::Images;
 use crate::runtime::recent::Recent;
 use crate::storage::history_rows::{ChangeList, EndRow, StatusRow, UpdateRow};
@@ -280,6 +281,11 @@ impl History {
         let mut last = locked(&self.last);
         last.insert(hostname.to_owned(), update_id);
         Ok(())
+    }
+
+    /// Forgets the lists of changes that no machine needed lately. Returns true if there were some.
+    pub fn forget_unused(&self) -> bool {
+        self.lists.forget_unused(UNUSED_MAX)
     }
 
     /// Returns the list of changes, and its room if it was made for this update.

@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use api::planning::{PlanJob, Planned};
 use api::subd::ScanReport;
@@ -23,6 +24,7 @@ struct RecentEntry<K, V> {
     key: K,
     value: V,
     size: usize,
+    used: Instant,
 }
 
 /// The values that were used last, by key.
@@ -42,16 +44,30 @@ impl<K, V: Clone> Recent<K, V> {
 
     /// Returns the value whose key `is_wanted`.
     pub fn find(&self, is_wanted: impl Fn(&K) -> bool) -> Option<V> {
-        find(&mut locked(&self.entries), is_wanted)
+        find(&mut locked(&self.entries), |key, _| is_wanted(key))
+    }
+
+    /// Returns a value that `is_wanted`.
+    fn find_value(&self, is_wanted: impl Fn(&V) -> bool) -> Option<V> {
+        find(&mut locked(&self.entries), |_, value| is_wanted(value))
+    }
+
+    /// Forgets the values that were not used for as long as this. Returns true if there were some.
+    pub fn forget_unused(&self, longest: Duration) -> bool {
+        let mut entries = locked(&self.entries);
+        let before = entries.len();
+        entries.retain(|entry| entry.used.elapsed() < longest);
+        entries.len() < before
     }
 }
 
 fn find<K, V: Clone>(
     entries: &mut VecDeque<RecentEntry<K, V>>,
-    is_wanted: impl Fn(&K) -> bool,
+    is_wanted: impl Fn(&K, &V) -> bool,
 ) -> Option<V> {
-    let at = entries.iter().position(|entry| is_wanted(&entry.key))?;
-    let found = entries.remove(at)?;
+    let at = entries.iter().position(|entry| is_wanted(&entry.key, &entry.value))?;
+    let mut found = entries.remove(at)?;
+    found.used = Instant::now();
     let value = found.value.clone();
     entries.push_back(found);
     Some(value)
@@ -61,10 +77,10 @@ impl<K: PartialEq, V: Clone> Recent<K, V> {
     /// Adds a value. Returns it, or the one that another caller has added meanwhile.
     pub fn add(&self, key: K, value: V, size: usize) -> V {
         let mut entries = locked(&self.entries);
-        if let Some(known) = find(&mut entries, |known| *known == key) {
+        if let Some(known) = find(&mut entries, |known, _| *known == key) {
             return known;
         }
-        entries.push_back(RecentEntry { key, value: value.clone(), size });
+        entries.push_back(RecentEntry { key, value: value.clone(), size, used: Instant::now() });
         let mut sum: usize = entries.iter().map(|entry| entry.size).sum();
         while entries.len() > self.count_max || (sum > self.size_max && entries.len() > 1) {
             sum -= entries.pop_front().map_or(0, |oldest| oldest.size);
@@ -104,8 +120,17 @@ impl Plans {
         Some(Planned { key: job.key, ..found })
     }
 
-    /// Holds what `job` gave.
-    pub fn add(&self, job: &PlanJob, planned: &Planned) {
+    /// Holds what `job` gave, and returns it. Machines that differ in what does not matter here,
+    /// such as in their mount points, have other inputs and the same plan, which is held once.
+    pub fn add(&self, job: &PlanJob, planned: Planned) -> Planned {
+        let is_same =
+            |known: &Planned| known.digest == planned.digest && known.plan == planned.plan;
+        let planned = match self.0.find_value(is_same) {
+            Some(Planned { plan, needs, objects, .. }) => {
+                Planned { plan, needs, objects, ..planned }
+            }
+            None => planned,
+        };
         let input = PlanInput {
             tree: job.tree.digest(),
             image: job.image.digest,
@@ -114,6 +139,12 @@ impl Plans {
             refused: Arc::clone(&job.refused),
         };
         self.0.add(input, planned.clone(), planned.plan.operations.len());
+        planned
+    }
+
+    /// Forgets the plans that were not used for as long as this. Returns true if there were some.
+    pub fn forget_unused(&self, longest: Duration) -> bool {
+        self.0.forget_unused(longest)
     }
 }
 
@@ -163,8 +194,7 @@ mod tests {
         let plans = Plans::default();
         let one = job("a", "b", 1);
         assert!(plans.find(&one).is_none());
-        let planned = one.run().unwrap();
-        plans.add(&one, &planned);
+        let planned = plans.add(&one, one.run().unwrap());
         let found = plans.find(&job("a", "b", 7)).unwrap();
         assert_eq!(found.key, job("a", "b", 7).key);
         assert!(Arc::ptr_eq(&found.plan, &planned.plan));
@@ -175,6 +205,12 @@ mod tests {
         scan.kept_directories.push(TreePath::root());
         other.scan = Arc::new(scan);
         assert!(plans.find(&other).is_none());
+        // It is another machine with the same plan.
+        let same = plans.add(&other, other.run().unwrap());
+        assert_eq!(same.digest, planned.digest);
+        assert!(Arc::ptr_eq(&same.plan, &planned.plan));
+        assert!(Arc::ptr_eq(&same.needs, &planned.needs));
+        assert!(Arc::ptr_eq(&same.objects, &planned.objects));
         let mut other = job("a", "b", 1);
         other.exclusions = Patterns::new(["/x"]).unwrap();
         assert!(plans.find(&other).is_none());
@@ -184,14 +220,25 @@ mod tests {
     fn only_the_plans_of_most_use_are_kept() {
         let plans = Plans::default();
         let often = job("often", "b", 1);
-        plans.add(&often, &often.run().unwrap());
+        plans.add(&often, often.run().unwrap());
         for number in 0..2 * PLANS_MAX {
             let once = job(&format!("once-{number}"), "b", 1);
-            plans.add(&once, &once.run().unwrap());
+            plans.add(&once, once.run().unwrap());
             assert!(plans.find(&often).is_some());
         }
         assert!(plans.find(&job("once-0", "b", 1)).is_none());
         assert_eq!(plans.0.entries.lock().unwrap().len(), PLANS_MAX);
+    }
+
+    #[test]
+    fn plans_that_nobody_uses_are_forgotten() {
+        let plans = Plans::default();
+        let job = job("a", "b", 1);
+        plans.add(&job, job.run().unwrap());
+        plans.forget_unused(Duration::from_secs(3_600));
+        assert!(plans.find(&job).is_some());
+        plans.forget_unused(Duration::ZERO);
+        assert!(plans.find(&job).is_none());
     }
 
     #[test]
@@ -203,7 +250,7 @@ mod tests {
             let mut plan = model::plan::Plan::clone(&planned.plan);
             plan.operations = vec![plan.operations[0].clone(); OPERATIONS_MAX / 2 + 1];
             planned.plan = Arc::new(plan);
-            plans.add(&job, &planned);
+            plans.add(&job, planned);
             assert_eq!(plans.0.entries.lock().unwrap().len(), 1);
             assert!(plans.find(&job).is_some());
         }

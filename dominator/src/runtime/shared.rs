@@ -9,10 +9,12 @@ use api::planning::{PlanJob, Planned};
 use api::subd::HoldMachineRequest;
 use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
 use model::display::error_chain;
+use model::object::ObjectSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 use rpc::audit_log::AuditLog;
+use rpc::client::CallMemory;
 use rpc::tls::Security;
 use rpc::trees::TreeReader;
 use tokio::sync::watch;
@@ -25,6 +27,7 @@ use crate::runtime::commit_gate::CommitGate;
 use crate::runtime::history::History;
 use crate::runtime::identities::Identities;
 use crate::runtime::images::Images;
+use crate::runtime::interned::Interned;
 use crate::storage::Storage;
 
 /// What all drivers share.
@@ -48,6 +51,10 @@ pub struct Shared {
     pub holder: HoldMachineRequest,
     /// Limits how often subs that do not answer are dialled.
     pub redials: DefaultDirectRateLimiter,
+    /// The object caches that subs have reported.
+    pub caches: Interned<ObjectSet>,
+    /// For the large messages of the calls to subs.
+    pub machine_memory: CallMemory,
     /// The port of subs whose record names none.
     pub subd_port: u16,
 }
@@ -78,10 +85,7 @@ impl Shared {
             let started = Instant::now();
             let planned = job.run();
             shared.metrics.planned(started.elapsed());
-            if let Ok(planned) = &planned {
-                shared.images.plans.add(&job, planned);
-            }
-            planned
+            planned.map(|planned| shared.images.plans.add(&job, planned))
         });
         match planned.await {
             Ok(Ok(planned)) => Ok(planned),

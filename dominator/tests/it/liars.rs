@@ -13,12 +13,14 @@ use api::object_server::GetObjects;
 use api::object_stream::ObjectHead;
 use api::subd::{
     Activity, CacheReport, EncodedDirectory, Fetch, FreeSpace, GetDirectories, GetDirectoriesReply,
-    Poll, PollReply, Prepare, ScanReport, SetConfiguration, SubVersion, TriggerFailure,
+    GetRefusedChanges, GetRefusedChangesReply, Poll, PollReply, Prepare, ScanReport,
+    SetConfiguration, SubVersion, TriggerFailure,
 };
 use bytes::Bytes;
 use model::escape::ByteText;
 use model::image::{ComputedRule, Content, Image};
 use model::object::{Algorithm, ObjectId};
+use model::plan::{RefusedChange, RefusedKind};
 use model::scope::{ScanSettings, Scope};
 use model::tree::{Child, Directory, Entry, Leaf, Metadata, Name, Totals, Tree};
 use model::trigger::{Trigger, Triggers};
@@ -213,6 +215,76 @@ async fn a_good_machine_converges_beside_liars_and_the_list_stays_short() {
         assert_eq!(status, 200);
         assert!(!String::from_utf8_lossy(&page).contains("<script>"), "{}", sub.hostname);
     }
+    assert!(stage.terminate().success());
+}
+
+/// How many subs send the longest replies.
+const LONG: usize = 24;
+
+/// The length of what they send, in bytes. A reply has at most 64 MiB.
+const LONG_BYTES: usize = 60 << 20;
+
+/// The most that they may cost, in MiB: the room for replies, one more at a time on top, what these
+/// are decoded to, and what a buffer is copied from when it grows. All at once take 1,500.
+const LONG_MIB: u64 = 640;
+
+/// A sub that says the truth, but in too many words.
+fn windbag(tree: &Tree, number: usize) -> Router {
+    let words = "x".repeat(LONG_BYTES);
+    let (spoken, refused) = (words.clone(), words);
+    let says = move |reply: &mut PollReply| {
+        let (service, verb) = ("x".to_owned(), "start".to_owned());
+        let output = spoken.clone();
+        reply.trigger_failures = vec![TriggerFailure { service, verb, output }];
+    };
+    let router = liar(tree, |_, _| {});
+    match number % 2 {
+        0 => {
+            let tree = tree.clone();
+            router.method::<Poll, _>(move |(), _, _| {
+                let mut reply = truth(1, Scope::of(&ScanSettings::default(), &[]), &tree);
+                says(&mut reply);
+                async { Ok(reply) }
+            })
+        }
+        _ => router.method::<GetRefusedChanges, _>(move |(), _, ()| {
+            let kind = RefusedKind::Any;
+            let (path, why) = ("/x".parse().unwrap(), refused.clone());
+            async {
+                Ok(GetRefusedChangesReply { changes: vec![RefusedChange { path, kind, why }] })
+            }
+        }),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_longest_replies_of_many_share_one_budget() {
+    let mut stage = Stage::new("[]").await;
+    stage.images.add("base", &tree(&file("/one", "1")), Some(&[]));
+    let before = stage.peak_mib();
+    let mut guards = Vec::new();
+    let mut machines = Vec::new();
+    for number in 0..LONG {
+        let (address, guard) = start(windbag(&tree(&file("/two", "2")), number)).await;
+        guards.push(guard);
+        let record = record(&format!("long-{number}"), address.port());
+        machines.push(format!("{{{record}, \"RequiredImage\": \"base\"}}"));
+    }
+    stage.write_mdb(&format!("[{}]", machines.join(",")));
+    for number in 0..LONG {
+        let shown = stage.wait(&format!("long-{number}"), Status::PollFailed, "base").await;
+        let why = ["its report takes 62.9 MB", "it refuses changes of more than"][number % 2];
+        // One that waits for its turn for too long is tried again later.
+        let is_told = [why, "no reply within"].iter().any(|why| shown.detail.contains(why));
+        assert!(is_told, "{}", shown.detail);
+    }
+    let good = FakeSub::new(tree(""));
+    let record = stage.sub("good", &good).await;
+    machines.push(format!("{{{record}, \"RequiredImage\": \"base\"}}"));
+    stage.write_mdb(&format!("[{}]", machines.join(",")));
+    stage.wait("good", Status::Synced, "base").await;
+    let grown = stage.peak_mib() - before;
+    assert!(grown < LONG_MIB, "it has grown by {grown} MiB");
     assert!(stage.terminate().success());
 }
 

@@ -122,6 +122,14 @@ impl Stage {
         self.start_as(command).await;
     }
 
+    /// The most memory that the dominator ever had, in MiB.
+    pub fn peak_mib(&self) -> u64 {
+        let process = self.process.as_ref().unwrap().id();
+        let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() >> 10
+    }
+
     /// Sends SIGKILL.
     pub fn kill(&mut self) {
         if let Some(mut process) = self.process.take() {

@@ -593,7 +593,7 @@ mod tests {
         let fetch = |fetch_id| FetchRequest {
             fetch_id,
             sources: Vec::new(),
-            objects: Vec::new(),
+            objects: [].into(),
             ahead: false,
         };
         let order = |id| machines.order(&caller(), |sub| sub.fetch(fetch(id), 1));

@@ -213,7 +213,7 @@ mod tests {
             },
             image: ImageName::new("base").unwrap(),
             image_digest: want.digest(),
-            plan: plan(&have, want),
+            plan: plan(&have, want).into(),
             triggers: Triggers::default(),
             health_check: None,
             force_disruption: false,
@@ -281,7 +281,7 @@ mod tests {
         let fetch = |fetch_id, ahead| FetchRequest {
             fetch_id,
             sources: Vec::new(),
-            objects: Vec::new(),
+            objects: [].into(),
             ahead,
         };
         let fetching = |fetch_id| Activity::Fetching { fetch_id, objects: 0, bytes: 0 };

@@ -191,7 +191,7 @@ async fn fetch(
     for batch in missing.chunks(IDS_MAX) {
         let fetch_id = new_id();
         let sources = order.sources.clone();
-        let request = FetchRequest { fetch_id, sources, objects: batch.to_vec(), ahead: false };
+        let request = FetchRequest { fetch_id, sources, objects: batch.into(), ahead: false };
         if !accepted(machine.call::<Fetch>(&request).await)? {
             return Ok(false);
         }
@@ -292,7 +292,7 @@ async fn prepare(
     progress: &mut Progress,
 ) -> Result<bool, ToolError> {
     let content = &order.image.content;
-    let plan = comparison.planned.plan.without_blocked();
+    let plan = comparison.planned.unblocked();
     let changes = match plan.operations.len() as u64 {
         0 => "no change but the name of the image and its triggers".to_owned(),
         count => counted(count, "change"),

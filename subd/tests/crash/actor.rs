@@ -90,7 +90,7 @@ fn run(directory: &Path) -> Result<String, Box<dyn Error>> {
         expects: ExpectedState { instance: 1, root: scanned.digest(), scope },
         image: ImageName::new("test/new")?,
         image_digest: want.digest(),
-        plan,
+        plan: plan.into(),
         triggers: new_triggers(),
         health_check: None,
         force_disruption: false,

@@ -24,7 +24,7 @@ fn object(content: &[u8]) -> FetchObject {
 
 async fn begin(sub: &Sub, id: u64, sources: &[&str], objects: &[FetchObject]) {
     let sources = sources.iter().map(|source| (*source).to_owned()).collect();
-    let request = FetchRequest { fetch_id: id, sources, objects: objects.to_vec(), ahead: false };
+    let request = FetchRequest { fetch_id: id, sources, objects: objects.into(), ahead: false };
     sub.client.call::<Fetch>(&request).await.unwrap();
 }
 
@@ -303,7 +303,7 @@ async fn what_is_fetched_ahead_of_need_gives_way_to_what_is_needed() {
     let stall = Break::Stall(2 * MIB as u64);
     let line = Line::start(&host.address, &[stall], true).await;
     let request = |fetch_id, objects: &[FetchObject], ahead, source: &str| {
-        let (sources, objects) = (vec![source.to_owned()], objects.to_vec());
+        let (sources, objects) = (vec![source.to_owned()], objects.into());
         FetchRequest { fetch_id, sources, objects, ahead }
     };
     let ahead = request(1, &[object(&large)], true, &line.address);
@@ -352,7 +352,7 @@ async fn an_update_does_not_wait_for_what_is_fetched_ahead_of_need() {
     let request = FetchRequest {
         fetch_id: 1,
         sources: vec![line.address.clone()],
-        objects: vec![object(&large)],
+        objects: [object(&large)].into(),
         ahead: true,
     };
     sub.client.call::<Fetch>(&request).await.unwrap();

@@ -239,8 +239,7 @@ impl Sub {
 
     pub async fn fetch(&self, id: u64, sources: &[&Source], objects: &[FetchObject]) -> LastFetch {
         let sources = sources.iter().map(|source| source.address.clone()).collect();
-        let request =
-            FetchRequest { fetch_id: id, sources, objects: objects.to_vec(), ahead: false };
+        let request = FetchRequest { fetch_id: id, sources, objects: objects.into(), ahead: false };
         self.client.call::<Fetch>(&request).await.unwrap();
         let ended = |last: &LastFetch| last.fetch_id == id;
         let reply = self.poll_until(|reply| reply.last_fetch.as_ref().is_some_and(ended)).await;
@@ -311,7 +310,7 @@ pub fn request(id: u64, reply: &PollReply, want: &Tree, plan: Plan) -> PrepareRe
         expects,
         image: ImageName::new(&format!("test/{id}")).unwrap(),
         image_digest: want.digest(),
-        plan,
+        plan: plan.into(),
         triggers: Triggers::default(),
         health_check: None,
         force_disruption: false,

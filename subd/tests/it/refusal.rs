@@ -1,5 +1,7 @@
 //! What is refused, what fails, and that then nothing is changed.
 
+use std::sync::Arc;
+
 use api::fault::FaultCode;
 use api::subd::{
     Activity, CacheReport, Cleanup, CleanupRequest, Commit, CommitRequest, FetchFailure,
@@ -202,7 +204,8 @@ async fn refuses_plans_that_do_not_fit() {
     let object = crate::fixture::file(&source, "not fetched", Metadata::new(0o644, 0, 0));
     let absent = request(1, &reply, &empty, create("/f", object));
     let mut blocked = good.clone();
-    blocked.plan.blocked = vec![Blocked { path: path("/m"), why: Obstacle::MountPoint }];
+    let path = path("/m");
+    Arc::make_mut(&mut blocked.plan).blocked = vec![Blocked { path, why: Obstacle::MountPoint }];
     let own = request(1, &reply, &empty, create("/.subd/x", directory()));
     let table = [
         (&other_instance, FaultCode::Stale),

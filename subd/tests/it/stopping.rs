@@ -55,7 +55,7 @@ async fn while_a_source_gives_no_answer() {
     let silent = tokio::net::TcpListener::bind("127.0.0.3:0").await.unwrap();
     let object = FetchObject { id: Algorithm::Blake3.digest(b"x"), size_bytes: 1 };
     let sources = vec![silent.local_addr().unwrap().to_string()];
-    let fetch = FetchRequest { fetch_id: 1, sources, objects: vec![object], ahead: false };
+    let fetch = FetchRequest { fetch_id: 1, sources, objects: [object].into(), ahead: false };
     sub.client.call::<Fetch>(&fetch).await.unwrap();
     let _connection = silent.accept().await.unwrap();
     stop_in_time(process).await;

@@ -33,8 +33,8 @@ static LOOKUP_PERMITS: Semaphore = Semaphore::const_new(LOOKUPS);
 /// The flow-control window of one stream, in bytes, if the memory of replies is not limited.
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 
-/// The largest frame of such replies, in bytes. A connection keeps a buffer of the largest frame that
-/// has arrived, so one large reply of each machine would cost a fleet that much for ever.
+/// The largest frame of other replies, in bytes. A connection keeps a buffer for the largest frame
+/// that has arrived, so one large reply of each machine would cost a fleet that much for ever.
 const NARROW_FRAME_BYTES: u32 = 16 << 10;
 
 /// The flow-control window of a connection, in bytes. Larger than that of one stream, so that

@@ -1,10 +1,10 @@
 //! Memory for the large messages of all calls that a process makes: requests that are sent, and
 //! replies that are read until they are decoded.
 //!
-//! A message of at most [`FREE_BYTES`] needs no room. A larger one takes room for twice its length, as
-//! it grows: for its bytes, and for what they are decoded to. Without free room it waits, in turn.
-//! Messages that have some room and wait for more could wait for each
-//! other, so one at a time gets all that it needs on top.
+//! A message of at most [`FREE_BYTES`] needs no room. A larger one takes room for twice its length,
+//! as it grows: for its bytes, and for what they are decoded to. Without free room it waits, in
+//! turn. Messages that have some room and wait for more could wait for each other, so one at a time
+//! gets all that it needs on top.
 
 use std::sync::Arc;
 

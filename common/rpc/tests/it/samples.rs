@@ -294,7 +294,7 @@ pub fn get_directories() -> (GetDirectoriesRequest, GetDirectoriesReply) {
 }
 
 pub fn fetch() -> (FetchRequest, Done) {
-    let objects = vec![FetchObject { id: blake3(1), size_bytes: 1 << 60 }];
+    let objects = [FetchObject { id: blake3(1), size_bytes: 1 << 60 }].into();
     let sources = texts(&["images:6971"]);
     (FetchRequest { fetch_id: 3, sources, objects, ahead: true }, Done {})
 }
@@ -330,7 +330,7 @@ pub fn prepare() -> (PrepareRequest, Done) {
         expects: ExpectedState { instance: u64::MAX, root, scope: Scope(blake3(0xaa)) },
         image: name("base/1"),
         image_digest: blake3(0xcc),
-        plan: Plan { operations, blocked },
+        plan: Plan { operations, blocked }.into(),
         triggers: triggers(),
         health_check: Some(health_check()),
         force_disruption: true,

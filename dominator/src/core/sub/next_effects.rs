@@ -334,7 +334,7 @@ impl Sub {
         };
         self.fetch = Some(fetch);
         let sources = step.context.sources.to_vec();
-        let (fetch_id, objects) = (fetch.id, missing.objects);
+        let (fetch_id, objects) = (fetch.id, missing.objects(planned, view));
         let call = Call::Fetch(FetchRequest { fetch_id, sources, objects, ahead: false });
         self.call(CallPurpose::Fetch(fetch_id), call, step);
         let detail = format!("fetching {wanted}");
@@ -407,7 +407,7 @@ impl Sub {
                     expects: ExpectedState { instance, root: scan.root, scope: scan.scope },
                     image: image.name().clone(),
                     image_digest: image.digest,
-                    plan: planned.plan.without_blocked(),
+                    plan: planned.unblocked(),
                     triggers: image.content.triggers.clone(),
                     health_check: image.content.health_check.clone(),
                     force_disruption: self.is_forced(planned),

@@ -14,7 +14,7 @@ use model::filter::Patterns;
 use model::image::required::RequiredImage;
 use model::object::ObjectId;
 use model::path::TreePath;
-use model::plan::{Operation, Plan, RefusedChanges};
+use model::plan::{Need, Operation, Plan, RefusedChanges};
 use model::scope::{Coverage, Scope};
 use model::tree::Tree;
 
@@ -121,25 +121,38 @@ pub(super) struct Missing {
     pub(super) bytes: u64,
     /// The disk space of all files that are made of them, in bytes.
     space: u64,
-    /// The first of them, as many as one Fetch takes.
-    pub(super) objects: Vec<FetchObject>,
+}
+
+/// Returns what `planned` needs and a sub that reports `view` does not have.
+fn needs_of<'a>(
+    planned: &'a Planned,
+    view: &'a View,
+) -> impl Iterator<Item = (&'a ObjectId, &'a Need)> {
+    planned.needs.iter().filter(|(id, _)| !view.cache.contains(id))
 }
 
 impl Missing {
     /// Returns what `planned` needs and a sub that reports `view` does not have.
     pub(super) fn of(planned: &Planned, view: &View) -> Self {
         let mut missing = Self::default();
-        for (&id, need) in planned.needs.iter().filter(|(id, _)| !view.cache.contains(id)) {
+        for need in needs_of(planned, view).map(|(_, need)| need) {
             missing.count += 1;
             missing.bytes = missing.bytes.saturating_add(need.size_bytes);
             let files = u64::from(need.files.max(1));
             let space = on_disk(need.size_bytes).saturating_mul(files);
             missing.space = missing.space.saturating_add(space);
-            if missing.objects.len() < IDS_MAX {
-                missing.objects.push(FetchObject { id, size_bytes: need.size_bytes });
-            }
         }
         missing
+    }
+
+    /// Returns the first of them, as many as one Fetch takes. Machines that have none of what
+    /// `planned` needs share them.
+    pub(super) fn objects(&self, planned: &Planned, view: &View) -> Arc<[FetchObject]> {
+        if self.count == planned.needs.len() {
+            return Arc::clone(&planned.objects);
+        }
+        let first = needs_of(planned, view).take(IDS_MAX);
+        first.map(|(&id, need)| FetchObject { id, size_bytes: need.size_bytes }).collect()
     }
 
     /// Returns the number and the length as text.

@@ -4,12 +4,13 @@
 use core::time::Duration;
 use std::sync::Arc;
 
+use api::codec::length;
 use api::dominator::{PollSummary, Status};
 use api::subd::{
     Alarm, CacheReport, LastFetch, LastUpdate, PollReply, PollRequest, ScanReport, UpdateOutcome,
 };
 use model::backoff::jittered;
-use model::display::{error_chain, utc};
+use model::display::{error_chain, size, utc};
 use model::filter::{PatternError, Patterns};
 use model::image::ImageName;
 use model::object::ObjectSet;
@@ -20,6 +21,10 @@ use crate::core::timing::{Attempt, POLL_RETRY_LONGEST, POLL_WAIT, PollPace, RETR
 
 /// The most objects that the cache of a sub may have; images have fewer.
 const CACHE_OBJECTS_MAX: usize = 1 << 20;
+
+/// The longest report that is kept, its object cache left out, in bytes as it is sent: a sub must
+/// not fill the memory with texts and lists.
+const REPORT_BYTES_MAX: usize = 4 << 20;
 
 /// Everything that a sub has reported.
 #[derive(Clone, Debug)]
@@ -33,7 +38,7 @@ pub struct View {
     /// The local exclusions.
     pub exclusions: Patterns,
     /// The object cache.
-    pub cache: ObjectSet,
+    pub cache: Arc<ObjectSet>,
 }
 
 /// Why a reply to a poll cannot be used.
@@ -42,6 +47,13 @@ pub(super) enum PollReplyError {
     /// It omits something that is not known: the next poll must request a full report.
     #[error("the answer to a poll for everything lacks the scan or the cache")]
     Incomplete,
+    #[error(
+        "its report takes {} without its object cache: at most {} are taken",
+        size(*bytes as u64), size(REPORT_BYTES_MAX as u64)
+    )]
+    TooLong { bytes: usize },
+    #[error("its object cache has more than {CACHE_OBJECTS_MAX} objects")]
+    TooMany,
     #[error("its exclusions are not valid")]
     Exclusions { source: PatternError },
 }
@@ -54,7 +66,12 @@ impl View {
         mut reply: PollReply,
         next_scan: u64,
     ) -> Result<Self, PollReplyError> {
-        let (scan, cache) = (reply.scan.take(), reply.cache.take());
+        let cache = reply.cache.take();
+        let bytes = length("report", &reply).unwrap_or(usize::MAX);
+        if bytes > REPORT_BYTES_MAX {
+            return Err(PollReplyError::TooLong { bytes });
+        }
+        let scan = reply.scan.take();
         let exclusions = std::mem::take(&mut reply.exclusions);
         let before =
             before.filter(|before| before.report.version.instance == reply.version.instance);
@@ -158,18 +175,20 @@ impl View {
 /// Returns the cache after a report, from the known one.
 fn cache_after(
     report: Option<CacheReport>,
-    known: Option<ObjectSet>,
-) -> Result<ObjectSet, PollReplyError> {
+    known: Option<Arc<ObjectSet>>,
+) -> Result<Arc<ObjectSet>, PollReplyError> {
     match (report, known) {
-        (Some(CacheReport::Full(objects)), _) => Ok(objects.into_iter().collect()),
+        (Some(CacheReport::Full(objects)), _) if objects.len() > CACHE_OBJECTS_MAX => {
+            Err(PollReplyError::TooMany)
+        }
+        (Some(CacheReport::Full(objects)), _) => Ok(Arc::new(objects.into_iter().collect())),
         (Some(CacheReport::Changes { added, removed }), Some(objects)) => {
             let objects = objects.changed(&added, &removed);
-            // Without this limit a sub could fill the memory by sending changes. The length of a
-            // full report is limited by the wire format.
+            // Without this limit a sub could fill the memory by sending changes.
             if objects.len() > CACHE_OBJECTS_MAX {
                 return Err(PollReplyError::Incomplete);
             }
-            Ok(objects)
+            Ok(Arc::new(objects))
         }
         (None, Some(objects)) => Ok(objects),
         (_, None) => Err(PollReplyError::Incomplete),
@@ -234,6 +253,13 @@ impl Polls {
 }
 
 impl Sub {
+    /// Replaces the object cache that the sub has reported by an equal one that machines share.
+    pub fn share_cache(&mut self, share: impl FnOnce(&Arc<ObjectSet>) -> Arc<ObjectSet>) {
+        if let Some(view) = &mut self.view {
+            view.cache = share(&view.cache);
+        }
+    }
+
     pub(super) fn poll_if_due(&mut self, step: &mut Step<'_>) {
         let Polling::Due(at) = self.polls.next else { return };
         if step.now.elapsed < at {

@@ -118,7 +118,7 @@ impl Sub {
         }
         if matches!(view.report.activity, Activity::Idle)
             && self.may_call(step.now)
-            && let Err(why) = self.order_prefetch(&planned, missing, step)
+            && let Err(why) = self.order_prefetch(&planned, &missing, view, step)
         {
             return Some(format!("{wanted} are not fetched ahead yet: {why}"));
         }
@@ -146,7 +146,8 @@ impl Sub {
     fn order_prefetch(
         &mut self,
         planned: &Planned,
-        missing: Missing,
+        missing: &Missing,
+        view: &View,
         step: &mut Step<'_>,
     ) -> Result<(), String> {
         let plan = planned.digest;
@@ -155,7 +156,7 @@ impl Sub {
         })?;
         let fetch_id = self.next_id();
         let sources = step.context.sources.to_vec();
-        let objects = missing.objects;
+        let objects = missing.objects(planned, view);
         let request = FetchRequest { fetch_id, sources, objects, ahead: true };
         if self.call(CallPurpose::Prefetch(fetch_id), Call::Fetch(request), step) {
             self.prefetch.fetch = Some(Fetching { id: fetch_id, plan, missing: missing.count });

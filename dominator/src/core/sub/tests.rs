@@ -14,10 +14,12 @@ mod signature_offer;
 use std::sync::Arc;
 
 use api::subd::{
-    Activity, CleanupRequest, FetchFailure, FreeSpace, SubVersion, TriggerFailure, UpdateOutcome,
+    Activity, CacheReport, CleanupRequest, FetchFailure, FreeSpace, SubVersion, TriggerFailure,
+    UpdateOutcome,
 };
 use expect_test::expect;
 use model::mdb::Machine;
+use model::object::ObjectId;
 use model::scope::Scope;
 
 use super::*;
@@ -494,6 +496,45 @@ fn a_failed_cleanup_is_repeated() {
     script.wait(60);
     script.poll();
     assert!(script.called.is_none(), "{:?}", script.called);
+}
+
+#[test]
+fn orders_share_what_they_contain_with_the_plan() {
+    let mut script = Script::scanning(image("base", &[("/a", "1")]), &[]);
+    let planned = script.sub.plan.made.clone().unwrap();
+    let Some(Call::Fetch(request)) = script.accept() else { panic!("nothing to fetch") };
+    assert!(Arc::ptr_eq(&request.objects, &planned.objects));
+    script.cache(&["1"]);
+    script.fetched(request.fetch_id, None);
+    script.poll();
+    let planned = script.sub.plan.made.clone().unwrap();
+    let Some(Call::Prepare(request)) = script.accept() else { panic!("nothing to prepare") };
+    assert!(Arc::ptr_eq(&request.plan, &planned.plan));
+}
+
+#[test]
+fn reports_beyond_measure_are_not_kept() {
+    let mut script = Script::scanning(image("base", &[("/a", "1")]), &[]);
+    let long = "x".repeat(5 << 20);
+    script.reply.trigger_failures =
+        vec![TriggerFailure { service: "web".to_owned(), verb: "start".to_owned(), output: long }];
+    script.poll();
+    assert_eq!(script.sub.status(), Status::PollFailed);
+    assert_eq!(
+        script.sub.detail(),
+        "its report takes 5.2 MB without its object cache: at most 4.1 MB are taken"
+    );
+    script.reply.trigger_failures.clear();
+    let objects = (0..(1_u64 << 20) + 1).map(|number| {
+        let mut digest = [0; 32];
+        digest[..8].copy_from_slice(&number.to_be_bytes());
+        ObjectId::Blake3(digest)
+    });
+    script.reply.cache = Some(CacheReport::Full(objects.collect()));
+    script.wait(60);
+    script.poll();
+    assert_eq!(script.sub.status(), Status::PollFailed);
+    assert_eq!(script.sub.detail(), "its object cache has more than 1048576 objects");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::codec::length;
 use api::fault::FaultCode;
 use api::planning::PlanJob;
 use api::subd::{
@@ -31,6 +32,9 @@ const ACCEPT_LIMIT: Duration = Duration::from_secs(30);
 
 /// How long a sub may take to accept a plan, which may be large.
 const PREPARE_LIMIT: Duration = Duration::from_secs(120);
+
+/// The longest list of refused changes that is kept, in bytes as it is sent.
+const REFUSED_BYTES_MAX: usize = 4 << 20;
 
 /// How often counters are read: a poll does not return when only they change.
 const COUNTER_INTERVAL: Duration = Duration::from_millis(100);
@@ -79,6 +83,10 @@ pub(super) async fn read_tree(
         }
     };
     match client.call_within::<GetRefusedChanges>(&(), ACCEPT_LIMIT).await {
+        Ok(reply) if length("reply", &reply).is_ok_and(|bytes| bytes > REFUSED_BYTES_MAX) => {
+            let text = format!("it refuses changes of more than {REFUSED_BYTES_MAX} bytes");
+            Event::TreeFailed(request_id, Failure { kind: FailureKind::InvalidReply, text })
+        }
         Ok(reply) => {
             let refused: RefusedChanges = reply.changes.into_iter().collect();
             Event::TreeRead(request_id, tree, Some(Arc::new(refused)))

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 
 use api::Done;
 use rpc::audit_log::AuditLog;
+use rpc::client::CallMemory;
 use rpc::server::{Router, serve};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -25,11 +26,14 @@ use crate::core::sub::tests::recorder::staged_sub;
 use crate::runtime::commit_gate::CommitGate;
 use crate::runtime::history::History;
 use crate::runtime::identities::Identities;
+use crate::runtime::interned::Interned;
 use crate::runtime::shared::{self, DriverCounters};
 use crate::storage::tests::HeldDisk;
 use crate::storage::{HistoryLimits, Storage};
-use api::subd::Commit;
-use model::object::Algorithm;
+use api::subd::{CacheReport, Commit, PollReply, ScanReport, SubVersion};
+use model::object::{Algorithm, ObjectId, ObjectSet};
+use model::scope::{ScanSettings, Scope};
+use model::tree::Tree;
 use model::tree::text::from_text;
 use rpc::trees::TreeReader;
 
@@ -71,6 +75,8 @@ pub(crate) fn shared(state: &Arc<Storage>, stop: &CancellationToken) -> Shared {
         claim_service: Arc::new(ClaimService::new(clock, settings, Arc::clone(state))),
         sources: Sources::new(&[]),
         redials: shared::redials(),
+        caches: Interned::default(),
+        machine_memory: CallMemory::new(1 << 20),
         subd_port: 1,
     }
 }
@@ -128,6 +134,39 @@ fn assign(shared: &Shared, handle: &Handle, machine: Machine, image: ImageState)
     let event = Event::Assigned { machine: Arc::new(machine), image, planned };
     let context = Context { jitter: 500, sources: &[] };
     handle.locked().step(shared.clock.now(), event, &context);
+}
+
+/// A machine whose sub has reported that its cache has these objects; gives what is held of it.
+fn reported_cache(shared: &Shared, hostname: &str, objects: &[ObjectId]) -> Arc<ObjectSet> {
+    let machine = Machine { hostname: hostname.to_owned(), ..Machine::default() };
+    let handle = Handle::new(Arc::new(machine), shared);
+    handle.step(Event::Wake, shared);
+    let polled = handle.take_effects().into_iter().find_map(|effect| match effect {
+        Effect::Poll(request_id, _) => Some(request_id),
+        _ => None,
+    });
+    let tree = Tree::empty(Algorithm::Blake3);
+    let version = SubVersion { instance: 1, generation: 1, status: 1 };
+    let scope = Scope::of(&ScanSettings::default(), &[]);
+    let reply = PollReply {
+        scan: Some(ScanReport::of(scope, &tree)),
+        cache: Some(CacheReport::Full(objects.to_vec())),
+        ..PollReply::idle(version, scope)
+    };
+    handle.step(Event::Polled(polled.unwrap(), Box::new(reply)), shared);
+    handle.with_sub(|sub| Arc::clone(&sub.view().unwrap().cache))
+}
+
+#[tokio::test]
+async fn equal_object_caches_are_held_once() {
+    let (directory, stop) = (tempfile::tempdir().unwrap(), CancellationToken::new());
+    let state = Arc::new(Storage::open(directory.path()).unwrap());
+    let shared = shared(&state, &stop);
+    let [one, two] = [b"1", b"2"].map(|content| Algorithm::Blake3.digest(content));
+    let caches = [("a", vec![one, two]), ("b", vec![two, one]), ("c", vec![one])]
+        .map(|(hostname, objects)| reported_cache(&shared, hostname, &objects));
+    assert!(Arc::ptr_eq(&caches[0], &caches[1]));
+    assert_eq!((caches[0].len(), caches[2].len()), (2, 1));
 }
 
 #[tokio::test(flavor = "multi_thread")]

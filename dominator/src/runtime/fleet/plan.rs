@@ -23,12 +23,11 @@ use model::mdb::{Machine, Machines, MdbDiff};
 use model::object::ObjectId;
 use model::scope::Scope;
 use model::tree::Tree;
-use rpc::client::Client;
 
 use super::{Fleet, OrderError};
 use crate::core::required_image;
 use crate::core::sub::PreviewInput;
-use crate::runtime::driver::{Handle, peer_of};
+use crate::runtime::driver::{Handle, client_of, peer_of};
 use crate::runtime::shared::Shared;
 use api::planning::{PlanJob, PlanKey, Planned};
 
@@ -61,7 +60,7 @@ impl Fleet {
         let made = made.map_err(|(gap, why)| OrderError::NoPlan { hostname, gap, why })?;
         let (preview, mut waits) = handle.with_sub(|sub| {
             let nothing = Default::default();
-            let cached = sub.view().map_or(&nothing, |view| &view.cache);
+            let cached = sub.view().map_or(&nothing, |view| &*view.cache);
             let preview = Preview::new(&made.image, &made.planned, cached, &made.former);
             (preview, sub.update_obstacles(&machine))
         });
@@ -290,7 +289,7 @@ impl<'a> PreviewRun<'a> {
 
     /// Reads the tree of a machine that was not compared yet.
     async fn read(&self, machine: &Machine, input: &PreviewInput) -> Result<Tree, MissingPart> {
-        let client = Client::new(peer_of(machine, self.shared.subd_port), &self.shared.security);
+        let client = client_of(machine, self.shared);
         let reading = self.shared.reader.from_sub(&client, input.scan.root, None);
         let why = match tokio::time::timeout(READ_LIMIT, reading).await {
             Ok(Ok(tree)) => return Ok(tree),

@@ -1,6 +1,7 @@
 //! Images that no machine must have: former images of machines, with which their trees are compared
 //! at the next update, and images that operators ask about. Each is loaded once and cached, because
-//! a question about one machine is usually asked about others too.
+//! a question about one machine is usually asked about others too. An image that nobody needed
+//! lately is forgotten, and loaded again when it is needed.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, MutexGuard};
@@ -15,12 +16,10 @@ use model::trigger::Triggers;
 
 use super::{Images, NOTES_LIMIT};
 use crate::core::sub::ImageState;
+use crate::runtime::housekeeping::UNUSED_MAX;
 
 /// The most images in the cache. Each takes some ten megabytes.
 const IMAGES_MAX: usize = 8;
-
-/// How long an image stays that no machine had and nobody asks about.
-const IDLE_MAX: Duration = Duration::from_secs(300);
 
 /// How long a failure to load a former image stays.
 const FORGOTTEN: Duration = Duration::from_secs(60);
@@ -32,15 +31,13 @@ struct CachedImage {
     image: Result<Arc<RequiredImage>, String>,
     /// When it was last asked for, or when loading failed.
     asked: Duration,
-    /// True if machines had it: it stays, because a rollout may take long.
-    is_former: bool,
 }
 
 impl CachedImage {
     fn is_over(&self, now: Duration) -> bool {
         let since = now.saturating_sub(self.asked);
         match self.image {
-            Ok(_) => !self.is_former && since >= IDLE_MAX,
+            Ok(_) => since >= UNUSED_MAX,
             Err(_) => since >= FORGOTTEN,
         }
     }
@@ -50,8 +47,6 @@ impl CachedImage {
 #[derive(Debug, Default)]
 pub(super) struct ImageCache {
     entries: VecDeque<CachedImage>,
-    /// True if a task removes idle images.
-    is_swept: bool,
 }
 
 impl ImageCache {
@@ -72,16 +67,18 @@ impl ImageCache {
     }
 
     fn insert(&mut self, new: CachedImage) {
-        let was_former = self.entries.iter().any(|entry| entry.name == new.name && entry.is_former);
         self.entries.retain(|entry| entry.name != new.name);
-        self.entries.push_back(CachedImage { is_former: new.is_former || was_former, ..new });
+        self.entries.push_back(new);
         if self.entries.len() > IMAGES_MAX {
             self.entries.pop_front();
         }
     }
 
-    fn sweep(&mut self, now: Duration) {
+    /// Returns true if there was something to remove.
+    fn sweep(&mut self, now: Duration) -> bool {
+        let before = self.entries.len();
         self.entries.retain(|entry| !entry.is_over(now));
+        self.entries.len() < before
     }
 }
 
@@ -132,44 +129,24 @@ impl Images {
             tracing::warn!(image = %name, "what changes because of drift is not known: {why}");
         }
         if image.is_ok() || is_former {
-            self.remember(name.clone(), image.clone(), is_former);
+            self.remember(name.clone(), image.clone());
         }
         image
     }
 
     /// Caches an image that machines had until now.
-    pub(super) fn cache_former(self: &Arc<Self>, name: &ImageName, image: &Arc<RequiredImage>) {
-        self.remember(name.clone(), Ok(Arc::clone(image)), true);
+    pub(super) fn cache_former(&self, name: &ImageName, image: &Arc<RequiredImage>) {
+        self.remember(name.clone(), Ok(Arc::clone(image)));
     }
 
-    fn remember(
-        self: &Arc<Self>,
-        name: ImageName,
-        image: Result<Arc<RequiredImage>, String>,
-        is_former: bool,
-    ) {
-        let is_swept = {
-            let mut known = self.known();
-            known.insert(CachedImage { name, image, asked: self.clock.elapsed(), is_former });
-            std::mem::replace(&mut known.is_swept, true)
-        };
-        if !is_swept {
-            let (images, stop) = (Arc::clone(self), self.stop.clone());
-            self.tracker.spawn(stop.run_until_cancelled_owned(images.sweep()));
-        }
+    fn remember(&self, name: ImageName, image: Result<Arc<RequiredImage>, String>) {
+        self.known().insert(CachedImage { name, image, asked: self.clock.elapsed() });
     }
 
-    /// Removes idle images until only former images are left.
-    async fn sweep(self: Arc<Self>) {
-        loop {
-            tokio::time::sleep(IDLE_MAX).await;
-            let mut known = self.known();
-            known.sweep(self.clock.elapsed());
-            if known.entries.iter().all(|entry| entry.is_former && entry.image.is_ok()) {
-                known.is_swept = false;
-                return;
-            }
-        }
+    /// Forgets the images and plans that nobody needed lately. Returns true if there were some.
+    pub fn forget_unused(&self) -> bool {
+        let images = self.known().sweep(self.clock.elapsed());
+        self.plans.forget_unused(UNUSED_MAX) || images
     }
 
     fn find_loaded(
@@ -219,7 +196,7 @@ mod tests {
         ImageName::new(name).unwrap()
     }
 
-    fn entry(of: &str, asked: Duration, is_former: bool) -> CachedImage {
+    fn entry(of: &str, asked: Duration) -> CachedImage {
         let tree = from_text(Algorithm::Blake3, "").unwrap();
         let content = Content {
             format: FORMAT,
@@ -231,16 +208,16 @@ mod tests {
             health_check: None,
         };
         let image = Ok(Arc::new(RequiredImage::new(content, tree)));
-        CachedImage { name: name(of), image, asked, is_former }
+        CachedImage { name: name(of), image, asked }
     }
 
     #[test]
     fn few_images_are_known_and_those_that_are_of_use_stay() {
         let start = Duration::from_secs(9);
         let mut known = ImageCache::default();
-        known.insert(entry("often", start, false));
+        known.insert(entry("often", start));
         for number in 0..2 * IMAGES_MAX {
-            known.insert(entry(&format!("once/{number}"), start, true));
+            known.insert(entry(&format!("once/{number}"), start));
             assert!(known.find(&name("often"), start).is_some());
         }
         assert_eq!(known.entries.len(), IMAGES_MAX);
@@ -248,17 +225,13 @@ mod tests {
     }
 
     #[test]
-    fn images_that_machines_had_stay_longer_than_those_that_are_asked_about() {
+    fn images_that_nobody_needs_are_forgotten() {
         let start = Duration::from_secs(9);
         let mut known = ImageCache::default();
-        known.insert(entry("former", start, true));
-        known.insert(entry("asked", start, false));
-        known.insert(entry("idle", start, false));
-        let nobody =
-            CachedImage { image: Err("is not there".to_owned()), ..entry("gone", start, true) };
+        known.insert(entry("asked", start));
+        known.insert(entry("idle", start));
+        let nobody = CachedImage { image: Err("is not there".to_owned()), ..entry("gone", start) };
         known.insert(nobody);
-        // It stays one that machines had, whoever asks next.
-        known.insert(entry("former", start, false));
         let mut left = |after: Duration| -> Vec<String> {
             known.sweep(start + after);
             let _asked = known.find(&name("asked"), start + after);
@@ -268,10 +241,10 @@ mod tests {
             names
         };
         let second = Duration::from_secs(1);
-        assert_eq!(left(FORGOTTEN - second), ["asked", "former", "gone", "idle"]);
-        assert_eq!(left(FORGOTTEN), ["asked", "former", "idle"]);
-        assert_eq!(left(IDLE_MAX), ["asked", "former"]);
-        assert_eq!(left(FORGOTTEN + IDLE_MAX), ["asked", "former"]);
-        assert_eq!(left(FORGOTTEN + 2 * IDLE_MAX), ["former"]);
+        assert_eq!(left(UNUSED_MAX - second), ["asked", "gone", "idle"]);
+        assert_eq!(left(UNUSED_MAX), ["asked", "gone"]);
+        assert_eq!(left(FORGOTTEN - second), ["asked", "gone"]);
+        assert_eq!(left(FORGOTTEN), ["asked"]);
+        assert_eq!(left(FORGOTTEN + UNUSED_MAX), [""; 0]);
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use api::planning::{PlanJob, PlanKey};
 use api::subd::{
-    Activity, Commit, CommitRequest, ExpectedState, Fetch, FetchObject, FetchRequest, OfferImage,
+    Activity, Commit, CommitRequest, ExpectedState, Fetch, FetchRequest, OfferImage,
     OfferImageRequest, Poll, PollReply, PollRequest, Prepare, PrepareRequest, SetConfiguration,
     SetConfigurationRequest, UpdateOutcome,
 };
@@ -12,7 +12,7 @@ use api::{fault::FaultCode, method::Method};
 use model::filter::{Filter, Patterns};
 use model::image::required::RequiredImage;
 use model::path::TreePath;
-use model::plan::{Action, Difference, Operation, Plan};
+use model::plan::{Action, Difference, Operation};
 use model::scope::{Coverage, ScanSettings};
 use model::tree::{Computed, File, Leaf, Metadata, Node, Symlink, TreeBuilder};
 use rpc::client::{CallError, Client};
@@ -101,10 +101,7 @@ impl Thief {
         };
         let planned = job.run().unwrap();
         let fetch_id = self.next();
-        let object =
-            |(id, need): (_, &model::plan::Need)| FetchObject { id, size_bytes: need.size_bytes };
-        let objects = planned.needs.iter().map(|(id, need)| object((*id, need))).collect();
-        let sources = vec![self.source.clone()];
+        let (sources, objects) = (vec![self.source.clone()], Arc::clone(&planned.objects));
         let fetch = FetchRequest { fetch_id, sources, objects, ahead: false };
         self.call::<Fetch>(&fetch).unwrap();
         let is_over = |reply: &PollReply| {
@@ -120,7 +117,7 @@ impl Thief {
             },
             image: image.name().clone(),
             image_digest: image.digest,
-            plan: Plan::clone(&planned.plan),
+            plan: Arc::clone(&planned.plan),
             triggers: image.content.triggers.clone(),
             health_check: image.content.health_check.clone(),
             force_disruption: true,
@@ -180,6 +177,11 @@ fn replace(path: &str, leaf: Leaf) -> Operation {
     let action = Action::Replace { node: Node::Leaf(leaf), displaced: Vec::new() };
     let reason = vec![Difference::Content];
     Operation { path: TreePath::new(path).unwrap(), action, reason }
+}
+
+/// The operations of an order, to falsify them.
+fn operations(order: &mut PrepareRequest) -> &mut Vec<Operation> {
+    &mut Arc::make_mut(&mut order.plan).operations
 }
 
 fn link_to_evil(path: &str) -> Operation {
@@ -244,13 +246,13 @@ fn a_stolen_dominator_installs_nothing_that_is_not_signed() {
     let order = thief.order(&honest);
     let more = |path: &str| {
         let mut order = order.clone();
-        order.plan.operations.push(link_to_evil(path));
+        operations(&mut order).push(link_to_evil(path));
         order
     };
     thief.expect_refused(&more("/evil"), "/evil would not be as it is signed (extra)");
     thief.expect_refused(&more("/etc/evil"), "/etc/evil would not be as it is signed (extra)");
     let mut less = order.clone();
-    less.plan.operations.retain(|operation| operation.path.to_string() != "/program");
+    operations(&mut less).retain(|operation| operation.path.to_string() != "/program");
     thief.expect_refused(&less, "/program would not be as it is signed (content");
     let json = TRIGGERS.replace("}]", r#"}, {"MatchLines": ["/"], "Service": "evil"}]"#);
     let mut trigger = order.clone();
@@ -272,7 +274,7 @@ fn a_stolen_dominator_installs_nothing_that_is_not_signed() {
         scanned.scan = ScanSettings { coverage, ..ScanSettings::default() };
         let mut order = thief.order(&scanned);
         // What it keeps is refused before.
-        order.plan.operations.retain(|operation| operation.path.to_string() == "/program");
+        operations(&mut order).retain(|operation| operation.path.to_string() == "/program");
         thief.expect_refused(&order, "the machine does not scan with the settings of web/4");
     }
 
@@ -336,7 +338,7 @@ fn a_computed_file_lends_its_content_to_nothing_that_is_signed() {
     let mut order = thief.order_with(&image, &evil);
     let link = || replace("/program", Leaf::HardLink(motd.clone()));
     let content = replace("/etc/motd", Leaf::File(evil.clone()));
-    order.plan.operations = vec![link(), content.clone()];
+    *operations(&mut order) = vec![link(), content.clone()];
     let refused = thief.call::<Prepare>(&order).unwrap_err();
     assert_eq!(refused.code(), Some(FaultCode::BadRequest), "{refused:?}");
     let refused = model::display::error_chain(&refused);
@@ -344,7 +346,7 @@ fn a_computed_file_lends_its_content_to_nothing_that_is_signed() {
         refused.contains("invalid operation on /program: its target is not a file"),
         "{refused}"
     );
-    order.plan.operations = vec![content, link()];
+    *operations(&mut order) = vec![content, link()];
     thief.expect_refused(&order, "/program would not be as it is signed (");
     site.expect("1");
     drop(thief);

@@ -130,7 +130,7 @@ impl World {
             expects,
             image: self.image.name().clone(),
             image_digest: self.image.digest,
-            plan,
+            plan: plan.into(),
             triggers: self.image.content.triggers.clone(),
             health_check: self.image.content.health_check.clone(),
             force_disruption: false,

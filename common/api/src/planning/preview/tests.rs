@@ -41,6 +41,7 @@ fn planned(paths: &[&str]) -> Planned {
         key: PlanKey { image: object(9), scan: 1 },
         digest: object(9),
         needs: Arc::new((1..=3).map(|number| (object(number), need(number))).collect()),
+        objects: [].into(),
         is_high_impact: false,
         dangers: vec!["it would take away the only kernel (/boot/x)".to_owned()],
         plan: Arc::new(plan),
