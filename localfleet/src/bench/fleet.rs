@@ -4,6 +4,8 @@
 //! has arrived. Processor time and memory are those of the dominator's process; those of the
 //! simulator are shown too, because both share the same processors.
 
+mod release;
+
 use std::fs;
 use std::time::{Duration, Instant};
 
@@ -21,6 +23,7 @@ use crate::simulator::control::{
 };
 use crate::simulator::machines::monotonic;
 use crate::simulator::sub::FirstTimes;
+use release::RELEASE;
 
 /// The filter of every image.
 const FILTER: &str = "/var/log/.*\n/var/tmp/.*\n/tmp/.*\n/home/.*\n";
@@ -84,23 +87,25 @@ pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
     let directory = bench.fleet_directory("fleet");
     fs::create_dir_all(&directory).context("cannot make a directory")?;
     let fleet = bench.servers(directory, bench.arguments.insecure)?;
-    let (images, updates) = upload_images(bench, &fleet, files)?;
+    let [images, updates, releases] = upload_images(bench, &fleet, files)?;
     let subs = usize::try_from(subs)?;
     eprintln!("starting {subs} simulated subs");
-    let all = SimulatedFleet::start(fleet, &bench.programs, subs, &images, &updates, &[])?;
+    let others = [&updates[..], &releases].concat();
+    let all = SimulatedFleet::start(fleet, &bench.programs, subs, &images, &others, &[])?;
     let name = format!("{subs} subs");
     let mut run = Run { all, subs, name, is_disturbed: false, rows: Vec::new() };
     let of = |names: &[String]| {
         let names = names.to_vec();
         move |number: usize| names[number % names.len()].clone()
     };
-    let (first, second) = (of(&images), of(&updates));
+    let (first, second, third) = (of(&images), of(&updates), of(&releases));
     run.intake(&first, files)?;
     run.plan(&second)?;
     run.idle()?;
     run.drift()?;
-    run.update(&second, "")?;
+    run.update(&second, "", fixture::SMALL.files)?;
     run.restart()?;
+    run.release(&third, &second)?;
     run.disturbed(&first)?;
     let Run { mut all, rows, .. } = run;
     all.stop()?;
@@ -109,29 +114,32 @@ pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Makes and uploads the images, and a small update of each. Returns their names.
+/// Makes and uploads the images, a small update and a new release of each. Returns their names.
 fn upload_images(
     bench: &Bench<'_>,
     fleet: &Fleet,
     files: usize,
-) -> anyhow::Result<(Vec<String>, Vec<String>)> {
-    let (mut images, mut updates) = (Vec::new(), Vec::new());
+) -> anyhow::Result<[Vec<String>; 3]> {
+    let mut names: [Vec<String>; 3] = Default::default();
     for number in 1..=IMAGES {
         eprintln!("making image {number} of {IMAGES}");
-        let (tree, next) = (bench.place.join("fleet-tree"), bench.place.join("fleet-tree-next"));
+        let [tree, update, release] = ["tree", "update", "release"]
+            .map(|name| bench.place.join("fleet").with_extension(name));
         let bytes = files as u64 * FILE_BYTES;
         fixture::make(&tree, Shape { seed: 0x5eed_2000 + number, files, bytes })?;
         let change = Change { seed: 0x5eed_3000 + number, ..fixture::SMALL };
-        fixture::changed(&tree, files, &next, change)?;
-        let (image, update) = (format!("base-{number}/1"), format!("base-{number}/2"));
-        for (name, tree) in [(&image, &tree), (&update, &next)] {
-            upload_filtered(fleet, name, tree, FILTER, &[])?;
+        fixture::changed(&tree, files, &update, change)?;
+        let change =
+            Change { seed: RELEASE.seed + number, files: files.min(RELEASE.files), ..RELEASE };
+        fixture::changed(&tree, files, &release, change)?;
+        for (version, tree) in [tree, update, release].iter().enumerate() {
+            let name = format!("base-{number}/{}", version + 1);
+            upload_filtered(fleet, &name, tree, FILTER, &[])?;
             fs::remove_dir_all(tree).context("cannot remove a tree")?;
+            names[version].push(name);
         }
-        images.push(image);
-        updates.push(update);
     }
-    Ok((images, updates))
+    Ok(names)
 }
 
 impl Run {
@@ -327,8 +335,12 @@ impl Run {
     }
 
     /// Requires another image of all machines at the same time.
-    fn update(&mut self, image_of: &dyn Fn(usize) -> String, what: &str) -> anyhow::Result<()> {
-        let files = fixture::SMALL.files;
+    fn update(
+        &mut self,
+        image_of: &dyn Fn(usize) -> String,
+        what: &str,
+        files: usize,
+    ) -> anyhow::Result<()> {
         let what = format!("{what}update of all by {files} files, from the edit");
         eprintln!("{}: {what}", self.name);
         self.all.ask::<ClearFirstTimes>(&())?;
@@ -361,7 +373,11 @@ impl Run {
             start_ns,
             |first_times| first_times.order(),
         );
-        self.wanted(&format!("{what} until the last is ordered"), last, ORDERED_WANTED);
+        let ordered = format!("{what} until the last is ordered");
+        match files == fixture::SMALL.files {
+            true => self.wanted(&ordered, last, ORDERED_WANTED),
+            false => self.row(&ordered, seconds(last)),
+        }
         self.last(
             &format!("{what} until the last has it"),
             &first_times,
@@ -426,7 +442,7 @@ impl Run {
                 of(now.simulator - before.simulator)
             ),
         );
-        self.update(image_of, &what)?;
+        self.update(image_of, &what, fixture::SMALL.files)?;
         eprintln!("{}: all come up", self.name);
         self.is_disturbed = false;
         let start = Instant::now();
