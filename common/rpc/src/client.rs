@@ -69,6 +69,10 @@ struct Inner {
     is_packing_known: AtomicBool,
     /// For large messages; without limit if `None`.
     memory: Option<CallMemory>,
+    /// True if a large message was sent or read since the connection was made. The buffers of the
+    /// connection stay as large as the message has made them, so it is replaced when no call uses
+    /// it.
+    has_grown: AtomicBool,
     connection: tokio::sync::Mutex<Option<Arc<Connection>>>,
 }
 
@@ -108,6 +112,7 @@ impl Client {
             packs,
             is_packing_known: AtomicBool::new(false),
             memory,
+            has_grown: AtomicBool::new(false),
             connection: tokio::sync::Mutex::new(None),
         };
         Self { inner: Arc::new(inner) }
@@ -139,8 +144,10 @@ impl Client {
         // The future is made where it is awaited: passing it would reserve its memory twice.
         let call = tokio::time::timeout(limit, async {
             let (response, _connection) = {
-                let _room = self.room_for::<M>(request).await?;
-                self.send(M::NAME, self.encoded::<M>(request)?).await?
+                let room = self.room_for::<M>(request).await?;
+                let sent = self.send(M::NAME, self.encoded::<M>(request)?).await?;
+                self.note_size(&room);
+                sent
             };
             let reply = self.accept(M::NAME, response).await?;
             self.decode_reply::<M>(reply, limit).await
@@ -300,10 +307,12 @@ impl Client {
         let mut kept = self.inner.connection.lock().await;
         if let Some(connection) = kept.as_ref()
             && !connection.is_closed()
+            && !(Arc::strong_count(connection) == 1 && self.inner.has_grown.load(Ordering::Relaxed))
         {
             return Ok(Arc::clone(connection));
         }
         *kept = None;
+        self.inner.has_grown.store(false, Ordering::Relaxed);
         // Boxed, because every call would reserve its memory, and few need to connect.
         let Inner { peer, security, memory, .. } = &*self.inner;
         let connection = Box::pin(Connection::open(peer, security, memory.is_some()))
@@ -312,6 +321,13 @@ impl Client {
         let connection = Arc::new(connection);
         *kept = Some(Arc::clone(&connection));
         Ok(connection)
+    }
+
+    /// Notes that the message of `room` was large, if it was.
+    fn note_size(&self, room: &Room) {
+        if room.is_taken() {
+            self.inner.has_grown.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Does not use `connection` again.
@@ -361,6 +377,7 @@ impl Client {
         let bytes = body::read_into(&mut room, body, limit, stall, Pace::any())
             .await
             .map_err(|error| self.unread(M::NAME, error))?;
+        self.note_size(&room);
         codec::decode(Encoding::Bincode, "reply", &bytes, M::REPLY_BYTES_MAX)
             .map_err(|source| CallError::Codec { method: M::NAME, peer: self.name(), source })
     }

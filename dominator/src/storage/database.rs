@@ -25,7 +25,7 @@ use crate::core::orders::{Pauses, SavedPause};
 pub const FILE: &str = "dominator.redb";
 
 /// How much of the database is held in memory, in bytes. The kernel holds more of it.
-const CACHE_BYTES: usize = 8 << 20;
+const CACHE_BYTES: usize = 2 << 20;
 
 /// How often a database that failed is tried to be opened again, and the pause between.
 const REOPENED_MAX: usize = 60;

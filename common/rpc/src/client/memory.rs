@@ -59,6 +59,11 @@ impl Room {
         Self { budget: budget.cloned(), ..Self::default() }
     }
 
+    /// True if the message is large.
+    pub(super) fn is_taken(&self) -> bool {
+        self.taken.is_some() || self.largest.is_some()
+    }
+
     /// Waits until there is room for a message of `bytes`.
     pub(crate) async fn grow(&mut self, bytes: usize) {
         if self.budget.is_some() && bytes > self.bytes.max(FREE_BYTES) && self.largest.is_none() {

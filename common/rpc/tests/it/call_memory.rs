@@ -13,7 +13,7 @@ use model::plan::{RefusedChange, RefusedKind};
 use rpc::client::{CallMemory, Client, Peer};
 use rpc::server::Router;
 use rpc::tls::Security;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 
 use crate::wire::Server;
 
@@ -70,6 +70,45 @@ fn router() -> Router {
         })
         .method::<Fetch, _>(|(), _, _| async { Ok(Done {}) })
         .method::<GetConfiguration, _>(|(), _, ()| async { Ok(Default::default()) })
+        .method::<Poll, _>(|(), _, _| std::future::pending())
+}
+
+/// Another address of `server`, and how many connections were made to it.
+async fn counted(server: SocketAddr) -> (SocketAddr, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let count = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&count);
+    tokio::spawn(async move {
+        while let Ok((mut near, _)) = listener.accept().await {
+            counter.fetch_add(1, Ordering::SeqCst);
+            let mut far = TcpStream::connect(server).await.unwrap();
+            tokio::spawn(async move { tokio::io::copy_bidirectional(&mut near, &mut far).await });
+        }
+    });
+    (address, count)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_a_large_message_has_grown_is_replaced_when_no_call_uses_it() {
+    let server = Server::start(router()).await;
+    let (address, connections) = counted(server.address).await;
+    let client = client(address, &CallMemory::new(4 * MIB));
+    let small = async || {
+        client.call::<GetConfiguration>(&()).await.unwrap();
+        connections.load(Ordering::SeqCst)
+    };
+    assert_eq!((small().await, small().await), (1, 1));
+    client.call::<GetRefusedChanges>(&()).await.unwrap();
+    assert_eq!((small().await, small().await), (2, 2));
+    let request = PollRequest::default();
+    let mut poll = Box::pin(client.call::<Poll>(&request));
+    assert!(futures_util::poll!(&mut poll).is_pending());
+    client.call::<GetRefusedChanges>(&()).await.unwrap();
+    assert_eq!(small().await, 2, "the poll uses it");
+    drop(poll);
+    assert_eq!((small().await, small().await), (3, 3));
+    server.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
