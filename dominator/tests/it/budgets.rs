@@ -200,7 +200,7 @@ fn an_image_that_fails_stops_and_the_rest_of_the_fleet_goes_on() {
 #[test]
 fn an_image_that_fails_a_little_more_often_than_others_stops_too() {
     let settings =
-        ClaimSettings { updating: limits(&["40"], None), failures: failures(3), ..no_limits() };
+        ClaimSettings { updating: limits(&["40"], None), failures: failures(6), ..no_limits() };
     let mut world = world(5, settings, false, NONE);
     // One in twenty fails, which is less than a tenth; after updates to another image none does.
     (0..MACHINES).step_by(20).for_each(|host| world.models[host].sick = Some(second()));
