@@ -126,7 +126,7 @@ fn identity(
         user: Some(common_name.to_owned()),
         kind,
         groups,
-        powers: Powers::new(powers),
+        powers: Powers::new(powers.into_iter().filter(|power| is_pattern(power))),
         zone: None,
     })
 }

@@ -117,10 +117,11 @@ type Row<'a> = (Made<'a>, Option<&'a str>, &'a [&'a str], &'a [&'a str]);
 fn a_certificate_tells_who_holds_it_and_what_they_may_do() {
     let both = sequence(&["Subd.*", "ObjectServer.GetObjects"]);
     let none = sequence(&[]);
+    let odd = sequence(&["]ubd.*", "Subd.*"]);
     let web = sequence(&["web", "dba"]);
     let made = Made::default();
     #[rustfmt::skip]
-    let table: [Row<'_>; 17] = [
+    let table: [Row<'_>; 18] = [
         // made                                                        user  groups  powers
         (Made { name: "dominator", powers: Some(&both), ..made },
             Some("dominator"), &[], &["Subd.*", "ObjectServer.GetObjects"]),
@@ -128,6 +129,8 @@ fn a_certificate_tells_who_holds_it_and_what_they_may_do() {
             Some("alice"), &[], &[]),
         (Made { name: "alice", powers: Some(&none), groups: Some(&web), ..made },
             Some("alice"), &["dba", "web"], &[]),
+        // What is no pattern is no power.
+        (Made { name: "bob", powers: Some(&odd), ..made }, Some("bob"), &[], &["Subd.*"]),
         // The name is no list where there is an extension.
         (Made { name: "Subd.*", powers: Some(&none), ..made }, Some("Subd.*"), &[], &[]),
         // Without one it is.
