@@ -2,9 +2,13 @@
 //!
 //! This is the only file that knows bincode, so that it can be replaced here (`docs/decisions/`).
 //! The bincode encoding is little-endian with fixed-size integers; golden tests pin it. Memory is
-//! allocated only after a length was checked against the limit, and bytes after the value are an
-//! error.
+//! allocated only after a length was compared with that of the input, and bytes after the value are
+//! an error.
 
+use bincode::de::read::Reader;
+use bincode::de::{Decode as _, Decoder as _, DecoderImpl};
+use bincode::error::DecodeError;
+use bincode::serde::Compat;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -105,11 +109,40 @@ pub fn length(what: &'static str, value: &impl Serialize) -> Result<usize, Codec
     Ok(counter.bytes_written)
 }
 
+/// What is left of the bytes that are decoded.
+struct Rest<'bytes>(&'bytes [u8]);
+
+impl Reader for Rest<'_> {
+    #[inline]
+    fn read(&mut self, bytes: &mut [u8]) -> Result<(), DecodeError> {
+        let Some((read, rest)) = self.0.split_at_checked(bytes.len()) else {
+            let additional = bytes.len() - self.0.len();
+            return Err(DecodeError::UnexpectedEnd { additional });
+        };
+        bytes.copy_from_slice(read);
+        self.0 = rest;
+        Ok(())
+    }
+}
+
+/// Decodes a value of at most [`CLAIM_BYTES_MAX`] bytes. Returns also how many bytes follow it.
+///
+/// bincode allocates the memory of a text before it reads it, if its length is within the limit.
+/// The limit is a constant. So that a length is compared with that of `bytes`, the rest of the
+/// limit is claimed first.
+fn from_bincode<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, usize), DecodeError> {
+    let mut decoder = DecoderImpl::new(Rest(bytes), format(), ());
+    decoder.claim_bytes_read(CLAIM_BYTES_MAX.saturating_sub(bytes.len()))?;
+    let Compat(value) = Compat::decode(&mut decoder)?;
+    Ok((value, decoder.reader().0.len()))
+}
+
 /// Decodes a value of at most `limit` bytes; `what` names it in errors.
 ///
 /// # Errors
 ///
-/// No input causes a panic, or allocates more than a small multiple of `limit`.
+/// [`CodecError`], except that of encoding. No input causes a panic, or allocates more than a small
+/// multiple of its length.
 pub fn decode<T: DeserializeOwned>(
     encoding: Encoding,
     what: &'static str,
@@ -121,12 +154,9 @@ pub fn decode<T: DeserializeOwned>(
     }
     match encoding {
         Encoding::Bincode => {
-            let (value, used) = bincode::serde::decode_from_slice(bytes, format())
+            let (value, extra) = from_bincode(bytes)
                 .map_err(|error| CodecError::Decode { what, why: error.to_string() })?;
-            if used < bytes.len() {
-                return Err(CodecError::Trailing { what, extra: bytes.len() - used });
-            }
-            Ok(value)
+            if extra > 0 { Err(CodecError::Trailing { what, extra }) } else { Ok(value) }
         }
         Encoding::Json => serde_json::from_slice(bytes)
             .map_err(|error| CodecError::Decode { what, why: error.to_string() }),
