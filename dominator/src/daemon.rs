@@ -40,11 +40,11 @@ use crate::runtime::clock::Clock;
 use crate::runtime::commit_gate::CommitGate;
 use crate::runtime::fleet::Fleet;
 use crate::runtime::history::History;
-use crate::runtime::housekeeping;
 use crate::runtime::identities::Identities;
 use crate::runtime::images::Images;
 use crate::runtime::interned::Interned;
 use crate::runtime::shared::{self, DriverCounters, Shared};
+use crate::runtime::unused;
 use crate::storage::{HistoryLimits, Storage, StorageError};
 
 /// The name of the daemon.
@@ -308,7 +308,7 @@ pub async fn run(
         tracker.spawn(stop.clone().run_until_cancelled_owned(work));
     };
     until_stop(Arc::clone(&shared.images).hold(holder(&listener)).boxed());
-    until_stop(housekeeping::run(Arc::clone(&shared)).boxed());
+    until_stop(unused::forget_regularly(Arc::clone(&shared)).boxed());
     tracker.spawn(Arc::clone(&shared.claim_service).run(stop.clone()));
     tracker.spawn(Arc::clone(&shared.identities).save_behind(stop.clone()));
     tracker.spawn(Arc::clone(&shared.images).save_known(stop.clone()));

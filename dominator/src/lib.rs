@@ -34,12 +34,12 @@ pub mod runtime {
     pub mod driver;
     pub mod fleet;
     pub mod history;
-    pub mod housekeeping;
     pub mod identities;
     pub mod images;
     pub mod interned;
     pub mod recent;
     pub mod saver;
     pub mod shared;
+    pub mod unused;
 }
 pub mod storage;

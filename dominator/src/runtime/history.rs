@@ -28,9 +28,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 
 use crate::core::changes::{OrderedUpdate, PreviousImage, changes};
 use crate::runtime::clock::Clock;
-use crate::runtime::housekeeping::UNUSED_MAX;
 use crate::runtime::images::Images;
 use crate::runtime::recent::Recent;
+use crate::runtime::unused::UNUSED_MAX;
 use crate::storage::history_rows::{ChangeList, EndRow, StatusRow, UpdateRow};
 use crate::storage::{EVICTED_MIN, HistoryLimits, HistoryRecord, Storage, StorageError};
 use rpc::trees::TreeReader;

@@ -16,7 +16,7 @@ use model::trigger::Triggers;
 
 use super::{Images, NOTES_LIMIT};
 use crate::core::sub::ImageState;
-use crate::runtime::housekeeping::UNUSED_MAX;
+use crate::runtime::unused::UNUSED_MAX;
 
 /// The most images in the cache. Each takes some ten megabytes.
 const IMAGES_MAX: usize = 8;
