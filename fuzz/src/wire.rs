@@ -41,6 +41,7 @@ pub const METHODS: &[Decoders] = decoders![
     subd::Resume,
     subd::GetFiles,
     subd::CheckHealth,
+    subd::RetryTriggers,
     image_server::AddImage,
     image_server::GetImage,
     image_server::ListImages,

@@ -15,6 +15,7 @@
 //! | [`executor`] | everything that is done after a Commit, in order, in one thread |
 //! | `reboot` | reboots the machine, and detects that it was rebooted |
 //! | [`recovery`] | finds, finishes or undoes an interrupted update when subd starts |
+//! | `retry_triggers` | runs triggers again that failed |
 //! | `update_task` | runs the executor in the daemon: scanner, reports, reboot, retries |
 //!
 //! At the start of a Commit one rename makes the staging directory `/.subd/undo/<id>`. A slot that
@@ -70,6 +71,7 @@ pub mod prepared;
 mod probe;
 mod reboot;
 pub mod recovery;
+mod retry_triggers;
 pub mod running_update;
 pub mod stage;
 pub mod step;

@@ -42,7 +42,7 @@ pub use holder::{
 pub use limits::{Alarm, Limits, LimitsReport, Load, ResourceUse};
 pub use operator::{
     CheckHealth, CheckHealthReply, GetFiles, GetFilesReply, GetFilesRequest, PIECE_BYTES_MAX,
-    PIECES_MAX, Pause, Paused, Piece, PieceContent, Resume, ScanNow, ScanNowRequest,
+    PIECES_MAX, Pause, Paused, Piece, PieceContent, Resume, RetryTriggers, ScanNow, ScanNowRequest,
 };
 pub use poll::{
     Activity, CacheReport, Complaint, FetchFailure, FetchProgress, FreeSpace, Health, LastFetch,

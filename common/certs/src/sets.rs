@@ -116,6 +116,7 @@ impl Set {
                 "Subd.OfferImage",
                 "Subd.Poll",
                 "Subd.Prepare",
+                "Subd.RetryTriggers",
                 "Subd.ScanNow",
                 "Subd.SetConfiguration",
             ]],

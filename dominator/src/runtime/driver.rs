@@ -392,8 +392,9 @@ impl Driver {
                 }
                 // Removed by [`Handle::step`].
                 Effect::OrderAnswered(_) => return,
-                Effect::UpdateEnded(update_id, outcome) => {
-                    shared.history.ended(&self.machine.hostname, update_id, outcome);
+                Effect::UpdateEnded(update_id, outcome, triggers) => {
+                    let host = &self.machine.hostname;
+                    shared.history.ended(host, update_id, outcome, &triggers);
                     return;
                 }
             };

@@ -223,9 +223,11 @@ impl History {
         self.later(&self.statuses, record);
     }
 
-    /// Records how an update ended without waiting.
-    pub fn ended(&self, hostname: &str, update_id: u64, outcome: UpdateOutcome) {
-        let row = EndRow { time: self.clock.now().wall, outcome: short(outcome) };
+    /// Records how an update ended without waiting. `triggers` describes those that failed.
+    pub fn ended(&self, hostname: &str, update_id: u64, outcome: UpdateOutcome, triggers: &str) {
+        let time = self.clock.now().wall;
+        let failed_triggers = safe_text(triggers, OUTCOME_BYTES_MAX);
+        let row = EndRow { time, outcome: short(outcome), failed_triggers };
         self.later(&self.ends, HistoryRecord::End { host: hostname.to_owned(), update_id, row });
     }
 

@@ -225,12 +225,12 @@ impl<'a> HistoryLog<'a> {
         let Some((number, id)) = self.last_of(host)? else { return Ok(()) };
         let mut ends = self.write.open_table(ENDS)?;
         let known = match ends.get(number)? {
-            Some(known) => row_of::<EndRow>(known.value()).ok(),
+            Some(known) => EndRow::of(known.value()).ok(),
             None => None,
         };
         // The machine reports the end again after a restart: the first time counts.
         if id == update_id && known.is_none_or(|known| known.outcome != row.outcome) {
-            ends.insert(number, &bytes_of(row)[..])?;
+            ends.insert(number, &row.bytes()[..])?;
         }
         Ok(())
     }

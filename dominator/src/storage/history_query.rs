@@ -221,9 +221,15 @@ impl Search<'_> {
             if self.events.len() >= self.limit {
                 return Ok(Some(EventPosition { number, part: 1 }));
             }
-            let facts = self.facts(number, &row)?;
+            let end = self.end(number)?;
+            let triggers = end.as_ref().map(|end| end.failed_triggers.clone());
+            let update = summary(&row, end);
             self.bytes += bytes.len();
-            self.give(number, row.time, row.host, EventDetails::Update(facts));
+            let what = match triggers.filter(|triggers| !triggers.is_empty()) {
+                Some(triggers) => EventDetails::TriggersFailed { update, triggers },
+                None => EventDetails::Update(update),
+            };
+            self.give(number, row.time, row.host, what);
         }
         Ok(None)
     }
@@ -261,7 +267,7 @@ impl Search<'_> {
                 }
                 let update = match &facts {
                     Some(facts) => UpdateSummary::clone(facts),
-                    None => facts.insert(self.facts(number, row)?).clone(),
+                    None => facts.insert(summary(row, self.end(number)?)).clone(),
                 };
                 self.bytes += bytes_of(&change).len() + FACTS_BYTES;
                 self.events.push(HistoryEvent {
@@ -278,20 +284,10 @@ impl Search<'_> {
         Ok(None)
     }
 
-    fn facts(&self, number: u64, row: &UpdateRow) -> Result<UpdateSummary, redb::Error> {
+    /// Returns how the update with this number ended, if that is known.
+    fn end(&self, number: u64) -> Result<Option<EndRow>, redb::Error> {
         let ends = self.read.open_table(ENDS)?;
-        let end = ends.get(number)?.and_then(|end| row_of::<EndRow>(end.value()).ok());
-        let [drift, of_image, computed] = row.reasons;
-        Ok(UpdateSummary {
-            update_id: row.update_id,
-            image: row.image.clone(),
-            former: row.former.clone(),
-            drift,
-            of_image,
-            computed,
-            ended: end.as_ref().map(|end| end.time),
-            outcome: end.map(|end| end.outcome),
-        })
+        Ok(ends.get(number)?.and_then(|end| EndRow::of(end.value()).ok()))
     }
 
     fn chunks(&mut self, list: &ListDigest) -> Result<Chunks, redb::Error> {
@@ -312,5 +308,19 @@ impl Search<'_> {
         let chunks = Arc::new(chunks);
         self.lists.insert(*list, Arc::clone(&chunks));
         Ok(chunks)
+    }
+}
+
+fn summary(row: &UpdateRow, end: Option<EndRow>) -> UpdateSummary {
+    let [drift, of_image, computed] = row.reasons;
+    UpdateSummary {
+        update_id: row.update_id,
+        image: row.image.clone(),
+        former: row.former.clone(),
+        drift,
+        of_image,
+        computed,
+        ended: end.as_ref().map(|end| end.time),
+        outcome: end.map(|end| end.outcome),
     }
 }

@@ -100,6 +100,28 @@ pub struct EndRow {
     /// When the end was recorded.
     pub time: Time,
     pub outcome: UpdateOutcome,
+    /// Describes the triggers that failed; empty if none did. The first release knew it not: the
+    /// row ends before it if it is empty.
+    pub failed_triggers: String,
+}
+
+impl EndRow {
+    /// Encodes the row.
+    pub fn bytes(&self) -> Vec<u8> {
+        match &*self.failed_triggers {
+            "" => bytes_of(&(self.time, &self.outcome)),
+            _ => bytes_of(self),
+        }
+    }
+
+    /// Decodes a row.
+    pub fn of(bytes: &[u8]) -> Result<Self, CodecError> {
+        let failed_triggers = String::new();
+        match row_of(bytes) {
+            Ok((time, outcome)) => Ok(Self { time, outcome, failed_triggers }),
+            Err(_) => row_of(bytes),
+        }
+    }
 }
 
 /// Encodes a row.
@@ -209,8 +231,14 @@ mod tests {
         let row = StatusRow::Status { time, host, status, detail };
         assert_eq!(hex(bytes_of(&row)), format!("00000000{when}{one}68{one}73{one}64"));
         assert_eq!(row_of::<StatusRow>(&bytes_of(&row)).unwrap(), row);
-        let end = EndRow { time, outcome: UpdateOutcome::RolledBack("x".to_owned()) };
-        assert_eq!(hex(bytes_of(&end)), format!("{when}02000000{one}78"));
+        let outcome = UpdateOutcome::RolledBack("x".to_owned());
+        let ended = format!("{when}02000000{one}78");
+        for (failed_triggers, more) in [("", String::new()), ("y", format!("{one}79"))] {
+            let failed_triggers = failed_triggers.to_owned();
+            let end = EndRow { time, outcome: outcome.clone(), failed_triggers };
+            assert_eq!(hex(end.bytes()), format!("{ended}{more}"));
+            assert_eq!(EndRow::of(&end.bytes()).unwrap(), end);
+        }
     }
 
     #[test]

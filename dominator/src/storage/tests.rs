@@ -187,7 +187,7 @@ fn update(seconds: i64, host: &str, update_id: u64, changes: &[PathChange]) -> H
 }
 
 fn end(seconds: i64, host: &str, update_id: u64, outcome: UpdateOutcome) -> HistoryRecord {
-    let row = EndRow { time: at(seconds), outcome };
+    let row = EndRow { time: at(seconds), outcome, failed_triggers: String::new() };
     HistoryRecord::End { host: host.to_owned(), update_id, row }
 }
 
@@ -209,7 +209,9 @@ fn ask(state: &Storage, request: &ListEventsRequest) -> Vec<HistoryEvent> {
 fn brief(events: &[HistoryEvent]) -> Vec<String> {
     let of = |event: &HistoryEvent| match &event.what {
         EventDetails::Change { change, .. } => format!("{}:{}", event.about, change.path),
-        EventDetails::Update(update) => format!("{}:update {}", event.about, update.update_id),
+        EventDetails::Update(update) | EventDetails::TriggersFailed { update, .. } => {
+            format!("{}:update {}", event.about, update.update_id)
+        }
         EventDetails::Status { status, .. } => format!("{}:{status}", event.about),
         EventDetails::Order { verb, .. } => format!("{}:{verb}", event.about),
         EventDetails::Gap { lost } => format!("gap {lost}"),

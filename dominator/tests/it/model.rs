@@ -319,7 +319,7 @@ impl Model {
                 Ok(None)
             }
             // A model trusts everybody.
-            Request::Call(Call::Offer(_) | Call::Hold) => Ok(None),
+            Request::Call(Call::Offer(_) | Call::Hold | Call::RetryTriggers) => Ok(None),
             Request::Call(Call::Fetch(request)) => self.sub.fetch(request),
             Request::Call(Call::Prepare(request)) => {
                 self.sub.prepare(request, |is_forced| permits(random, is_forced))

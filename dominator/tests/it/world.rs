@@ -785,7 +785,7 @@ impl World {
                 self.note(host, &format!("is {status}: {detail}"));
                 return;
             }
-            Effect::UpdateEnded(update_id, outcome) => {
+            Effect::UpdateEnded(update_id, outcome, _) => {
                 let known = self.ledger.get(&host).map(|(id, _)| *id);
                 assert_eq!(known, Some(update_id), "host {host}: another update ended");
                 self.ledger.insert(host, (update_id, Some(outcome)));

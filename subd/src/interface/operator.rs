@@ -1,5 +1,5 @@
 //! Methods that operators call on one machine: scan now, pause, resume, take over, check health,
-//! get files; and the hold of a dominator.
+//! run failed triggers again, get files; and the hold of a dominator.
 //!
 //! # Invariants
 //!
@@ -16,8 +16,8 @@ use api::Done;
 use api::fault::{Fault, FaultCode};
 use api::subd::{
     CheckHealth, GetFiles, GetFilesReply, GetFilesRequest, HoldMachine, HoldMachineRequest,
-    PIECE_BYTES_MAX, PIECES_MAX, Pause, Paused, Piece, PieceContent, Resume, ScanNow, TakeOver,
-    TakeOverReply, TakeOverRequest,
+    PIECE_BYTES_MAX, PIECES_MAX, Pause, Paused, Piece, PieceContent, Resume, RetryTriggers,
+    ScanNow, TakeOver, TakeOverReply, TakeOverRequest,
 };
 use model::display::error_chain;
 use model::escape::ByteText;
@@ -66,6 +66,10 @@ pub fn add_methods(router: Router<Arc<Service>>) -> Router<Arc<Service>> {
             blocking(move || service.take_over(request)).await
         })
         .method::<CheckHealth, _>(async |service, _, ()| service.updater.check_health().await)
+        .method::<RetryTriggers, _>(async |service, _, ()| {
+            service.updater.retry_triggers()?;
+            Ok(Done {})
+        })
         .method::<GetFiles, _>(async |service, _, request| {
             // One call at a time limits the memory.
             let turn = service.giving_files.clone().acquire_owned().await;

@@ -11,9 +11,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use api::subd::TriggerFailure;
+use model::tree::Time;
 use model::trigger::REBOOT;
 use model::trigger::services::{ServiceCall, ServiceVerb};
 use sd_notify::NotifyState;
+use system::clock::wall;
 use tokio_util::sync::CancellationToken;
 
 use crate::machine::command::{self, CommandEnd};
@@ -21,6 +23,12 @@ use crate::machine::command_runner::CommandRunner;
 
 /// The exit code of systemctl and init scripts for an unknown service.
 const NOT_INSTALLED: i32 = 5;
+
+/// How many lines of the journal a failure of a service has.
+const JOURNAL_LINES: &str = "10";
+
+/// How long reading the journal may take.
+const JOURNAL_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// The directory of init scripts.
 const INIT_SCRIPTS: &str = "/etc/init.d";
@@ -133,6 +141,7 @@ impl ServiceDriver {
             return None;
         };
         tracing::info!(service, verb, command = line.join(" "), "running a trigger");
+        let began = wall();
         let ended = match self {
             Self::Command(_, command_runner) => command_runner.run_service_command(&line, limit),
             Self::Systemd | Self::SystemV | Self::Nothing => command::run(&line, limit),
@@ -149,7 +158,22 @@ impl ServiceDriver {
             tracing::info!(service, verb, output, "the trigger failed; the service may not exist");
             return None;
         }
-        Some(failure(call, output))
+        let journal = self.journal_of(call, began);
+        Some(failure(call, format!("{}{output}", journal.unwrap_or_default())))
+    }
+
+    /// Returns the last lines that systemd has in its journal of the service since `began`.
+    fn journal_of(&self, call: &ServiceCall, began: Time) -> Option<String> {
+        if *self != Self::Systemd || call.verb == ServiceVerb::Reboot {
+            return None;
+        }
+        let (since, unit) =
+            (format!("--since=@{}", began.seconds), format!("--unit={}", call.service));
+        let options = ["--no-pager", "--quiet", "--output=cat", "--lines", JOURNAL_LINES];
+        let line = ["journalctl", &unit, &since].into_iter().chain(options).map(str::to_owned);
+        let ended = command::run(&line.collect::<Vec<_>>(), JOURNAL_TIME_MAX);
+        let lines = ended.output.trim_end();
+        (ended.succeeded() && !lines.is_empty()).then(|| format!("{lines}\n"))
     }
 
     /// True if a command for `service` failed because there is no such service.

@@ -42,10 +42,7 @@ pub(super) fn admit(
     if state.persisted.last_update.as_ref().is_some_and(|last| last.update_id == update_id) {
         return Ok(None);
     }
-    if let Some(why) = &state.stuck {
-        let text = format!("the journal of an update is not closed, it is tried again: {why}");
-        return Err(Fault::new(FaultCode::Busy, text));
-    }
+    refuse_if_stuck(state)?;
     let stale = |what: String| Fault::new(FaultCode::Stale, format!("{what}: poll and plan again"));
     if request.expects.instance != state.version.instance {
         return Err(stale("subd was restarted".to_owned()));
@@ -62,6 +59,13 @@ pub(super) fn admit(
         return Err(stale(format!("the tree is {have}, the plan was made for {want}")));
     }
     Ok(Some(Arc::clone(snapshot)))
+}
+
+/// Refuses while the journal of an update cannot be closed.
+pub(super) fn refuse_if_stuck(state: &State) -> Result<(), Fault> {
+    let Some(why) = &state.stuck else { return Ok(()) };
+    let text = format!("the journal of an update is not closed, it is tried again: {why}");
+    Err(Fault::new(FaultCode::Busy, text))
 }
 
 /// Checks a plan as far as that is possible without reading the machine.

@@ -226,7 +226,7 @@ impl Updater {
         });
     }
 
-    fn services(&self) -> TimedServices<'_> {
+    pub(super) fn services(&self) -> TimedServices<'_> {
         TimedServices { driver: &self.driver, time_max: self.service_time_max }
     }
 

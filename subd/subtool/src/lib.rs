@@ -181,6 +181,10 @@ enum Command {
     },
     /// Run the health check of the machine's image now; nothing is undone if it fails
     CheckHealth,
+    /// Run the triggers again that failed, and wait for the end
+    ///
+    /// Exits with 1 if some fail again.
+    RetryTriggers,
     #[command(flatten)]
     Documents(Documents),
 }

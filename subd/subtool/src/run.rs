@@ -8,9 +8,9 @@ use std::time::Duration;
 use api::object_server::IDS_MAX;
 use api::planning::preview::{FormerImage, Preview};
 use api::subd::{
-    CheckHealth, Cleanup, CleanupRequest, GetConfiguration, Health, POLL_WAIT_MS_MAX, Pause,
-    Paused, Poll, PollRequest, Resume, ScanNow, ScanNowRequest, SetConfiguration,
-    SetConfigurationRequest, TakeOver, TakeOverRequest,
+    Activity, CheckHealth, Cleanup, CleanupRequest, GetConfiguration, Health, POLL_WAIT_MS_MAX,
+    Pause, Paused, Poll, PollReply, PollRequest, Resume, RetryTriggers, ScanNow, ScanNowRequest,
+    SetConfiguration, SetConfigurationRequest, TakeOver, TakeOverRequest,
 };
 use daemon::{EXIT_DONE, EXIT_FAILED, EXIT_PARTLY, IMAGESERVER_PORT, SUBD_PORT};
 use model::display::{counted, error_chain, size};
@@ -99,6 +99,7 @@ pub(super) async fn run(arguments: &Arguments, security: &Security) -> Result<Ou
         Command::Cleanup { all } => session.cleanup(*all).await,
         Command::WaitForImage { image } => session.wait_for(image, &mut progress).await,
         Command::CheckHealth => session.check_health().await,
+        Command::RetryTriggers => session.retry_triggers(&mut progress).await,
     }
 }
 
@@ -273,7 +274,7 @@ impl Session<'_> {
         image: &ImageName,
         progress: &mut Progress,
     ) -> Result<Output, ToolError> {
-        let is_there = |reply: &api::subd::PollReply| {
+        let is_there = |reply: &PollReply| {
             let last = reply.last_update.as_ref();
             reply.last_image.as_ref() == Some(image)
                 && last.is_some_and(|last| {
@@ -301,6 +302,25 @@ impl Session<'_> {
                 Ok(self.data(&reply, || format!("{text}\n")).into())
             }
         }
+    }
+
+    async fn retry_triggers(&self, progress: &mut Progress) -> Result<Output, ToolError> {
+        let count = self.machine.poll().await?.trigger_failures.len();
+        let failures = match count {
+            0 => Vec::new(),
+            _ => {
+                progress.stage(&format!("Running {} again.", counted(count as u64, "trigger")));
+                self.machine.call::<RetryTriggers>(&()).await?;
+                let has_ended =
+                    |reply: &PollReply| !matches!(reply.activity, Activity::Updating { .. });
+                let what = "the triggers have not ended";
+                self.machine.wait_until(what, |_| (), has_ended).await?.trigger_failures
+            }
+        };
+        progress.close();
+        let code = if failures.is_empty() { EXIT_DONE } else { EXIT_FAILED };
+        let rows = || failures.iter().map(|failure| format!("{failure}\n")).collect();
+        Ok(Output { text: self.data(&failures, rows), code })
     }
 }
 

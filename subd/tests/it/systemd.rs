@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use api::subd::{Activity, CheckHealth, Health, PollReply, UpdateOutcome};
+use api::subd::{Activity, CheckHealth, Health, PollReply, RetryTriggers, UpdateOutcome};
 use model::display::error_chain;
 use model::image::HealthCheck;
 
@@ -160,7 +160,8 @@ async fn undoes_what_is_not_healthy(scenario: &mut Scenario) {
 }
 
 async fn tells_what_fails_over_its_own_upgrade(scenario: &mut Scenario) {
-    let broken = "[Service]\nType=oneshot\nExecStart=/bin/false\n";
+    let broken =
+        "[Service]\nType=oneshot\nExecStart=/bin/sh -c 'echo no device; test -e /var/log/device'\n";
     let before = scenario.answers().await;
     let newer = scenario.newer_subd().await;
     let edited = scenario.update(
@@ -179,10 +180,13 @@ async fn tells_what_fails_over_its_own_upgrade(scenario: &mut Scenario) {
     assert_eq!((last.update_id, last.outcome), (id, UpdateOutcome::Done));
     let [failed] = &after.trigger_failures[..] else { panic!("{:?}", after.trigger_failures) };
     assert_eq!((&*failed.service, &*failed.verb), ("broken", "start"));
-    assert!(failed.output.contains("Job for broken.service failed"), "{}", failed.output);
-    // They are told until the next good update.
-    scenario.update(|edit| edit.file("/etc/hello.conf", "newer"), HELLO, None).await;
-    assert_eq!(scenario.answers().await.trigger_failures, vec![]);
+    for said in ["Job for broken.service failed", "\nno device\n", "Failed to start"] {
+        assert!(failed.output.contains(said), "{}", failed.output);
+    }
+    // They are told until they are run again with success.
+    fs::write(scenario.sub.at("/var/log/device"), "").unwrap();
+    scenario.sub.client.call::<RetryTriggers>(&()).await.unwrap();
+    scenario.until(|reply| reply.trigger_failures.is_empty()).await;
 }
 
 async fn reboots(scenario: &mut Scenario, machine: Booted) -> Booted {

@@ -3,7 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use api::subd::{TriggerFailure, UpdateOutcome};
+use api::subd::{Activity, PollReply, RetryTriggers, TriggerFailure, UpdateOutcome};
 
 use crate::fixture::{Edit, Source, Sub, request};
 
@@ -13,6 +13,7 @@ cd "$(dirname "$0")"
 echo "$1 $2 $(cat root/version 2>/dev/null)" >> log
 case "$1" in
     fails) echo "cannot $2"; exit 7;;
+    broken*) test -e repaired || { echo "cannot $2"; exit 7; };;
     hangs) sleep 1000;;
 esac
 "#;
@@ -151,5 +152,36 @@ async fn services_run_again_after_an_update_that_was_rolled_back() {
     let last = machine.sub.commit(2).await;
     assert!(matches!(last.outcome, UpdateOutcome::RolledBack(_)), "{last:?}");
     assert_eq!(machine.log(), ["a stop one", "b stop one", "a start one", "b start one"]);
+    machine.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn triggers_that_failed_are_run_again_by_an_order() {
+    let machine = Machine::start().await;
+    let retry = async || {
+        machine.sub.client.call::<RetryTriggers>(&()).await.unwrap();
+        let idle = |reply: &PollReply| reply.activity == Activity::Idle;
+        machine.sub.poll_until(idle).await.trigger_failures
+    };
+    assert_eq!(retry().await, []);
+    let services = ["broken", "broken2:reload", "a"];
+    let failures = machine.update(1, "one", &services).await;
+    let failure = |service: &str, verb: &str| TriggerFailure {
+        service: service.to_owned(),
+        verb: verb.to_owned(),
+        output: format!("cannot {verb}\nexit status: 7"),
+    };
+    let expected = [failure("broken", "start"), failure("broken2", "reload")];
+    assert_eq!(failures, expected);
+    machine.log();
+    assert_eq!(retry().await, expected);
+    assert_eq!(machine.log(), ["broken start one", "broken2 reload one"]);
+    // A service that could not be stopped is started after it, as the image still has it.
+    let expected = [failure("broken", "stop"), failure("broken", "start")];
+    assert_eq!(machine.update(2, "two", &["a", "broken"]).await, expected);
+    std::fs::write(machine.place.path().join("repaired"), "").unwrap();
+    machine.log();
+    assert_eq!(retry().await, []);
+    assert_eq!(machine.log(), ["broken stop two", "broken2 reload two", "broken start two"]);
     machine.stop().await;
 }

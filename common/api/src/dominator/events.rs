@@ -172,6 +172,12 @@ pub enum EventDetails {
         #[serde(with = "model::json::large_number")]
         lost: u64,
     },
+    /// As [`EventDetails::Update`], but triggers failed.
+    TriggersFailed {
+        update: UpdateSummary,
+        /// Describes the failures.
+        triggers: String,
+    },
 }
 
 /// One event of the history.

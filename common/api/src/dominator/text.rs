@@ -4,7 +4,8 @@ use crate::dominator::events::{ChangeReason, EventDetails, EventKind, PathChange
 use crate::dominator::explain::{DifferenceSummary, Explanation, ImageSource, RequiredState};
 use crate::dominator::{PollSummary, SubDetail};
 use crate::subd::{
-    Activity, FetchFailure, Health, LastFetch, LastUpdate, Load, ResourceUse, UpdateOutcome,
+    Activity, FetchFailure, Health, LastFetch, LastUpdate, Load, ResourceUse, TriggerFailure,
+    UpdateOutcome,
 };
 use model::display::{ago, counted, safe_text, size, utc};
 use model::tree::{Leaf, Node, Time};
@@ -45,6 +46,9 @@ pub fn describe_event(what: &EventDetails) -> (&'static str, String) {
             ("status", format!("{} of status are not on record", counted(*lost, "change")))
         }
         EventDetails::Update(update) => ("update", of_update(update)),
+        EventDetails::TriggersFailed { update, triggers } => {
+            ("update", format!("{}, but {triggers}", of_update(update)))
+        }
         EventDetails::Change { update, change } => {
             let text = format!("{}; to {}: {}", of_change(change), update.image, end_of(update));
             ("change", text)
@@ -346,8 +350,7 @@ fn poll_facts(poll: &PollSummary) -> Vec<(&'static str, String)> {
         facts.extend(update_facts(update));
     }
     for failure in &poll.trigger_failures {
-        let end = failure.output.trim_end().lines().last().unwrap_or_default();
-        facts.push(("failed trigger", format!("{} {}: {end}", failure.verb, failure.service)));
+        facts.push(("failed trigger", failure.to_string()));
     }
     for (path, why) in &poll.unreadable {
         facts.push(("unreadable", format!("{path}: {why}")));
@@ -427,7 +430,10 @@ fn fetched(fetch: &LastFetch) -> String {
 
 fn updated(update: &LastUpdate) -> String {
     let outcome = match &update.outcome {
-        UpdateOutcome::Done => "done".to_owned(),
+        UpdateOutcome::Done if update.trigger_failures.is_empty() => "done".to_owned(),
+        UpdateOutcome::Done => {
+            format!("done, but {}", TriggerFailure::describe_all(&update.trigger_failures))
+        }
         UpdateOutcome::NotPrepared(why) => format!("not prepared: {why}"),
         UpdateOutcome::RolledBack(why) => format!("rolled back: {why}"),
         UpdateOutcome::Stuck(why) => format!("stuck: {why}"),

@@ -143,3 +143,16 @@ impl Method for CheckHealth {
     type Request = ();
     type Reply = CheckHealthReply;
 }
+
+/// Runs the triggers that failed again. Returns at once: [`super::Poll`] shows an update while they
+/// run, and then those that fail still. A service that could not be stopped is stopped and started;
+/// a reboot is requested if the machine still waits for it.
+pub enum RetryTriggers {}
+
+impl Method for RetryTriggers {
+    const NAME: &'static str = "Subd.RetryTriggers";
+    const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Changes;
+    type Request = ();
+    type Reply = Done;
+}

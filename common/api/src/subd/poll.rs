@@ -1,11 +1,14 @@
 //! `Subd.Poll`: the state of a machine.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use super::limits::{Alarm, LimitsReport, Load};
 use super::operator::Paused;
 use crate::access::Access;
 use crate::method::{Effect, Method};
+use model::display::{counted, safe_text};
 use model::image::ImageName;
 use model::object::ObjectId;
 use model::path::TreePath;
@@ -185,8 +188,41 @@ pub struct TriggerFailure {
     pub service: String,
     /// `stop`, `start`, `reload` or `reboot`.
     pub verb: String,
-    /// The error, or the end of its output.
+    /// The error, or the end of its output, and then the end of the service's journal.
     pub output: String,
+}
+
+/// How many failures one line of text describes.
+const FAILURES_LISTED: usize = 3;
+
+/// How many lines of the output of a failed trigger one line of text has.
+const OUTPUT_LINES: usize = 4;
+
+/// The most bytes of each of them.
+const OUTPUT_LINE_BYTES_MAX: usize = 160;
+
+impl TriggerFailure {
+    /// Describes several failures in one line.
+    #[must_use]
+    pub fn describe_all(failures: &[Self]) -> String {
+        let mut texts: Vec<String> =
+            failures.iter().take(FAILURES_LISTED).map(ToString::to_string).collect();
+        if let more @ 1.. = failures.len().saturating_sub(FAILURES_LISTED) {
+            texts.push(format!("and {}", counted(more as u64, "failure")));
+        }
+        texts.join("; ")
+    }
+}
+
+impl fmt::Display for TriggerFailure {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { service, verb, output } = self;
+        let lines: Vec<&str> = output.lines().filter(|line| !line.trim().is_empty()).collect();
+        let last = lines.iter().skip(lines.len().saturating_sub(OUTPUT_LINES));
+        let last: Vec<String> =
+            last.map(|line| safe_text(line.trim(), OUTPUT_LINE_BYTES_MAX)).collect();
+        write!(formatter, "{verb} {service} failed: {}", last.join(" | "))
+    }
 }
 
 /// The result of an update that was prepared or committed.

@@ -44,6 +44,7 @@ fn sets_may_call_what_they_must() {
             Subd.OfferImage
             Subd.Poll
             Subd.Prepare
+            Subd.RetryTriggers
             Subd.ScanNow
             Subd.SetConfiguration
         imageserver: service

@@ -56,6 +56,12 @@ pub enum ServiceVerb {
 }
 
 impl ServiceVerb {
+    const ALL: [Self; 5] = [Self::Stop, Self::Start, Self::Reload, Self::Restart, Self::Reboot];
+
+    fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|verb| verb.name() == name)
+    }
+
     /// Returns the name in commands and reports.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -189,6 +195,36 @@ pub fn service_calls<'path>(
     };
     let known = concerned.iter().filter(|service| of_new.contains(*service));
     push_each_once(&mut calls.after, known.map(|service| ServiceCall::new(service, verb(service))));
+    calls
+}
+
+/// Returns the calls that run triggers again that failed, each given as a service and a verb.
+/// `in_force` are the triggers of the image: a service of theirs that could not be stopped is also
+/// started. `awaits_reboot` is false if the machine was rebooted since.
+#[must_use]
+pub fn retry_calls<'a>(
+    failed: impl Iterator<Item = (&'a str, &'a str)>,
+    in_force: &Triggers,
+    awaits_reboot: bool,
+) -> ServiceCalls {
+    let mut calls = ServiceCalls::default();
+    for (name, verb) in failed {
+        let call = |verb| std::iter::once(ServiceCall::new(name, verb));
+        match ServiceVerb::named(verb) {
+            Some(ServiceVerb::Stop) => {
+                push_each_once(&mut calls.before, call(ServiceVerb::Stop));
+                if in_force.0.iter().any(|trigger| trigger.service == name) {
+                    push_each_once(&mut calls.after, call(ServiceVerb::Start));
+                }
+            }
+            Some(verb @ (ServiceVerb::Start | ServiceVerb::Reload)) => {
+                push_each_once(&mut calls.after, call(verb));
+            }
+            Some(ServiceVerb::Restart) => calls.own = true,
+            Some(ServiceVerb::Reboot) => calls.reboot = awaits_reboot,
+            None => {}
+        }
+    }
     calls
 }
 

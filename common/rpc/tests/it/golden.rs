@@ -106,6 +106,7 @@ fn methods_of_subd_have_these_bytes() {
     pinned.method::<subd::GetDirectoryBlocks>(samples::get_directory_blocks());
     pinned.method::<subd::HoldMachine>(samples::hold_machine());
     pinned.method::<subd::TakeOver>(samples::take_over());
+    pinned.method::<subd::RetryTriggers>(((), Default::default()));
     pinned.check("Subd.", expect_file!["golden/subd.txt"]);
 }
 

@@ -628,9 +628,10 @@ pub fn list_events() -> (ListEventsRequest, ListEventsReply) {
     let whats = [
         EventDetails::Status { status, detail },
         EventDetails::Update(update.clone()),
-        EventDetails::Change { update, change },
+        EventDetails::Change { update: update.clone(), change },
         EventDetails::Order { verb, who, why },
         EventDetails::Gap { lost: 9 },
+        EventDetails::TriggersFailed { update, triggers: failure().to_string() },
     ];
     let event = |what| HistoryEvent { at: at(6, 1), time: time(), about: "web-1".to_owned(), what };
     let events = whats.into_iter().map(event).collect();

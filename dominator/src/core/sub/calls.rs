@@ -33,6 +33,7 @@ pub(super) enum CallPurpose {
     Hold,
     Cleanup,
     OfferSignatures,
+    RetryTriggers,
 }
 
 /// A call that was accepted, and that no poll has shown yet.
@@ -169,6 +170,7 @@ impl Sub {
             CallPurpose::Hold => return self.holding.accepted(now),
             CallPurpose::Commit(id) => self.await_end(id),
             CallPurpose::OfferSignatures => self.offer_accepted(),
+            CallPurpose::RetryTriggers => self.orders.retry_triggers = false,
             _ => {}
         }
         // A poll may have overtaken the answer to the call.
@@ -254,6 +256,7 @@ impl Sub {
             CallPurpose::Scan(_)
             | CallPurpose::Limits
             | CallPurpose::Cleanup
+            | CallPurpose::RetryTriggers
             | CallPurpose::Hold => {
                 self.calls.attempt.hold(retry_at, failure.text);
                 return;
@@ -372,6 +375,7 @@ fn is_shown(purpose: CallPurpose, view: &View) -> bool {
         // Nothing waits for the effect of these calls.
         CallPurpose::Limits
         | CallPurpose::Cleanup
+        | CallPurpose::RetryTriggers
         | CallPurpose::Hold
         | CallPurpose::OfferSignatures => true,
     }

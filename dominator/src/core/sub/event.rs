@@ -126,6 +126,8 @@ pub enum Call {
     Hold,
     /// Sends the signatures of an image.
     Offer(Box<OfferImageRequest>),
+    /// Runs the triggers again that failed.
+    RetryTriggers,
 }
 
 impl Call {
@@ -139,6 +141,7 @@ impl Call {
             Self::Cleanup(_) => "cleanup",
             Self::Hold => "hold-machine",
             Self::Offer(_) => "offer-image",
+            Self::RetryTriggers => "retry-triggers",
         }
     }
 }
@@ -248,6 +251,7 @@ pub enum Effect {
     /// The status has changed to this, with this detail.
     StatusChanged(Status, String),
     /// The update with this id, for which a Commit was sent, has ended. May be sent again with
-    /// another outcome: an update that was done may be undone.
-    UpdateEnded(u64, UpdateOutcome),
+    /// another outcome: an update that was done may be undone. The text describes the triggers that
+    /// failed, if some did.
+    UpdateEnded(u64, UpdateOutcome, String),
 }

@@ -15,7 +15,7 @@ use api::object_server::IDS_MAX;
 use api::planning::Planned;
 use api::subd::{
     Activity, Alarm, CleanupRequest, ExpectedState, FetchRequest, PrepareRequest, ScanReport,
-    SetConfigurationRequest, UNREADABLE_MAX, UpdateOutcome,
+    SetConfigurationRequest, TriggerFailure, UNREADABLE_MAX, UpdateOutcome,
 };
 use model::image::required::RequiredImage;
 
@@ -31,9 +31,6 @@ const EXPIRES_SECONDS: u32 = 300;
 
 /// How long a rebooting machine may give no answer before its status is `unreachable`.
 const REBOOT_LONGEST: Duration = Duration::from_secs(900);
-
-/// How many failed triggers a status lists.
-const FAILURES_LISTED: usize = 3;
 
 /// Stops if nothing can be changed on the machine.
 fn check_writable(view: &View) -> Check<()> {
@@ -129,7 +126,11 @@ impl Sub {
             return self.finish_synced(view, &image, step);
         }
         if planned.plan.operations.is_empty() && self.is_recorded(view, &image) {
-            return Continue(self.finish_partly_synced(&image, &planned.plan.blocked));
+            let (status, mut detail) = self.finish_partly_synced(&image, &planned.plan.blocked);
+            if let Some(failed) = self.failed_triggers(view, step) {
+                write!(detail, "; {failed}").expect("writing to a String cannot fail");
+            }
+            return Continue((status, detail));
         }
         self.check_health(view, &image)?;
         self.check_blocked(view, &image, &planned, step)?;
@@ -225,21 +226,37 @@ impl Sub {
         let prefetch = self.prefetch_next(view, image, step);
         self.clean_up_cache(view, image, step);
         let mut detail = format!("equals {}", image.name());
-        if view.report.trigger_failures.is_empty() {
-            let more = unchecked_health(view, image).into_iter().chain(left_alone(view));
-            for more in more.chain(prefetch).chain(self.pause_text()) {
-                write!(detail, "; {more}").expect("writing to a String cannot fail");
+        if let Some(failed) = self.failed_triggers(view, step) {
+            write!(detail, ", but {failed}").expect("writing to a String cannot fail");
+            return Continue((Status::TriggerFailed, detail));
+        }
+        let more = unchecked_health(view, image).into_iter().chain(left_alone(view));
+        for more in more.chain(prefetch).chain(self.pause_text()) {
+            write!(detail, "; {more}").expect("writing to a String cannot fail");
+        }
+        Continue((Status::Synced, detail))
+    }
+
+    /// Has the machine run the triggers again that failed, if an operator ordered that. Describes
+    /// them, if there are some.
+    fn failed_triggers(&mut self, view: &View, step: &mut Step<'_>) -> Option<String> {
+        let failures = &view.report.trigger_failures;
+        if failures.is_empty() {
+            self.orders.retry_triggers = false;
+            return None;
+        }
+        let next = match (self.orders.retry_triggers, self.are_updates_prevented(view)) {
+            (false, _) => format!("to run them again: domtool retry {}", self.machine.hostname),
+            (true, true) => "they are run again when updates are not held back".to_owned(),
+            (true, false) => {
+                self.call(CallPurpose::RetryTriggers, Call::RetryTriggers, step);
+                match self.calls.attempt.why() {
+                    Some(why) => format!("they cannot be run again: {why}"),
+                    None => "running them again".to_owned(),
+                }
             }
-            return Continue((Status::Synced, detail));
-        }
-        detail.push_str(", but");
-        for failure in view.report.trigger_failures.iter().take(FAILURES_LISTED) {
-            let end = failure.output.trim_end().lines().last().unwrap_or_default();
-            write!(detail, " {} {} failed: {end};", failure.verb, failure.service)
-                .expect("writing to a String cannot fail");
-        }
-        detail.push_str(" the next good update clears this");
-        Continue((Status::TriggerFailed, detail))
+        };
+        Some(format!("{}; {next}", TriggerFailure::describe_all(failures)))
     }
 
     /// Removes from the cache what the next image does not need.

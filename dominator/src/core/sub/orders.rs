@@ -44,6 +44,8 @@ pub(super) struct Orders {
     pub(super) default: Option<Arc<DefaultImage>>,
     /// The plan to carry out even if the machine does not allow disruptive updates.
     pub(super) forced_plan: Option<ObjectId>,
+    /// True if the triggers that failed are to be run again.
+    pub(super) retry_triggers: bool,
     fast_update: Option<FastUpdate>,
     /// The request for a scan that has no answer yet; there is at most one.
     scan: Option<RequestId>,
@@ -92,6 +94,7 @@ impl Sub {
         let is_held = self.can_retry();
         self.polls.hurry();
         self.updates.retried = self.undone_update().or(self.updates.retried);
+        self.orders.retry_triggers = self.has_failed_triggers();
         self.clear_failures();
         is_held
     }
@@ -104,6 +107,11 @@ impl Sub {
             || self.calls.attempt.why().is_some()
             || self.holding.is_refused()
             || self.polls.is_away()
+            || self.has_failed_triggers()
+    }
+
+    fn has_failed_triggers(&self) -> bool {
+        self.view.as_ref().is_some_and(|view| !view.report.trigger_failures.is_empty())
     }
 
     /// Returns the pause that an operator ordered, if it is in force at this time.

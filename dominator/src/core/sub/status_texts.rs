@@ -266,9 +266,12 @@ impl Sub {
             ),
             Status::TriggerFailed => StatusTexts::new(
                 "it equals its image, but a service could not be stopped, started or reloaded",
-                "the next update, which clears this status",
+                "an operator, or the next update",
                 REPAIRED_AT_ONCE,
-                vec![by_hand("see the detail, and stop, start or reload the service by hand")],
+                vec![
+                    by_hand("see the detail, and repair the service by hand"),
+                    self.remedy("retry", "runs the triggers that failed again"),
+                ],
             ),
             Status::FetchFailed => StatusTexts::new(
                 "it did not get all objects that it needs; those that arrived stay in its cache",

@@ -449,8 +449,8 @@ fn each_status_without_an_update_says_why() {
           1 object need 4.0 kB and as many inodes
           ; 100 bytes and 1000 inodes are free
         failed trigger: trigger-failed
-          equals base, but start ssh failed: exit status 1
-          ; the next good update clears this
+          equals base, but start ssh failed: many words | exit status 1
+          ; to run them again: domtool retry web
         no image: image-undefined
           the machine database names no image for it
         missing image: image-not-ready

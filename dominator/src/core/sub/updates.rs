@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use api::dominator::Status;
 use api::planning::{PlanKey, Planned};
-use api::subd::{Activity, FetchFailure, UpdateOutcome};
+use api::subd::{Activity, FetchFailure, TriggerFailure, UpdateOutcome};
 use model::backoff::{doubled, jittered};
 use model::display::size;
 use model::image::required::RequiredImage;
@@ -303,7 +303,8 @@ impl Sub {
         let outcome = discriminant(&last.outcome);
         if awaited.reported != Some(outcome) {
             awaited.reported = Some(outcome);
-            effects.push(Effect::UpdateEnded(awaited.id, last.outcome.clone()));
+            let triggers = TriggerFailure::describe_all(&last.trigger_failures);
+            effects.push(Effect::UpdateEnded(awaited.id, last.outcome.clone(), triggers));
         }
     }
 }

@@ -8,7 +8,8 @@ use api::fault::FaultCode;
 use api::planning::PlanJob;
 use api::subd::{
     Cleanup, Commit, CommitRequest, Fetch, GetRefusedChanges, HoldMachine, OfferImage, Poll,
-    PollReply, PollRequest, Prepare, ScanNow, ScanNowRequest, SetConfiguration, SubVersion,
+    PollReply, PollRequest, Prepare, RetryTriggers, ScanNow, ScanNowRequest, SetConfiguration,
+    SubVersion,
 };
 use model::display::error_chain;
 use model::object::ObjectId;
@@ -119,6 +120,7 @@ pub(super) async fn call_sub(
         Call::Fetch(request) => client.call_within::<Fetch>(request, ACCEPT_LIMIT).await,
         Call::Prepare(request) => client.call_within::<Prepare>(request, PREPARE_LIMIT).await,
         Call::Offer(request) => client.call_within::<OfferImage>(request, ACCEPT_LIMIT).await,
+        Call::RetryTriggers => client.call_within::<RetryTriggers>(&(), ACCEPT_LIMIT).await,
         Call::Cleanup(request) => client.call_within::<Cleanup>(request, ACCEPT_LIMIT).await,
     };
     match result {

@@ -47,7 +47,7 @@ fn ends_of_updates_are_not_lost_when_changes_of_status_are() {
     for _ in 0..STATUSES_WAITING + 10 {
         history.status("web", Status::Synced, "");
     }
-    history.ended("web", 1, UpdateOutcome::Done);
+    history.ended("web", 1, UpdateOutcome::Done, "");
     assert_eq!(*history.lost.lock().unwrap(), 10);
     disk.let_go();
     history.close();

@@ -116,3 +116,25 @@ fn knows_the_way_back() {
         assert_eq!((&*words(&undo.before), &*after(&undo)), (before, expected), "{name}");
     }
 }
+
+#[test]
+fn knows_how_to_run_again_what_failed() {
+    #[rustfmt::skip]
+    let table = [
+        // name                            failed                  before    after
+        ("start",                          "a.start b.start",      "",       "+a +b"),
+        ("reload",                         "a.reload",             "",       "~a"),
+        ("stop",                           "a.stop",               "-a",     "+a"),
+        ("stop and start",                 "a.stop a.start",       "-a",     "+a"),
+        ("stop, the image has it no more", "b.stop",               "-b",     ""),
+        ("subd itself",                    "subd.restart a.start", "",       "+a *"),
+        ("reboot",                         "reboot.reboot",        "",       "!"),
+        ("a verb of a later release",      "a.dance",              "",       ""),
+    ];
+    for (name, failed, before, expected) in table {
+        let failed = || failed.split(' ').map(|word| word.split_once('.').unwrap());
+        let calls = retry_calls(failed(), &triggers("a"), true);
+        assert_eq!((&*words(&calls.before), &*after(&calls)), (before, expected), "{name}");
+        assert!(!retry_calls(failed(), &triggers("a"), false).reboot);
+    }
+}

@@ -2,7 +2,7 @@
 // tidy: core
 
 use api::dominator::orders::UpdatePause;
-use api::subd::{Activity, SubVersion, UpdateOutcome};
+use api::subd::{Activity, SubVersion, TriggerFailure, UpdateOutcome};
 use expect_test::expect;
 use model::tree::Time;
 
@@ -328,4 +328,51 @@ fn the_explanation_names_a_default_image() {
     assert_eq!(by_default.source, ImageSource::Default(default));
     assert_eq!((by_default.image.as_str(), by_default.missing), ("base", None));
     assert_eq!(script.sub.summary(None).required_image, "base");
+}
+
+#[test]
+fn triggers_that_failed_are_run_again_by_an_order() {
+    let mut script = Script::scanning(image("base", &[("/a", "1")]), &[("/a", "1")]);
+    assert!(!script.sub.can_retry());
+    let (service, verb) = ("web".to_owned(), "start".to_owned());
+    let output = "Job for web failed\n\nexit status: 1\nmain: no such file\n".to_owned();
+    script.reply.trigger_failures = vec![TriggerFailure { service, verb, output }];
+    script.poll();
+    assert_eq!(
+        script.sub.detail(),
+        "equals base, but start web failed: Job for web failed | exit status: 1 | main: no such \
+         file; to run them again: domtool retry web"
+    );
+    assert!(script.sub.can_retry());
+    script.step("brake", Event::Brake(Some("works".into())));
+    script.step("retry", Event::Ordered(SubOrder::Retry));
+    assert!(script.sub.detail().ends_with("; they are run again when updates are not held back"));
+    script.step("release", Event::Brake(None));
+    script.refuse(FailureKind::Busy, "an update is staged");
+    assert!(script.sub.detail().ends_with("; they cannot be run again: an update is staged"));
+    script.wait(1);
+    assert!(script.sub.detail().ends_with("; running them again"));
+    script.accept();
+    script.reply.activity = Activity::Updating { update_id: 0 };
+    script.poll();
+    script.reply.activity = Activity::Idle;
+    script.reply.trigger_failures.clear();
+    script.poll();
+    script.check(expect![[r#"
+        0   assigned connecting       not reached yet
+                     -> poll for all
+        0   polled   synced           equals base
+        0   polled   trigger-failed   equals base, but start web failed: Job for web fai
+        0   brake    trigger-failed   equals base, but start web failed: Job for web fai
+        0   retry    trigger-failed   equals base, but start web failed: Job for web fai
+        0   release  trigger-failed   equals base, but start web failed: Job for web fai
+                     -> run triggers again
+        0   failed   trigger-failed   equals base, but start web failed: Job for web fai
+        1   wake     trigger-failed   equals base, but start web failed: Job for web fai
+                     -> run triggers again
+        1   accepted trigger-failed   equals base, but start web failed: Job for web fai
+        1   polled   updating         carrying out the update and its triggers
+                     -> is under way
+        1   polled   synced           equals base
+    "#]]);
 }

@@ -263,6 +263,7 @@ impl Script {
                             request.plan.operations.len()
                         ),
                         Call::Hold => unreachable!("it is answered above"),
+                        Call::RetryTriggers => "run triggers again".to_owned(),
                         Call::Cleanup(request) => format!("cleanup of {}", request.objects.len()),
                         Call::Offer(request) => {
                             format!("offer with {} signatures", request.signatures.len())
