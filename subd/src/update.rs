@@ -40,6 +40,7 @@ use model::display::error_chain;
 use model::lock::locked;
 use model::scope::Scope;
 use model::trigger::Triggers;
+use model::trigger::services::ServiceCall;
 use system::clock::wall;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -101,6 +102,9 @@ pub struct Updater {
     pub gate: Option<Arc<DisruptionGate>>,
     /// How long the machine may take to shut down for a reboot.
     pub down_time_max: Duration,
+    /// What starts the services that were stopped for a reboot, if it does not come. Not kept over
+    /// a restart of subd.
+    pub instead_of_reboot: Mutex<Vec<ServiceCall>>,
     /// Held during a health check that an operator requested.
     pub checking: tokio::sync::Mutex<()>,
     /// How long one service may take to stop or start.

@@ -76,8 +76,8 @@ pub struct Options {
           value_parser = time_parse::positive_duration)]
     pub service_timeout: Duration,
 
-    /// How long the machine may take to shut down for a reboot. After that it is reported, and the
-    /// reboot is requested again.
+    /// How long the machine may take to shut down for a reboot. After that systemd forces the
+    /// reboot; elsewhere it is reported, and the reboot is requested again.
     #[arg(long, value_name = "DURATION", default_value = "10m",
           value_parser = time_parse::positive_duration)]
     pub reboot_timeout: Duration,

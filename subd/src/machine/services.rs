@@ -30,6 +30,9 @@ const JOURNAL_LINES: &str = "10";
 /// How long reading the journal may take.
 const JOURNAL_TIME_MAX: Duration = Duration::from_secs(10);
 
+/// The transient unit of systemd that forces a reboot.
+const FORCED_REBOOT: &str = "subd-forced-reboot.service";
+
 /// The directory of init scripts.
 const INIT_SCRIPTS: &str = "/etc/init.d";
 
@@ -96,9 +99,29 @@ impl ServiceDriver {
         failures
     }
 
-    /// Asks the system to reboot the machine. Does not wait for it.
-    pub fn reboot(&self, limit: Duration) -> Option<TriggerFailure> {
-        self.run(&ServiceCall::new(REBOOT, ServiceVerb::Reboot), limit)
+    /// Asks the system to reboot the machine. Does not wait for it. If the machine is still up
+    /// after `force_after`, systemd forces the reboot.
+    pub fn reboot(&self, limit: Duration, force_after: Duration) -> Option<TriggerFailure> {
+        let is_systemd = *self == Self::Systemd;
+        if is_systemd {
+            // No part of the shutdown ends this unit, and it does not need subd.
+            let script = format!("sleep {}; exec systemctl reboot --force", force_after.as_secs());
+            let unit = format!("--unit={FORCED_REBOOT}");
+            let options = ["--quiet", "--collect", "--property=DefaultDependencies=no"];
+            let line = ["systemd-run", &unit].into_iter().chain(options);
+            let line = line.chain(["--", "/bin/sh", "-c", &script]).map(str::to_owned);
+            let ended = command::run(&line.collect::<Vec<_>>(), limit);
+            if !ended.succeeded() {
+                // It is there already if the reboot is requested again.
+                tracing::warn!(output = ended.text(), "a shutdown that hangs is not forced");
+            }
+        }
+        let failure = self.run(&ServiceCall::new(REBOOT, ServiceVerb::Reboot), limit);
+        if is_systemd && failure.is_some() {
+            let line = ["systemctl", "stop", FORCED_REBOOT].map(str::to_owned);
+            let _ended = command::run(&line, limit);
+        }
+        failure
     }
 
     /// Restarts subd's own service, called `service`, which stops this process. Does not wait for
@@ -281,6 +304,6 @@ mod tests {
         };
         let time_max = Duration::from_secs(60);
         assert_eq!(driver.run_all(&calls, time_max), [failed]);
-        assert_eq!(driver.reboot(time_max), None);
+        assert_eq!(driver.reboot(time_max, time_max), None);
     }
 }

@@ -39,7 +39,7 @@ use model::trigger::services::ServiceCall;
 use crate::root::Root;
 use crate::state::directories::{Directories, empty};
 use crate::state::persisted_state::PersistError;
-use crate::update::journal::{self, Journal, JournalError};
+use crate::update::journal::{self, Journal, JournalError, JournalHead};
 use crate::update::running_update::{
     FinalTree, RunningUpdate, ServiceState, Stuck, TreeState, UpdateOrigin,
 };
@@ -199,10 +199,17 @@ impl Executor<'_> {
 
     fn start_services(&self, update: &mut RunningUpdate) {
         update.services = ServiceState::Started;
+        let mut failures = std::mem::take(&mut update.failures);
+        let JournalHead { calls, triggers, .. } = &update.journal.head;
         // A reboot has started everything.
-        if !(update.journal.head.calls.reboot && self.was_booted(update)) {
-            update.failures.extend(self.drive(&update.journal.head.calls.after));
+        if !(calls.reboot && self.was_booted(update)) {
+            failures.extend(self.drive(&calls.after));
+            // After a failure there is no reboot.
+            if calls.reboot && !failures.is_empty() {
+                failures.extend(self.drive(&calls.instead_of_reboot(triggers)));
+            }
         }
+        update.failures = failures;
     }
 
     /// True if the machine was booted since the tree became as planned.
@@ -243,6 +250,9 @@ impl Executor<'_> {
             update.services = ServiceState::Started;
             let calls = &update.journal.head.calls;
             let failures = match update.phase {
+                Phase::Undoing if self.reboots(update, &UpdateOutcome::Undone(String::new())) => {
+                    Vec::new()
+                }
                 Phase::Undoing | Phase::Undone => self.drive(&calls.undo().after),
                 _ => self.drive(&calls.restart()),
             };

@@ -1,27 +1,50 @@
 //! Reboots the machine and restarts subd, as an update asks.
 //!
-//! A reboot is requested in the system's own way. If the machine is still up after a while, that is
-//! reported, and it is requested again and again; it is never forced, because what delays the
-//! shutdown may be important. When the machine has started in another boot the update is complete.
+//! A reboot is requested in the system's own way. If the machine is still up after a while, systemd
+//! forces it, also when subd has been stopped by then; elsewhere it is reported, and requested
+//! again and again. Services that were stopped for the reboot are started if it does not come. When
+//! the machine has started in another boot the update is complete.
 
 use std::sync::Arc;
 
 use api::subd::TriggerFailure;
+use model::lock::locked;
 use model::trigger::REBOOT;
-use model::trigger::services::ServiceVerb;
+use model::trigger::services::{ServiceCall, ServiceVerb};
 
 use crate::state::persisted_state::PersistedState;
 use crate::state::{State, note_failures};
 use crate::update::Updater;
 
 impl Updater {
+    /// Asks the system to reboot the machine. If that fails, carries out `instead` at once, and if
+    /// the machine is still up after a while, then. Returns what failed.
+    pub(super) async fn reboot_or(&self, instead: Vec<ServiceCall>) -> Vec<TriggerFailure> {
+        let mut failures: Vec<TriggerFailure> = self.reboot().await.into_iter().collect();
+        match failures.is_empty() {
+            true => *locked(&self.instead_of_reboot) = instead,
+            false => failures.extend(self.drive(instead).await),
+        }
+        failures
+    }
+
     /// Asks the system to reboot the machine.
     pub(super) async fn reboot(&self) -> Option<TriggerFailure> {
         let (driver, limit) = (self.driver.clone(), self.service_time_max);
-        match tokio::task::spawn_blocking(move || driver.reboot(limit)).await {
+        let force_after = self.down_time_max;
+        match tokio::task::spawn_blocking(move || driver.reboot(limit, force_after)).await {
             Ok(failure) => failure,
             Err(error) => Some(reboot_failure(error.to_string())),
         }
+    }
+
+    async fn drive(&self, calls: Vec<ServiceCall>) -> Vec<TriggerFailure> {
+        let (driver, limit) = (self.driver.clone(), self.service_time_max);
+        let running = tokio::task::spawn_blocking(move || driver.run_all(&calls, limit));
+        running.await.unwrap_or_else(|error| {
+            tracing::error!(%error, "services cannot be started");
+            Vec::new()
+        })
     }
 
     /// Restarts subd's own service, which stops this process. All state must be saved before.
@@ -78,6 +101,10 @@ impl Updater {
             let text =
                 format!("a reboot was requested and the machine is still up after {seconds} s");
             self.report(reboot_failure(text)).await;
+            let instead = std::mem::take(&mut *locked(&self.instead_of_reboot));
+            for failure in self.drive(instead).await {
+                self.report(failure).await;
+            }
             if let Some(failure) = self.reboot().await {
                 self.report(failure).await;
             }

@@ -293,7 +293,12 @@ impl Updater {
         }
         last.verified_generation = self.verify(&update, &last.outcome, scanning).await;
         if reboot {
-            last.trigger_failures.extend(self.reboot().await);
+            let head = &update.journal.head;
+            let instead = match settled {
+                Some(FinalTree::New) => head.calls.instead_of_reboot(&head.triggers),
+                _ => head.calls.restart(),
+            };
+            last.trigger_failures.extend(self.reboot_or(instead).await);
         }
         let restarts_subd = update.journal.head.calls.own
             && matches!(last.outcome, UpdateOutcome::Done | UpdateOutcome::Undone(_));

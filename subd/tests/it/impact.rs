@@ -3,6 +3,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use api::fault::{Fault, FaultCode};
 use api::subd::{
@@ -33,6 +34,8 @@ exit "$(cat permission)"
 
 struct Machine {
     place: tempfile::TempDir,
+    /// How many lines of the log were looked at.
+    seen: AtomicUsize,
     sub: Sub,
     source: Source,
 }
@@ -48,7 +51,7 @@ impl Machine {
             std::fs::set_permissions(place.path().join(name), mode).unwrap();
         }
         let sub = subd(place.path(), flags).await;
-        Self { sub, source: Source::start().await, place }
+        Self { sub, source: Source::start().await, place, seen: AtomicUsize::new(0) }
     }
 
     async fn restart(self, flags: &[&str]) -> Self {
@@ -63,8 +66,8 @@ impl Machine {
     /// What was recorded since the last look.
     fn log(&self) -> Vec<String> {
         let text = std::fs::read_to_string(self.at("log")).unwrap_or_default();
-        std::fs::write(self.at("log"), "").unwrap();
-        text.lines().map(str::to_owned).collect()
+        let seen = self.seen.swap(text.lines().count(), Ordering::SeqCst);
+        text.lines().skip(seen).map(str::to_owned).collect()
     }
 
     /// Waits until this is recorded.
@@ -230,12 +233,31 @@ async fn a_reboot_that_does_not_happen_is_reported_and_asked_for_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn services_are_stopped_for_a_reboot_and_started_if_it_does_not_come() {
+    let machine = Machine::start(&["--reboot-timeout", "1"]).await;
+    machine.update(1, "1", &trigger("a", ""), None).await;
+    machine.log();
+    let last = machine.update(2, "2", &with_a("reboot"), None).await;
+    assert!(last.awaits_boot);
+    machine.logs(&["a stop 1", "reboot reboot 2", "a start 2", "reboot reboot 2"]).await;
+    machine.stop().await;
+}
+
+/// The trigger of `a`, and one that asks for a reboot.
+fn with_a(service: &str) -> String {
+    let reboot = trigger(service, r#", "DoReboot": true"#);
+    let (a, reboot) = (trigger("a", ""), reboot.trim_start_matches('[').to_owned());
+    format!("{},{reboot}", a.trim_end_matches(']'))
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_rebooted_after_a_failure() {
     let machine = Machine::start(&[]).await;
-    let triggers = r#"[{"MatchLines": ["/version"], "Service": "fails", "DoReboot": true}]"#;
-    let last = machine.update(1, "1", triggers, None).await;
+    machine.update(1, "1", &trigger("a", ""), None).await;
+    machine.log();
+    let last = machine.update(2, "2", &with_a("fails"), None).await;
     assert_eq!((last.trigger_failures.len(), last.awaits_boot), (1, false));
-    assert_eq!(machine.log(), ["fails start 1"]);
+    assert_eq!(machine.log(), ["a stop 1", "fails start 2", "a start 2"]);
     machine.stop().await;
 }
 

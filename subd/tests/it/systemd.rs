@@ -15,7 +15,7 @@ use api::subd::{Activity, CheckHealth, Health, PollReply, RetryTriggers, UpdateO
 use model::display::error_chain;
 use model::image::HealthCheck;
 
-use crate::debian::{Booted, PATIENCE, Scenario, free_address, install, tree};
+use crate::debian::{Booted, PATIENCE, Scenario, configuration, free_address, install, tree};
 
 /// What nspawn exits with when the container wants to be booted again.
 const REBOOTED: i32 = 133;
@@ -91,6 +91,9 @@ async fn a_machine_with_systemd_is_updated_with_all_its_services() {
     let address = free_address("127.0.0.6");
     install(&tree, &root, &address);
     install_units(&root);
+    fs::write(root.join("etc/systemd/system/hang.service"), HANG).unwrap();
+    let configured = configuration(&address) + "reboot-timeout = '15s'\n";
+    fs::write(root.join("etc/subd/config.toml"), configured).unwrap();
     let scenario = is_installed_from_outside(&root).await;
     let (mut scenario, mut machine) = scenario.booted(&address, boot).await;
 
@@ -189,7 +192,13 @@ async fn tells_what_fails_over_its_own_upgrade(scenario: &mut Scenario) {
     scenario.until(|reply| reply.trigger_failures.is_empty()).await;
 }
 
+/// A service that cannot be stopped.
+const HANG: &str = "[Service]\nExecStart=/bin/sleep infinity\nExecStop=/bin/sleep infinity\n\
+    TimeoutStopSec=infinity\n";
+
 async fn reboots(scenario: &mut Scenario, machine: Booted) -> Booted {
+    // The shutdown hangs, after subd has been stopped.
+    machine.run(&["systemctl", "start", "hang"]);
     let check = "cat /proc/sys/kernel/random/boot_id > /var/log/booted; grep -q 1 /etc/test-kernel";
     let machine = boot_with(scenario, machine, "1", Some(health(check, 3))).await;
     let checked =

@@ -335,9 +335,9 @@ async fn reboots(scenario: &mut Scenario, machine: Booted) -> Booted {
         edit.file("/etc/test-kernel", "1").file("/etc/hello.conf", "five")
     })
     .await;
-    // The reboot restarts everything.
+    // The reboot starts what is stopped for it.
     assert!(last.awaits_boot && last.trigger_failures.is_empty(), "{last:?}");
-    assert_eq!(recorded(scenario), ["reboot, journal closed"]);
+    assert_eq!(recorded(scenario), ["2: hello stop four", "reboot, journal closed"]);
     assert_eq!(scenario.answers().await.identity.boot_id, before.identity.boot_id);
     assert_eq!(machine.console(), "");
     drop(machine);

@@ -2,6 +2,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use api::subd::{Activity, PollReply, RetryTriggers, TriggerFailure, UpdateOutcome};
 
@@ -20,6 +21,8 @@ esac
 
 struct Machine {
     place: tempfile::TempDir,
+    /// How many lines of the log were looked at.
+    seen: AtomicUsize,
     sub: Sub,
     source: Source,
 }
@@ -32,7 +35,7 @@ impl Machine {
         std::fs::write(&script, SCRIPT).unwrap();
         std::fs::set_permissions(&script, PermissionsExt::from_mode(0o755)).unwrap();
         let sub = subd(place.path()).await;
-        Self { sub, source: Source::start().await, place }
+        Self { sub, source: Source::start().await, place, seen: AtomicUsize::new(0) }
     }
 
     async fn restart(self) -> Self {
@@ -42,10 +45,9 @@ impl Machine {
 
     /// What was recorded since the last look.
     fn log(&self) -> Vec<String> {
-        let log = self.place.path().join("log");
-        let text = std::fs::read_to_string(&log).unwrap_or_default();
-        std::fs::write(&log, "").unwrap();
-        text.lines().map(str::to_owned).collect()
+        let text = std::fs::read_to_string(self.place.path().join("log")).unwrap_or_default();
+        let seen = self.seen.swap(text.lines().count(), Ordering::SeqCst);
+        text.lines().skip(seen).map(str::to_owned).collect()
     }
 
     /// Converges to a tree with `version` in `/version` under an image with these services.
@@ -100,7 +102,7 @@ async fn services_are_stopped_before_the_change_and_started_after_it() {
     // The triggers of the last image are remembered.
     let machine = machine.restart().await;
     assert_eq!(machine.update(3, "three", &["a9", "reboot"]).await, []);
-    assert_eq!(machine.log(), ["reboot reboot three"]);
+    assert_eq!(machine.log(), ["a9 stop two", "reboot reboot three"]);
     machine.stop().await;
 }
 

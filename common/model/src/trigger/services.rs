@@ -4,10 +4,11 @@
 //! The triggers of the old and of the new image are taken together: a service is concerned if a
 //! trigger of either that names it fires. Those concerned are stopped before the tree changes; what
 //! the new image knows of them is started after it. A service of which all triggers that fire only
-//! reload is reloaded instead. If a trigger of the new image reboots the machine nothing is stopped
-//! or started one by one, because the reboot does both, save services whose own trigger asks for
-//! the reboot: these are started before it. Services are taken in the order of their sort names,
-//! the new image's before the old one's, both for stopping and for starting.
+//! reload is reloaded instead. If a trigger of the new image reboots the machine, services of the
+//! old image are stopped all the same, and the reboot starts them; if it does not come, they are
+//! started without it. Services whose own trigger asks for the reboot are started before it.
+//! Services are taken in the order of their sort names, the new image's before the old one's, both
+//! for stopping and for starting.
 //!
 //! # Differences from the founding implementation
 //!
@@ -118,6 +119,16 @@ impl ServiceCalls {
         self.before.iter().map(start).collect()
     }
 
+    /// Returns the calls for the services that a reboot would have started and that `new`, the
+    /// triggers of the new image, name.
+    #[must_use]
+    pub fn instead_of_reboot(&self, new: &Triggers) -> Vec<ServiceCall> {
+        let is_known = |name: &str| new.0.iter().any(|trigger| trigger.service == name);
+        let is_started = |name: &str| self.after.iter().any(|call| call.service == name);
+        let calls = self.restart().into_iter();
+        calls.filter(|call| is_known(&call.service) && !is_started(&call.service)).collect()
+    }
+
     /// Returns the calls for a change that was interrupted at an unknown point: everything that was
     /// stopped is started, and everything that the change was for is reloaded. Nothing is rebooted.
     #[must_use]
@@ -134,7 +145,7 @@ impl ServiceCalls {
 
     /// Returns the calls around the undo of a change: what was started is stopped, what was stopped
     /// is started, and what was reloaded is reloaded again. If the update rebooted the undo does
-    /// too.
+    /// too: then what was stopped is stopped again, and started if the reboot does not come.
     #[must_use]
     pub fn undo(&self) -> Self {
         let is_start = |call: &&ServiceCall| call.verb == ServiceVerb::Start;
@@ -146,7 +157,7 @@ impl ServiceCalls {
             ..Self::default()
         };
         if self.reboot {
-            return back;
+            return Self { before: self.before.clone(), after: self.restart(), ..back };
         }
         let before = self.after.iter().filter(is_start).map(stop).collect();
         Self { before, after: self.resume(), ..back }
@@ -173,13 +184,6 @@ pub fn service_calls<'path>(
         ..ServiceCalls::default()
     };
     let is_driven = |service: &&str| *service != REBOOT && !is_own(service, own);
-    if reboot {
-        let starts = new_fired.iter().filter(|trigger| trigger.do_reboot).map(service);
-        let starts =
-            starts.filter(is_driven).map(|service| ServiceCall::new(service, ServiceVerb::Start));
-        push_each_once(&mut calls.after, starts);
-        return calls;
-    }
     let restarted: BTreeSet<&str> =
         fired().filter(|trigger| !trigger.do_reload).map(service).collect();
     let of_old: BTreeSet<&str> = old.0.iter().map(service).collect();
@@ -189,6 +193,14 @@ pub fn service_calls<'path>(
         let may_fail = !of_old.contains(service);
         ServiceCall { may_fail, ..ServiceCall::new(service, ServiceVerb::Stop) }
     });
+    if reboot {
+        push_each_once(&mut calls.before, stops.filter(|stop| !stop.may_fail));
+        let asking = new_fired.iter().filter(|trigger| trigger.do_reboot).map(service);
+        let starts =
+            asking.filter(is_driven).map(|name| ServiceCall::new(name, ServiceVerb::Start));
+        push_each_once(&mut calls.after, starts);
+        return calls;
+    }
     push_each_once(&mut calls.before, stops);
     let verb = |service| {
         if restarted.contains(service) { ServiceVerb::Start } else { ServiceVerb::Reload }

@@ -70,9 +70,11 @@ fn decides_who_is_stopped_and_started() {
         ("restart becomes reload",    "a",             "a:reload",       "-a",       "+a"),
         ("reload and restart",        "a:reload a",    "a:reload a",     "-a",       "+a"),
         ("only reload fires",         "a:reload a-",   "a:reload a-",    "",         "~a"),
-        ("reboot stops nothing",      "a reboot",      "a reboot",       "",         "! ^"),
+        ("a reboot starts it again",  "a reboot",      "a reboot",       "-a",       "! ^"),
+        ("reboot, only the new image has it", "",      "a reboot",       "",         "! ^"),
+        ("reboot, reload",            "a:reload",      "a:reload reboot", "",        "! ^"),
         ("reboot of the old image",   "a reboot",      "a",              "-a",       "+a"),
-        ("started before the reboot", "a b",           "a b:reboot",     "",         "+b ! ^"),
+        ("started before the reboot", "a b",           "a b:reboot",     "-a -b",    "+b ! ^"),
         ("reboot that does not fire", "a",             "a reboot-",      "-a",       "+a"),
         ("numbers sort as such",      "s10 s9",        "s10 s9",         "-s9 -s10", "+s9 +s10"),
         ("sort names, also for stop", "a:sort=x10 b:sort=x9", "a:sort=x10 b:sort=x9",
@@ -108,7 +110,7 @@ fn knows_the_way_back() {
         ("only the new one has it", "",         "a",         "-a",     "+a"),
         ("only the old one has it", "a",        "",          "",       "+a"),
         ("subd itself",             "subd",     "subd",      "",       "*"),
-        ("reboot",                  "a reboot", "a reboot",  "",       "! ^"),
+        ("reboot",                  "a reboot", "a reboot",  "-a",     "+a ! ^"),
         ("high impact",             "a:high",   "a:high",    "-a",     "+a ^"),
     ];
     for (name, old, new, before, expected) in table {
@@ -137,4 +139,12 @@ fn knows_how_to_run_again_what_failed() {
         assert_eq!((&*words(&calls.before), &*after(&calls)), (before, expected), "{name}");
         assert!(!retry_calls(failed(), &triggers("a"), false).reboot);
     }
+}
+
+#[test]
+fn knows_what_a_reboot_would_have_started() {
+    let calls = calls_of("a b s9", "a b:reboot reboot");
+    assert_eq!((&*words(&calls.before), &*after(&calls)), ("-a -b -s9", "+b ! ^"));
+    // The new image does not name s9 any more, and b is started already.
+    assert_eq!(words(&calls.instead_of_reboot(&triggers("a b:reboot reboot"))), "+a");
 }
