@@ -45,6 +45,7 @@ use crate::storage::database::{
     OpenDatabase, PausesJson, RowJson, SETTINGS, SettingsRow, StoredValue, no_panic,
 };
 use crate::storage::history_log::HistoryLog;
+use crate::storage::history_rows::{UndoneRow, row_of};
 
 pub use backup::DatabaseCopy;
 pub use database::{FILE, with_order};
@@ -294,6 +295,15 @@ impl Storage {
                 last.insert(host.value().to_owned(), place.value().1);
             }
             Ok(last)
+        })
+    }
+
+    /// Returns the update of `host` that failed its health check, if it is kept at its former
+    /// image.
+    pub fn undone(&self, host: &str) -> Result<Option<UndoneRow>, StorageError> {
+        self.database.with("read", |database| {
+            let table = database.begin_read()?.open_table(history_log::UNDONE)?;
+            Ok(table.get(host)?.and_then(|row| row_of(row.value()).ok()))
         })
     }
 

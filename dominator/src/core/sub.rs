@@ -35,6 +35,7 @@ mod prefetch;
 mod report;
 mod room;
 mod status_texts;
+mod undone;
 mod updates;
 
 use core::ops::ControlFlow::{self, Break};
@@ -53,6 +54,7 @@ pub use event::{
 };
 pub use polls::View;
 pub use report::PreviewInput;
+pub use undone::UndoneUpdate;
 
 use blocked::BlockedPaths;
 use calls::{Calls, LimitsSync, SignatureOffer};
@@ -65,6 +67,7 @@ use polls::{Polling, Polls};
 use prefetch::Prefetch;
 use report::{ShownStatus, StatusHistory};
 use room::Room;
+use undone::UndoneUpdates;
 use updates::{Fetching, Updates};
 
 use crate::core::timing::{Attempt, Now};
@@ -115,6 +118,7 @@ pub struct Sub {
     offer: SignatureOffer,
     fetch: Option<Fetching>,
     updates: Updates,
+    undone: UndoneUpdates,
     blocked: BlockedPaths,
     room: Option<Room>,
     prefetch: Prefetch,
@@ -152,6 +156,7 @@ impl Sub {
             offer: SignatureOffer::default(),
             fetch: None,
             updates: Updates::default(),
+            undone: UndoneUpdates::default(),
             blocked: BlockedPaths::default(),
             room: None,
             prefetch: Prefetch::default(),

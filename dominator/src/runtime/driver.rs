@@ -79,6 +79,9 @@ impl Handle {
         if let Some(update) = shared.history.last_update(&machine.hostname) {
             sub.await_update_end(update);
         }
+        if let Some(undone) = shared.history.undone(&machine.hostname) {
+            sub.remember_undone(undone);
+        }
         let registration = shared.identities.enter(&machine.hostname);
         let (claim_service, nudge) = (Arc::clone(&shared.claim_service), Arc::new(Notify::new()));
         let claimant = claim_service.enroll(Arc::clone(&nudge));

@@ -19,6 +19,7 @@ use std::time::Duration;
 use api::dominator::Status;
 use api::subd::UpdateOutcome;
 use model::display::{error_chain, safe_text};
+use model::image::ImageName;
 use model::image::required::RequiredImage;
 use model::lock::locked;
 use model::object::ObjectId;
@@ -27,11 +28,12 @@ use system::trusted_clock::{ClockReading, ClockTrust, ClockUse, TrustedClock};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 
 use crate::core::changes::{OrderedUpdate, PreviousImage, changes};
+use crate::core::sub::UndoneUpdate;
 use crate::runtime::clock::Clock;
 use crate::runtime::images::Images;
 use crate::runtime::recent::Recent;
 use crate::runtime::unused::UNUSED_MAX;
-use crate::storage::history_rows::{ChangeList, EndRow, StatusRow, UpdateRow};
+use crate::storage::history_rows::{ChangeList, EndRow, StatusRow, UndoneRow, UpdateRow};
 use crate::storage::{EVICTED_MIN, HistoryLimits, HistoryRecord, Storage, StorageError};
 use rpc::trees::TreeReader;
 
@@ -210,6 +212,17 @@ impl History {
     /// Returns the last recorded update of a machine.
     pub fn last_update(&self, hostname: &str) -> Option<u64> {
         locked(&self.last).get(hostname).copied()
+    }
+
+    /// Returns the update of a machine that failed its health check, if it is kept at its former
+    /// image. Reads the disk.
+    pub fn undone(&self, hostname: &str) -> Option<UndoneUpdate> {
+        let row = self.state.undone(hostname).unwrap_or_else(|error| {
+            tracing::error!("{}", error_chain(&error));
+            None
+        })?;
+        let UndoneRow { update_id, image, why } = row;
+        Some(UndoneUpdate { update_id, image: ImageName::new(&image).ok()?, why })
     }
 
     /// Records a change of status without waiting.

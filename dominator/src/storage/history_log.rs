@@ -8,12 +8,13 @@
 
 use std::collections::BTreeMap;
 
+use api::subd::UpdateOutcome;
 use model::tree::Time;
 use redb::{ReadTransaction, ReadableTable, TableDefinition, WriteTransaction};
 
 use crate::core::orders::Order;
 use crate::storage::history_rows::{
-    ChangeList, EndRow, ListDigest, OrderRow, StatusRow, UpdateRow, bytes_of, row_of,
+    ChangeList, EndRow, ListDigest, OrderRow, StatusRow, UndoneRow, UpdateRow, bytes_of, row_of,
 };
 
 /// DriverCounters, by name.
@@ -32,6 +33,11 @@ pub(super) const STATUSES: NumberedRows = TableDefinition::new("statuses");
 /// The last update of each machine: its number in the log, and its id.
 pub(super) const LAST: TableDefinition<'static, &'static str, (u64, u64)> =
     TableDefinition::new("last-updates");
+
+/// The update of each machine that failed its health check, by host: [`UndoneRow`]. It is kept,
+/// however old it is, until the machine gets that image after all, or another one.
+pub(super) const UNDONE: TableDefinition<'static, &'static str, &'static [u8]> =
+    TableDefinition::new("undone");
 /// Lists of changes by digest: how many rows name it, and its chunks.
 pub(super) const LISTS: TableDefinition<'static, &'static [u8], (u64, &'static [u8])> =
     TableDefinition::new("lists");
@@ -144,6 +150,7 @@ pub(super) fn make(write: &WriteTransaction) -> Result<(), redb::Error> {
         write.open_table(rows)?;
     }
     write.open_table(LAST)?;
+    write.open_table(UNDONE)?;
     write.open_table(LISTS)?;
     write.open_table(CHUNKS)?;
     write.open_table(SEGMENTS)?;
@@ -155,6 +162,7 @@ pub(super) fn make(write: &WriteTransaction) -> Result<(), redb::Error> {
 pub(super) fn is_made(read: &ReadTransaction) -> bool {
     [ORDERS, UPDATES, ENDS, STATUSES].iter().all(|rows| read.open_table(*rows).is_ok())
         && read.open_table(LAST).is_ok()
+        && read.open_table(UNDONE).is_ok()
         && read.open_table(LISTS).is_ok()
         && read.open_table(CHUNKS).is_ok()
         && read.open_table(SEGMENTS).is_ok()
@@ -231,6 +239,36 @@ impl<'a> HistoryLog<'a> {
         // The machine reports the end again after a restart: the first time counts.
         if id == update_id && known.is_none_or(|known| known.outcome != row.outcome) {
             ends.insert(number, &row.bytes()[..])?;
+            drop(ends);
+            self.note_undone(host, number, update_id, &row.outcome)?;
+        }
+        Ok(())
+    }
+
+    /// Remembers an update that was undone, or forgets it. A repair of the image that a machine was
+    /// put back to changes nothing.
+    fn note_undone(
+        &mut self,
+        host: &str,
+        number: u64,
+        update_id: u64,
+        outcome: &UpdateOutcome,
+    ) -> Result<(), redb::Error> {
+        let updates = self.write.open_table(UPDATES)?;
+        let update = updates.get(number)?.and_then(|row| row_of::<UpdateRow>(row.value()).ok());
+        let Some(update) = update.filter(|update| update.image != update.former) else {
+            return Ok(());
+        };
+        let mut undone = self.write.open_table(UNDONE)?;
+        match outcome {
+            UpdateOutcome::Undone(why) => {
+                let row = UndoneRow { update_id, image: update.image, why: why.clone() };
+                undone.insert(host, &bytes_of(&row)[..])?;
+            }
+            UpdateOutcome::Done => {
+                undone.remove(host)?;
+            }
+            _ => {}
         }
         Ok(())
     }

@@ -124,6 +124,15 @@ impl EndRow {
     }
 }
 
+/// An update that was undone because its health check failed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UndoneRow {
+    pub update_id: u64,
+    pub image: String,
+    /// What the health check said.
+    pub why: String,
+}
+
 /// Encodes a row.
 pub fn bytes_of(row: &impl Serialize) -> Vec<u8> {
     encode(Encoding::Bincode, "record", row).expect("rows are plain structures")

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 
 use super::*;
-use crate::storage::history_rows::{ChangeList, EndRow, StatusRow, UpdateRow};
+use crate::storage::history_rows::{ChangeList, EndRow, StatusRow, UndoneRow, UpdateRow};
 use api::dominator::events::{
     ChangeReason, EventDetails, EventKind, EventPosition, HistoryEvent, PathChange, PathOperation,
 };
@@ -342,6 +342,34 @@ fn an_update_is_recorded_once_and_its_end_may_change() {
     state.append(&later, ROOM, Some(at(8))).unwrap();
     assert_eq!(outcomes(&state), [(None, None), (Some(undone), Some(at(6)))]);
     assert_eq!(state.last_updates().unwrap(), [("h".to_owned(), 8)].into());
+}
+
+#[test]
+fn an_update_that_was_undone_is_remembered_until_another_image_is_installed() {
+    let directory = tempfile::tempdir().unwrap();
+    let state = Storage::open(directory.path()).unwrap();
+    let changes = [removal("/a", ChangeReason::Image)];
+    let repair = |seconds, update_id| match update(seconds, "h", update_id, &changes) {
+        HistoryRecord::Update(row, list) => {
+            let image = row.former.clone();
+            HistoryRecord::Update(UpdateRow { image, ..row }, list)
+        }
+        other => other,
+    };
+    let undone = || UpdateOutcome::Undone("sick".to_owned());
+    let remembered = |record, outcome, update_id| {
+        let records = [record, end(1, "h", update_id, outcome)];
+        state.append(&records, ROOM, Some(at(1))).unwrap();
+        state.undone("h").unwrap()
+    };
+    let (image, why) = ("web/8".to_owned(), "sick".to_owned());
+    let row = Some(UndoneRow { update_id: 7, image, why });
+    assert_eq!(remembered(update(1, "h", 7, &changes), undone(), 7), row);
+    // It was put back to web/7, which is repaired, or fails its health check too.
+    assert_eq!(remembered(repair(2, 8), UpdateOutcome::Done, 8), row);
+    assert_eq!(remembered(repair(3, 9), undone(), 9), row);
+    assert_eq!(state.undone("other").unwrap(), None);
+    assert_eq!(remembered(update(4, "h", 10, &changes), UpdateOutcome::Done, 10), None);
 }
 
 #[test]

@@ -220,6 +220,7 @@ base/1 -> base/2: 2 machines
   changes      4: replace 4
   reasons      content 4
   to fetch     2 objects, 6 bytes
+  services     stop db on 2 machines
   reboot       2 machines
   high impact  2 machines
 base/1 -> tiny: 1 machine

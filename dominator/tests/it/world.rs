@@ -7,6 +7,7 @@
 mod claims;
 mod disk;
 mod troubles;
+mod undone;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -21,7 +22,8 @@ use dominator::core::changes::{OrderedUpdate, PreviousImage, changes};
 use dominator::core::claims::{ClaimKind, ClaimSettings, ClaimTable};
 use dominator::core::identity::{IdentityReport, IdentityTable, IdentityVerdict};
 use dominator::core::sub::{
-    Call, Context, Effect, Event, Failure, FailureKind, ImageState, RequestId, Sub, SubOrder, View,
+    Call, Context, Effect, Event, Failure, FailureKind, ImageState, RequestId, Sub, SubOrder,
+    UndoneUpdate, View,
 };
 use dominator::core::timing::{Now, REDIALS_PER_SECOND};
 use model::image::ImageName;
@@ -128,6 +130,10 @@ pub struct World {
     retried: BTreeSet<(usize, u64)>,
     /// The last recorded update of each machine, with its outcome.
     pub ledger: BTreeMap<usize, (u64, Option<UpdateOutcome>)>,
+    /// The image of the last update that was recorded; `None` for a repair.
+    ordered: BTreeMap<usize, Option<ImageName>>,
+    /// The updates that failed their health checks.
+    undone: BTreeMap<usize, UndoneUpdate>,
     troubles: Troubles,
     pub disk: Disk,
     /// The pauses that operators ordered, which survive a crash of the dominator.
@@ -180,6 +186,8 @@ impl World {
             limits,
             retried: BTreeSet::new(),
             ledger: BTreeMap::new(),
+            ordered: BTreeMap::new(),
+            undone: BTreeMap::new(),
             troubles: Troubles::default(),
             disk: Disk::default(),
             pauses: Vec::new(),
@@ -286,15 +294,6 @@ impl World {
         self.step(host, Event::Ordered(SubOrder::Retry));
     }
 
-    fn note_retry(&mut self, host: usize) {
-        let Some(driver) = &self.drivers[host] else { return };
-        let image = ImageName::new(&self.machines[host].required_image).unwrap();
-        let undone = driver.sub.view().and_then(|view| view.undone(&image));
-        if let Some((update, _)) = undone {
-            self.retried.insert((host, update.update_id));
-        }
-    }
-
     /// Pauses the updates of a machine for `seconds` by the time of day, or resumes them for 0, as
     /// an operator.
     pub fn pause(&mut self, host: usize, seconds: i64) {
@@ -334,16 +333,15 @@ impl World {
         view.unwrap_or_else(|| panic!("host {host} is told what to do before it is known"))
     }
 
-    /// Checks that the last poll of the machine permits an update.
-    fn must_be_allowed(&self, host: usize) {
+    /// Checks that the last poll of the machine permits an update to `image`.
+    fn must_be_allowed(&self, host: usize, image: &ImageName) {
         let view = self.must_be_known(host);
         assert!(view.report.paused.is_none(), "host {host} is paused");
         assert!(!self.is_paused(host), "host {host} is paused by an operator");
         assert!(view.stuck().is_none(), "host {host} has an update to finish");
         assert!(!view.is_rebooting(), "host {host} is rebooting");
-        let image = ImageName::new(&self.machines[host].required_image).unwrap();
-        if let Some((update, _)) = view.undone(&image) {
-            let is_retried = self.retried.contains(&(host, update.update_id));
+        if let Some(undone) = self.undone.get(&host).filter(|undone| undone.image == *image) {
+            let is_retried = self.retried.contains(&(host, undone.update_id));
             assert!(is_retried, "host {host}: {image} has failed its health check");
         }
     }
@@ -379,6 +377,8 @@ impl World {
         let known = self.ledger.remove(&host).filter(|(id, _)| *id == ordered.update_id);
         let outcome = known.and_then(|(_, outcome)| outcome);
         self.ledger.insert(host, (ordered.update_id, outcome));
+        let is_repair = ordered.former.as_ref() == Some(image.name());
+        self.ordered.insert(host, (!is_repair).then(|| image.name().clone()));
     }
 
     /// Makes a machine drift.
@@ -506,6 +506,9 @@ impl World {
             let mut sub = Sub::new(Arc::clone(&self.machines[host]), first_id, now);
             if let Some((update, _)) = self.ledger.get(&host) {
                 sub.await_update_end(*update);
+            }
+            if let Some(undone) = self.undone.get(&host) {
+                sub.remember_undone(undone.clone());
             }
             let (registration, changed) = self.identities.enter(&self.machines[host].hostname);
             self.tell(changed);
@@ -770,7 +773,7 @@ impl World {
                 self.must_be_known(host);
                 self.must_be_met(host, call.name());
                 if let Call::Prepare(request) = &call {
-                    self.must_be_allowed(host);
+                    self.must_be_allowed(host, &request.image);
                     self.stages(host, request);
                 }
                 (call.name(), request_id, Message::Ask(Request::Call(call)), CALL_LIMIT)
@@ -788,6 +791,7 @@ impl World {
             Effect::UpdateEnded(update_id, outcome, _) => {
                 let known = self.ledger.get(&host).map(|(id, _)| *id);
                 assert_eq!(known, Some(update_id), "host {host}: another update ended");
+                self.note_undone(host, update_id, &outcome);
                 self.ledger.insert(host, (update_id, Some(outcome)));
                 return;
             }

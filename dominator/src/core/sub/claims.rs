@@ -225,9 +225,9 @@ impl Sub {
         Break(status)
     }
 
-    /// Returns the name of the required image; empty if it is not available.
+    /// Returns the name of the image that the machine is brought to; empty if it is not available.
     pub(super) fn image_name(&self) -> &str {
-        self.image.ready().map_or("", |image| image.name().as_str())
+        self.target().map_or("", |image| image.name().as_str())
     }
 
     fn update_claim(

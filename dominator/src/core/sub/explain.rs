@@ -92,7 +92,7 @@ impl Sub {
     }
 
     fn differs(&self) -> Option<DifferenceSummary> {
-        let (image, view) = (self.image.digest()?, self.view.as_ref()?);
+        let (image, view) = (self.target()?.digest, self.view.as_ref()?);
         let planned = self.plan.made.as_ref().filter(|planned| planned.key.image == image)?;
         let missing = Missing::of(planned, view);
         let mut actions: BTreeMap<&str, u32> = BTreeMap::new();

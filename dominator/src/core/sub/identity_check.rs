@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use api::dominator::Status;
 
-use super::{Check, Effect, ImageState, Sub, View, stop};
+use super::{Check, Effect, Sub, View, stop};
 use crate::core::identity::{
     FileOrigin, FileOrigins, IdentityReport, IdentityVerdict, ReportedIdentity,
 };
@@ -40,12 +40,9 @@ impl IdentityCheck {
 impl Sub {
     /// Continues if the right machine answers.
     pub(super) fn check_identity(&mut self, view: &View, effects: &mut Vec<Effect>) -> Check<()> {
-        let origins = match &self.image {
-            ImageState::Ready(image) => {
-                let image = Arc::clone(image);
-                self.known_scope(&image, view).origins
-            }
-            ImageState::Undefined | ImageState::Missing(_) => FileOrigins::UNKNOWN,
+        let origins = match self.target().map(Arc::clone) {
+            Some(image) => self.known_scope(&image, view).origins,
+            None => FileOrigins::UNKNOWN,
         };
         let (instance, identity) = (view.report.version.instance, &view.report.identity);
         let check = &mut self.identity;

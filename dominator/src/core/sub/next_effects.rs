@@ -119,31 +119,40 @@ impl Sub {
             ImageState::Missing(why) => return stop(Status::ImageNotReady, &**why),
             ImageState::Ready(image) => Arc::clone(image),
         };
-        let scan = self.check_scan(view, &image, step)?;
-        let planned = self.check_plan(view, &image, &scan, step)?;
-        let needs_no_update = self.is_recorded(view, &image) || self.are_updates_prevented(view);
+        self.bring_to_target(view, &image, step)
+    }
+
+    /// Brings the machine to `image` and keeps it there.
+    pub(super) fn bring_to(
+        &mut self,
+        view: &View,
+        image: &Arc<RequiredImage>,
+        step: &mut Step<'_>,
+    ) -> Check<StatusAndDetail> {
+        let scan = self.check_scan(view, image, step)?;
+        let planned = self.check_plan(view, image, &scan, step)?;
+        let needs_no_update = self.is_recorded(view, image) || self.are_updates_prevented(view);
         if planned.plan.is_empty() && needs_no_update {
-            return self.finish_synced(view, &image, step);
+            return self.finish_synced(view, image, step);
         }
-        if planned.plan.operations.is_empty() && self.is_recorded(view, &image) {
-            let (status, mut detail) = self.finish_partly_synced(&image, &planned.plan.blocked);
+        if planned.plan.operations.is_empty() && self.is_recorded(view, image) {
+            let (status, mut detail) = self.finish_partly_synced(image, &planned.plan.blocked);
             if let Some(failed) = self.failed_triggers(view, step) {
                 write!(detail, "; {failed}").expect("writing to a String cannot fail");
             }
             return Continue((status, detail));
         }
-        self.check_health(view, &image)?;
-        self.check_blocked(view, &image, &planned, step)?;
+        self.check_blocked(view, image, &planned, step)?;
         self.check_allowed(&planned)?;
-        self.check_hold(&image, &planned, step)?;
+        self.check_hold(image, &planned, step)?;
         check_writable(view)?;
-        if let Some((former, room)) = self.check_room(view, &image, &scan, &planned, step)? {
+        if let Some((former, room)) = self.check_room(view, image, &scan, &planned, step)? {
             self.check_signatures(view, &former, step)?;
             return self.carry_out(view, &former, &scan, &room, step).map_break(making_room);
         }
-        self.check_objects(view, &image, &planned, step)?;
-        self.check_signatures(view, &image, step)?;
-        self.carry_out(view, &image, &scan, &planned, step)
+        self.check_objects(view, image, &planned, step)?;
+        self.check_signatures(view, image, step)?;
+        self.carry_out(view, image, &scan, &planned, step)
     }
 
     /// True if the sub has recorded that it has this image. A sub that has the same tree from
@@ -275,24 +284,6 @@ impl Sub {
             if self.call(CallPurpose::Cleanup, call, step) {
                 self.cleaned_generation = Some(generation);
             }
-        }
-    }
-
-    /// Stops if the image has failed its health check on the machine, unless an operator has
-    /// ordered a retry.
-    fn check_health(&self, view: &View, image: &RequiredImage) -> Check<()> {
-        match view.undone(image.name()) {
-            Some((update, why)) if self.updates.retried != Some(update.update_id) => {
-                let detail = format!(
-                    "the update to {} was undone, because its health check failed: {}; \
-                     require another image, or: domtool retry {}",
-                    image.name(),
-                    why.trim_end(),
-                    self.machine.hostname
-                );
-                stop(Status::HealthFailed, detail)
-            }
-            _ => Continue(()),
         }
     }
 

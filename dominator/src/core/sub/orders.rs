@@ -15,7 +15,7 @@ use model::object::ObjectId;
 use model::tree::Time;
 
 use super::polls::Reachability;
-use super::{Check, Effect, Failure, ImageState, Now, RequestId, Sub, SubOrder, View, stop};
+use super::{Check, Effect, Failure, Now, RequestId, Sub, SubOrder, View, stop};
 use crate::core::required_image;
 
 /// The interval in which the time of day is read during a pause, because the clock may be set.
@@ -93,7 +93,7 @@ impl Sub {
     pub(super) fn retry(&mut self) -> bool {
         let is_held = self.can_retry();
         self.polls.hurry();
-        self.updates.retried = self.undone_update().or(self.updates.retried);
+        self.retry_undone();
         self.orders.retry_triggers = self.has_failed_triggers();
         self.clear_failures();
         is_held
@@ -102,7 +102,7 @@ impl Sub {
     /// True if something failed and waits for a retry, so that [`SubOrder::Retry`] has an effect.
     #[must_use]
     pub fn can_retry(&self) -> bool {
-        self.undone_update().is_some()
+        self.is_undone()
             || self.updates.hold.is_some()
             || self.calls.attempt.why().is_some()
             || self.holding.is_refused()
@@ -150,7 +150,7 @@ impl Sub {
     /// Returns the pending plan: made from the latest scan and image, not empty, and not begun.
     fn pending_plan(&self) -> Option<&Arc<Planned>> {
         let (view, planned) = (self.view.as_ref()?, self.plan.made.as_ref()?);
-        let ImageState::Ready(image) = &self.image else { return None };
+        let image = self.target()?;
         let is_latest = planned.key.image == image.digest && planned.key.scan == view.scan_number;
         let is_needed = !planned.plan.is_empty() || !self.is_recorded(view, image);
         let is_begun = self.check_not_finishing_update(view).is_break()

@@ -312,6 +312,7 @@ impl Sub {
             self.updates.hold.take_if(|hold| hold.status == Status::Held);
         }
         self.view = Some(view);
+        self.note_undone();
         self.record_update_end(step);
         self.record_fetch_end(step);
     }

@@ -154,7 +154,7 @@ impl Sub {
     /// Returns all that operators are shown of the machine.
     #[must_use]
     pub fn full_report(&self, address: Option<SocketAddr>, now: Time) -> SubDetail {
-        let image = self.image.digest();
+        let image = self.target().map(|image| image.digest);
         let planned = self.plan.made.as_ref().filter(|planned| Some(planned.key.image) == image);
         let missing = match (planned, &self.view) {
             (Some(planned), Some(view)) => Missing::of(planned, view),
@@ -241,9 +241,9 @@ impl Sub {
         if let Some(why) = view.stuck() {
             obstacles.push((Status::UpdateStuck, why.to_owned()));
         } else if let Some(name) = required
-            && let Some((_, why)) = view.undone(&name)
+            && let Some(undone) = self.undone(&name)
         {
-            let why = format!("its health check failed there: {}", why.trim_end());
+            let why = format!("its health check failed there: {}", undone.why.trim_end());
             obstacles.push((Status::HealthFailed, why));
         }
         obstacles

@@ -258,7 +258,7 @@ impl Sub {
             Status::HealthFailed => StatusTexts::new(
                 "its update failed the health check of the image, and was undone",
                 "another image, or an operator who orders a retry",
-                "nothing happens until then: drift is not repaired either",
+                "until then it is kept at its former image, and drift from that is repaired",
                 vec![
                     by_hand("correct the image under a new name"),
                     self.remedy("retry", "updates it to this image once more"),

@@ -18,7 +18,7 @@ use model::tree::Tree;
 
 use super::Check;
 use super::plans::{Missing, paths_within};
-use super::{Effect, ImageState, Step, Sub, View};
+use super::{Effect, Step, Sub, View};
 use crate::core::changes::OrderedUpdate;
 use crate::core::timing::{HELD_PAUSE, HOLD_FIRST, HOLD_LONGEST};
 
@@ -91,8 +91,6 @@ pub(super) struct Updates {
     pub(super) failures: u32,
     /// The unsafe plan that an operator has approved.
     pub(super) approved_plan: Option<ObjectId>,
-    /// The update that failed its health check, for which an operator has ordered a retry.
-    pub(super) retried: Option<u64>,
     awaited: Option<AwaitedUpdate>,
 }
 
@@ -105,13 +103,6 @@ impl Updates {
 }
 
 impl Sub {
-    /// The update to the required image that failed its health check, unless it is to be retried.
-    pub(super) fn undone_update(&self) -> Option<u64> {
-        let (ImageState::Ready(image), Some(view)) = (&self.image, &self.view) else { return None };
-        let (update, _) = view.undone(image.name())?;
-        Some(update.update_id).filter(|&id| self.updates.retried != Some(id))
-    }
-
     /// Holds updates if the last one made the changes of `planned`, and they are needed again.
     pub(super) fn hold_if_repeated(&mut self, planned: &Planned, step: &Step<'_>) {
         if self.updates.hold.is_none() && self.updates.done == Some(planned.digest) {
@@ -224,7 +215,7 @@ impl Sub {
 
     /// Holds updates for a while, which grows with each failure.
     pub(super) fn hold_updates(&mut self, status: Status, detail: String, step: &Step<'_>) {
-        let ImageState::Ready(image) = &self.image else { return };
+        let Some(image) = self.target().map(|image| image.digest) else { return };
         let pause = if status == Status::Held {
             HELD_PAUSE
         } else {
@@ -234,7 +225,7 @@ impl Sub {
         self.updates.hold = Some(Hold {
             status,
             detail,
-            image: image.digest,
+            image,
             plan: match status {
                 Status::NotConverging => self.plan.made.as_ref().map(|planned| planned.digest),
                 _ => None,
@@ -250,7 +241,7 @@ impl Sub {
     #[must_use]
     pub fn is_commit_wanted(&self, update_id: u64) -> bool {
         let (Some(update), Some(view)) = (self.updates.wanted, &self.view) else { return false };
-        let is_latest = self.image.digest() == Some(update.key.image)
+        let is_latest = self.target().map(|image| image.digest) == Some(update.key.image)
             && update.key.scan == view.scan_number
             && update.instance == view.report.version.instance;
         let is_staged = matches!(

@@ -91,9 +91,10 @@ impl World {
             let image = &self.images[&self.machines[host].required_image];
             let is_required = ordered.image.digest == image.digest;
             let is_room = self.is_room(host, ordered);
-            assert!(is_required || is_room, "host {host}: to another image");
+            let is_kept = self.is_kept_at(host, ordered.image.name());
+            assert!(is_required || is_room || is_kept, "host {host}: to another image");
             self.must_be_known(host);
-            self.must_be_allowed(host);
+            self.must_be_allowed(host, ordered.image.name());
             self.must_be_staged(host, update_id);
             let message = Message::Ask(Request::Commit(update_id));
             return self.send(host, "commit", (request_id, message), CALL_LIMIT);

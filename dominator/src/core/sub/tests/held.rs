@@ -5,6 +5,7 @@ use core::time::Duration;
 
 use api::subd::{Activity, Alarm, Paused, UpdateOutcome};
 use expect_test::expect;
+use model::image::ImageName;
 use model::tree::Time;
 
 use super::super::*;
@@ -135,7 +136,8 @@ fn an_image_whose_health_check_failed_is_retried_only_by_an_order() {
     assert_eq!(
         script.sub.detail(),
         "the update to base was undone, because its health check failed: exit code 1; require \
-         another image, or: domtool retry web"
+         another image, or: domtool retry web; its former image is not known, so drift is not \
+         repaired"
     );
     // A restarted dominator learns it from the machine.
     let mut restarted = ready();
@@ -178,6 +180,92 @@ fn an_image_whose_health_check_failed_is_retried_only_by_an_order() {
         3600 assigned preparing        staging 2 changes
                      -> prepare 3: 2 operations
     "#]]);
+}
+
+#[test]
+fn a_machine_that_was_put_back_is_kept_at_its_former_image() {
+    let (old, new) = (image("old", &[("/a", "1")]), image("base", &[("/a", "2")]));
+    let why = || UpdateOutcome::Undone("exit code 1".into());
+    let put_back = |script: &mut Script| {
+        script.reply.scope = Scope::of(&old.ready().unwrap().scan, &script.reply.exclusions);
+        script.former = old.ready().cloned();
+        script.reply.last_image = Some(ImageName::new("old").unwrap());
+        script.cache(&["1", "2"]);
+    };
+    let mut script = Script::new(new.clone());
+    put_back(&mut script);
+    script.scan(&[("/a", "1")]);
+    script.poll();
+    script.commit();
+    script.ended(1, why(), Some(4));
+    // What a trigger of the new image has left.
+    script.scan(&[("/a", "1"), ("/cache", "2")]);
+    script.poll();
+    script.commit();
+    let repaired = |script: &mut Script| {
+        script.ended(2, UpdateOutcome::Done, Some(5));
+        let last = script.reply.last_update.as_mut().unwrap();
+        last.image = ImageName::new("old").unwrap();
+        script.reply.last_image = Some(last.image.clone());
+        script.scan(&[("/a", "1")]);
+        script.poll();
+    };
+    repaired(&mut script);
+    let detail = "the update to base was undone, because its health check failed: exit code 1; \
+         require another image, or: domtool retry web; equals old";
+    assert_eq!((script.sub.status(), script.sub.detail()), (Status::HealthFailed, detail));
+    // A dominator that was restarted has it from its history.
+    let mut restarted = Script::new(new);
+    put_back(&mut restarted);
+    let (update_id, image) = (1, ImageName::new("base").unwrap());
+    restarted.sub.remember_undone(UndoneUpdate { update_id, image, why: "exit code 1".into() });
+    repaired(&mut restarted);
+    assert_eq!((restarted.sub.status(), restarted.sub.detail()), (Status::HealthFailed, detail));
+    assert!(restarted.sub.can_retry());
+    // Its former image fails too: nothing more is tried.
+    script.accept();
+    script.scan(&[("/a", "9")]);
+    script.poll();
+    script.commit();
+    script.ended(3, why(), Some(6));
+    script.reply.last_update.as_mut().unwrap().image = ImageName::new("old").unwrap();
+    script.poll();
+    script.check(expect![[r#"
+        0   assigned connecting       not reached yet
+                     -> poll for all
+        0   polled   preparing        staging 1 change: /a (content)
+                     -> prepare 1: 1 operations
+        0   accepted preparing        staging 1 change: /a (content)
+        0   polled   updating         carrying out 1 change: /a (content)
+                     -> commit 1
+        0   accepted updating         the update was ordered
+        0   polled   updating         carrying out the update and its triggers
+        0   polled   preparing        repairing old: staging 1 change: /cache (extra)
+                     -> prepare 2: 1 operations
+        0   accepted preparing        repairing old: staging 1 change: /cache (extra)
+        0   polled   updating         repairing old: carrying out 1 change: /cache (extr
+                     -> commit 2
+        0   accepted updating         the update was ordered
+        0   polled   updating         carrying out the update and its triggers
+        0   polled   health-failed    the update to base was undone, because its health 
+                     -> cleanup of 2
+        0   accepted health-failed    the update to base was undone, because its health 
+        0   polled   preparing        repairing old: staging 1 change: /a (content)
+                     -> prepare 3: 1 operations
+        0   accepted preparing        repairing old: staging 1 change: /a (content)
+        0   polled   updating         repairing old: carrying out 1 change: /a (content)
+                     -> commit 3
+        0   accepted updating         the update was ordered
+        0   polled   updating         carrying out the update and its triggers
+        0   polled   health-failed    the update to base was undone, because its health 
+    "#]]);
+    assert_eq!(script.sub.status(), Status::HealthFailed);
+    // The retry is for the required image.
+    assert!(script.sub.retry());
+    script.wait(0);
+    assert_eq!(script.sub.status(), Status::Preparing);
+    let Some(Call::Prepare(request)) = script.accept() else { panic!("nothing to prepare") };
+    assert_eq!(request.image.as_str(), "base");
 }
 
 #[test]

@@ -1,0 +1,150 @@
+//! Images whose health check failed: the machine was put back to its former image. It is kept at
+//! that, its drift repaired, until another image is required or an operator orders a retry.
+// tidy: core
+
+use core::ops::ControlFlow::{Break, Continue};
+use std::sync::Arc;
+
+use api::dominator::Status;
+use api::subd::UpdateOutcome;
+use model::image::ImageName;
+use model::image::required::RequiredImage;
+
+use super::{Check, StatusAndDetail, Step, Sub, View, stop};
+
+/// An update that was undone because the health check of its image failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UndoneUpdate {
+    pub update_id: u64,
+    pub image: ImageName,
+    /// The end of what the health check said.
+    pub why: String,
+}
+
+/// What is known of updates that were undone.
+#[derive(Debug, Default)]
+pub(super) struct UndoneUpdates {
+    /// The last one to the required image, or before that was known. A machine that was repaired
+    /// since reports it no more.
+    last: Option<UndoneUpdate>,
+    /// The one for which an operator has ordered a retry.
+    retried: Option<u64>,
+    /// The image at which the machine is kept instead of the required one.
+    kept: Option<Arc<RequiredImage>>,
+}
+
+impl Sub {
+    /// Remembers an update that was undone before the dominator was restarted.
+    pub fn remember_undone(&mut self, undone: UndoneUpdate) {
+        self.undone.last = Some(undone);
+    }
+
+    /// Takes what the machine says of its last update.
+    pub(super) fn note_undone(&mut self) {
+        let Some(last) = self.view.as_ref().and_then(|view| view.report.last_update.as_ref())
+        else {
+            return;
+        };
+        let required = match self.image.ready() {
+            Some(image) => Some(image.name().clone()),
+            None => self.required(),
+        };
+        let known = self.undone.last.as_ref().map(|undone| &undone.image);
+        let is_of_other_image = known.is_some_and(|known| *known != last.image);
+        // A repair of the image at which it is kept says nothing of the required one.
+        if is_of_other_image && known == required.as_ref() {
+            return;
+        }
+        self.undone.last = match &last.outcome {
+            UpdateOutcome::Undone(why) => Some(UndoneUpdate {
+                update_id: last.update_id,
+                image: last.image.clone(),
+                why: why.clone(),
+            }),
+            UpdateOutcome::Done => None,
+            UpdateOutcome::NotPrepared(_)
+            | UpdateOutcome::RolledBack(_)
+            | UpdateOutcome::Stuck(_) => return,
+        };
+    }
+
+    /// Returns the update to `image` that failed its health check, unless it is to be retried.
+    #[must_use]
+    pub fn undone(&self, image: &ImageName) -> Option<&UndoneUpdate> {
+        let is_to_be_kept = |undone: &&UndoneUpdate| {
+            undone.image == *image && self.undone.retried != Some(undone.update_id)
+        };
+        self.undone.last.as_ref().filter(is_to_be_kept)
+    }
+
+    /// True if the required image failed its health check, and is not to be retried.
+    pub(super) fn is_undone(&self) -> bool {
+        self.image.ready().is_some_and(|image| self.undone(image.name()).is_some())
+    }
+
+    /// Has the required image tried once more.
+    pub(super) fn retry_undone(&mut self) {
+        if self.is_undone() {
+            self.undone.retried = self.undone.last.as_ref().map(|undone| undone.update_id);
+        }
+    }
+
+    /// Returns the image that the machine is brought to: the required one, or the one at which it
+    /// is kept. `None` if the required one is not ready.
+    pub(super) fn target(&self) -> Option<&Arc<RequiredImage>> {
+        self.undone.kept.as_ref().or_else(|| self.image.ready())
+    }
+
+    /// Brings the machine to the required image, or keeps it at the one that it was put back to.
+    pub(super) fn bring_to_target(
+        &mut self,
+        view: &View,
+        required: &Arc<RequiredImage>,
+        step: &mut Step<'_>,
+    ) -> Check<StatusAndDetail> {
+        let Some(undone) = self.undone(required.name()) else {
+            self.undone.kept = None;
+            return self.bring_to(view, required, step);
+        };
+        let mut detail = format!(
+            "the update to {} was undone, because its health check failed: {}; require another \
+             image, or: domtool retry {}",
+            required.name(),
+            undone.why.trim_end(),
+            self.machine.hostname
+        );
+        let Some(former) = self.check_kept(view, required, step)? else {
+            detail.push_str("; its former image is not known, so drift is not repaired");
+            return stop(Status::HealthFailed, detail);
+        };
+        if view.undone(former.name()).is_some() {
+            detail.push_str("; its former image failed its health check too");
+            return stop(Status::HealthFailed, detail);
+        }
+        match self.bring_to(view, &former, step) {
+            Continue((_, more)) => Continue((Status::HealthFailed, format!("{detail}; {more}"))),
+            Break((status, more)) => {
+                let detail = format!("repairing {}: {more}", former.name());
+                Break((status, detail))
+            }
+        }
+    }
+
+    /// Continues with the image that the machine was put back to; with `None` if there is none that
+    /// can be loaded.
+    fn check_kept(
+        &mut self,
+        view: &View,
+        required: &RequiredImage,
+        step: &mut Step<'_>,
+    ) -> Check<Option<Arc<RequiredImage>>> {
+        let is_last =
+            |kept: &Arc<RequiredImage>| view.report.last_image.as_ref() == Some(kept.name());
+        let kept = match self.undone.kept.take().filter(is_last) {
+            Some(kept) => Some(kept),
+            None => self.check_former(view, step)?.flatten(),
+        };
+        self.undone.kept = kept.filter(|kept| kept.digest != required.digest);
+        Continue(self.undone.kept.clone())
+    }
+}

@@ -1,0 +1,39 @@
+//! Images that failed their health checks, as the history of the dominator remembers them.
+
+use api::subd::UpdateOutcome;
+use dominator::core::sub::UndoneUpdate;
+use model::image::ImageName;
+
+use super::World;
+
+impl World {
+    /// Notes that an operator retries what failed on a machine.
+    pub(super) fn note_retry(&mut self, host: usize) {
+        let Some(driver) = &self.drivers[host] else { return };
+        let image = ImageName::new(&self.machines[host].required_image).unwrap();
+        if let Some(undone) = driver.sub.undone(&image) {
+            self.retried.insert((host, undone.update_id));
+        }
+    }
+
+    /// True if the required image of the machine failed its health check, and it has `image`.
+    pub(super) fn is_kept_at(&self, host: usize, image: &ImageName) -> bool {
+        let undone = self.undone.get(&host).map(|undone| undone.image.as_str());
+        undone == Some(self.required(host))
+            && self.must_be_known(host).report.last_image.as_ref() == Some(image)
+    }
+
+    /// Remembers the last update that failed its health check, as the history does.
+    pub(super) fn note_undone(&mut self, host: usize, update_id: u64, outcome: &UpdateOutcome) {
+        let Some(Some(image)) = self.ordered.get(&host).cloned() else { return };
+        match outcome {
+            UpdateOutcome::Undone(why) => {
+                self.undone.insert(host, UndoneUpdate { update_id, image, why: why.clone() });
+            }
+            UpdateOutcome::Done => {
+                self.undone.remove(&host);
+            }
+            _ => {}
+        }
+    }
+}
