@@ -129,6 +129,8 @@ pub enum EntryError {
     Sparse { why: &'static str },
     #[error("invalid access control list")]
     Acl { source: AclError },
+    #[error("{SUBD_DIRECTORY} belongs to subd alone: leave it out of the archive")]
+    Subd,
 }
 
 /// An archive that can be read repeatedly.
@@ -215,7 +217,7 @@ impl ArchivePart {
                 }
             };
             if path.starts_with(&own) {
-                continue;
+                return Err(refuse(EntryError::Subd));
             }
             usage.members += 1;
             usage.names_bytes +=

@@ -51,6 +51,26 @@ pub enum ImageNameError {
     },
 }
 
+/// The longest name of a new image, in bytes.
+const NEW_NAME_BYTES_MAX: usize = 255;
+
+/// Why no new image gets this name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NewImageNameError {
+    #[error("the name of a new image has at most {NEW_NAME_BYTES_MAX} bytes, this has {length}")]
+    TooLong {
+        /// Its length, in bytes.
+        length: usize,
+    },
+    #[error("`{name}` begins with `-`, as options do: take another name")]
+    Option { name: String },
+    #[error(
+        "`{name}` contains {character:?}, which shells or tables take apart: use letters, digits \
+         and ._-+:@,%="
+    )]
+    Character { name: String, character: char },
+}
+
 /// The name of an image: a path such as `base/debian-12.7`, without a leading slash.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -85,6 +105,28 @@ impl ImageName {
             });
         }
         Ok(Self(name.to_owned()))
+    }
+
+    /// Refuses a name that shells or tables cannot carry, or that is too long for a file name. Only
+    /// new images are checked: those that are stored stay readable and can be deleted.
+    ///
+    /// # Errors
+    ///
+    /// [`NewImageNameError`] says what is wrong.
+    pub fn check_new(&self) -> Result<(), NewImageNameError> {
+        let name = || self.0.clone();
+        let is_plain =
+            |character: &char| character.is_alphanumeric() || "/._-+:@,%=".contains(*character);
+        if self.0.len() > NEW_NAME_BYTES_MAX {
+            return Err(NewImageNameError::TooLong { length: self.0.len() });
+        }
+        if self.0.starts_with('-') {
+            return Err(NewImageNameError::Option { name: name() });
+        }
+        match self.0.chars().find(|character| !is_plain(character)) {
+            Some(character) => Err(NewImageNameError::Character { name: name(), character }),
+            None => Ok(()),
+        }
     }
 
     #[must_use]
@@ -413,6 +455,22 @@ pub fn computed_rules(tree: &Tree) -> Vec<ComputedRule> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_of_new_images_can_be_typed_and_listed() {
+        let check = |name: &str| ImageName::new(name).unwrap().check_new();
+        for name in ["base/debian-12.7", "a_b+c:d@e,f%g=h", "größe/1", "x/-y", &"x".repeat(200)] {
+            assert_eq!(check(name), Ok(()), "{name}");
+        }
+        let long = ["x".repeat(200), "y".repeat(55)].join("/");
+        assert_eq!(check(&long), Err(NewImageNameError::TooLong { length: 256 }));
+        assert_eq!(check("-x"), Err(NewImageNameError::Option { name: "-x".to_owned() }));
+        for character in [' ', '\\', '*', '?', '\'', '"', '$', ';', '&', '|', '\u{202e}', '\u{a0}']
+        {
+            let name = format!("a{character}b");
+            assert_eq!(check(&name), Err(NewImageNameError::Character { name, character }));
+        }
+    }
 
     #[test]
     fn image_names_are_paths_that_stay_inside() {

@@ -15,6 +15,7 @@ use api::object_server::{
 };
 use api::object_stream::ObjectHead;
 use bytes::Bytes;
+use imageserver::store::layout;
 use model::filter::Filter;
 use model::image::{Content, FORMAT, ImageName, Notes, computed_rules};
 use model::object::{Algorithm, ObjectId};
@@ -288,6 +289,18 @@ pub fn object(content: &[u8]) -> [Bytes; 2] {
     let head =
         ObjectHead::Object { id: ALGORITHM.digest(content), size_bytes: content.len() as u64 };
     [head_bytes(&head), Bytes::copy_from_slice(content)]
+}
+
+/// Gives the stored image `from` the name `to`, which new images may not have any more.
+pub fn rename_stored(data: &Path, from: &str, to: &str) {
+    let path = |image: &str| data.join("images").join(layout::image_path(&name(image)));
+    let record = std::fs::read_to_string(path(from)).unwrap();
+    let quoted = |image: &str| serde_json::to_string(image).unwrap();
+    let body = record.split_once('\n').unwrap().1.replace(&quoted(from), &quoted(to));
+    let digest = ALGORITHM.digest(body.as_bytes());
+    std::fs::remove_file(path(from)).unwrap();
+    std::fs::create_dir_all(path(to).parent().unwrap()).unwrap();
+    std::fs::write(path(to), format!("dominator-image 1 {digest}\n{body}")).unwrap();
 }
 
 pub fn name(text: &str) -> ImageName {

@@ -4,7 +4,7 @@ use api::fault::FaultCode;
 use imageserver::store::layout;
 use model::filter::Filter;
 
-use crate::fixture::{ALGORITHM, Server, image_of, tree_of};
+use crate::fixture::{ALGORITHM, Server, image_of, rename_stored, tree_of};
 
 #[tokio::test]
 async fn an_object_is_given_whole_and_in_parts() {
@@ -76,9 +76,12 @@ async fn pages_show_images_and_escape_hostile_names() {
     let tree = tree_of(&[("/etc/motd", b"hello")]);
     server.upload_tree(&tree, &[b"hello"]).await;
     let hostile = "<script>alert(1)</script>\"&amp;%2f";
-    let mut content = image_of(hostile, &tree);
+    let mut content = image_of("plain", &tree);
     content.filter = Some(Filter::new(["/var/<b>.*"]).unwrap());
     server.add(content).await.unwrap();
+    server.kill();
+    rename_stored(data.path(), "plain", hostile);
+    let server = Server::start(data.path());
     let page = server.get("/", "");
     assert_eq!(page.status, 200);
     assert!(!page.text().contains("<script>"), "{}", page.text());

@@ -14,7 +14,8 @@ use model::path::TreePath;
 use model::tree::{Metadata, Node, Time, TreeBuilder};
 
 use crate::fixture::{
-    ALGORITHM, Server, directories, expected, fault, file, image_of, name, stored, tree_of,
+    ALGORITHM, Server, directories, expected, fault, file, image_of, name, rename_stored, stored,
+    tree_of,
 };
 
 const PASSWD: &[u8] = b"root:x:0:0::/root:/bin/sh\n";
@@ -82,18 +83,32 @@ async fn names_that_look_like_others_are_different_images() {
     let server = Server::start(data.path());
     let tree = tree_of(&[]);
     server.upload_tree(&tree, &[]).await;
-    let mut names =
-        ["a", "a/b", "a.d/b", "a.image", "a.image/b", "%2e%2e", "...", "-rf", "\u{fc} x"];
-    for image in names {
+    let mut names = vec!["a", "a/b", "a.d/b", "a.image", "a.image/b", "%2e%2e", "...", "\u{fc}x"];
+    for image in &names {
         server.add(image_of(image, &tree)).await.unwrap();
     }
     names.sort_unstable();
     assert_eq!(list(&server).await, names);
+    // Earlier releases took these too.
+    let refused = [("minus", "-rf"), ("blank", "\u{fc} x"), ("star", "*")];
+    for (plain, refused) in refused {
+        let error = server.add(image_of(refused, &tree)).await.unwrap_err();
+        assert_eq!(error.code, FaultCode::BadRequest, "{error}");
+        server.add(image_of(plain, &tree)).await.unwrap();
+    }
     server.kill();
+    for (plain, refused) in refused {
+        rename_stored(data.path(), plain, refused);
+        names.push(refused);
+    }
+    names.sort_unstable();
     let server = Server::start(data.path());
     assert_eq!(list(&server).await, names);
-    for image in names {
+    for image in &names {
         assert_eq!(get(&server, image, 0).await.unwrap().content.name, name(image));
+    }
+    for (_, refused) in refused {
+        delete(&server, refused).await.unwrap();
     }
 }
 

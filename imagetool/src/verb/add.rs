@@ -272,8 +272,9 @@ pub(super) fn report(
     Ok(Outcome::Done)
 }
 
-/// Refuses a name that exists, before any work is done.
+/// Refuses a name that no new image may have, or that exists, before any work is done.
 pub(super) async fn check_name_is_free(context: &Context, name: &ImageName) -> Result<(), Failure> {
+    name.check_new().map_err(|error| Failure::from_text(error.to_string()))?;
     match get_image(&context.client, name).await {
         Ok(_) => Err(Failure::from_text(format!("{name} already exists"))
             .hint("an image never changes: take a new name, such as one with a version or a date")),

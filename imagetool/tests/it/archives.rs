@@ -234,13 +234,15 @@ fn holes_are_zeros_in_all_four_forms() {
 }
 
 #[test]
-fn what_subd_keeps_for_itself_is_left_out() {
+fn what_subd_keeps_for_itself_is_refused() {
+    let error = read(&archive([Member::directory(b"etc"), Member::file(b".subd/objects", b"")]));
+    assert_eq!(
+        model::display::error_chain(&error.unwrap_err()),
+        "the entry `.subd/objects` is refused: /.subd belongs to subd alone: leave it out of the \
+         archive"
+    );
     check(
-        [
-            Member::directory(b".subd"),
-            Member::file(b".subd/objects", b""),
-            Member::file(b".subdue", b""),
-        ],
+        [Member::file(b".subdue", b"")],
         expect![[r#"
             d 755 0:0 /
             f 644 0:0 1700000000.000000000 0 af1349b9 /.subdue

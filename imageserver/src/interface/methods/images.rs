@@ -174,6 +174,7 @@ pub(super) fn make_visible(
     mut notes: Notes,
 ) -> Result<AddImageReply, Fault> {
     let store_fault = |error| fault_of_store(&error);
+    content.name.check_new().map_err(|error| bad_request(&error))?;
     store.images.expect_new(&content.name).map_err(store_fault)?;
     tags::verify(&notes.tags).map_err(|error| bad_request(&error))?;
     let owners = Owners::new(notes.owner_groups.clone(), notes.owner_users.clone());
