@@ -92,6 +92,10 @@ pub struct Arguments {
     #[arg(long, value_name = "ADDR", conflicts_with = "mdb")]
     pub mdb_server: Option<String>,
 
+    /// Refuse a machine database with keys that nothing reads, instead of a warning
+    #[arg(long, conflicts_with = "mdb_server")]
+    pub mdb_strict: bool,
+
     /// Hold a machine database that lacks more than PERCENT of the machines that are known, until
     /// an operator accepts it. It counts from ten machines on
     #[arg(long, value_name = "PERCENT", default_value_t = 50,
@@ -208,6 +212,7 @@ impl Arguments {
             imageserver_for_subs,
             mdb,
             mdb_server,
+            mdb_strict,
             mdb_drop_max: _,
             mdb_reimage_max: _,
             alarm_command: _,
@@ -230,6 +235,7 @@ impl Arguments {
             ("imageserver-for-subs", *imageserver_for_subs != new.imageserver_for_subs),
             ("mdb", *mdb != new.mdb),
             ("mdb-server", *mdb_server != new.mdb_server),
+            ("mdb-strict", *mdb_strict != new.mdb_strict),
             ("state", *state != new.state),
             ("history-max-mib", *history_max_mib != new.history_max_mib),
             ("history-days", *history_days != new.history_days),
@@ -313,7 +319,14 @@ pub async fn run(
     tracker.spawn(Arc::clone(&shared.identities).save_behind(stop.clone()));
     tracker.spawn(Arc::clone(&shared.images).save_known(stop.clone()));
     tracker.spawn(Arc::clone(&fleet).save_mdb_again());
-    until_stop(read_mdb(arguments.mdb.clone(), mdb_server, Arc::clone(&fleet), security).boxed());
+    let reading = read_mdb(
+        arguments.mdb.clone(),
+        arguments.mdb_strict,
+        mdb_server,
+        Arc::clone(&fleet),
+        security,
+    );
+    until_stop(reading.boxed());
     let (alarm_command, programs) = watch::channel(arguments.alarm_program());
     until_stop(alarm_program::run(Arc::clone(&fleet), programs).boxed());
     let private_pages = arguments.pages.private_pages;
@@ -397,12 +410,18 @@ fn holder(listener: &TcpListener) -> String {
 }
 
 /// Reads the machine database from the server, if there is one, or else from the file, for ever.
-async fn read_mdb(file: PathBuf, server: Option<Peer>, fleet: Arc<Fleet>, security: Security) {
+async fn read_mdb(
+    file: PathBuf,
+    is_strict: bool,
+    server: Option<Peer>,
+    fleet: Arc<Fleet>,
+    security: Security,
+) {
     match server {
         Some(server) => {
             crate::inputs::follow_mdb_server(Client::new(server, &security), fleet).await;
         }
-        None => crate::inputs::watch_mdb_file(file, fleet).await,
+        None => crate::inputs::watch_mdb_file(file, is_strict, fleet).await,
     }
 }
 

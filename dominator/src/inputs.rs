@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use api::mdb::{GetMdb, GetMdbRequest};
-use daemon::mdb_file::{MdbFileError, check_readable, parse_machines};
+use daemon::mdb_file::{MdbFile, MdbFileError, check_readable, parse_mdb};
 use model::backoff::{doubled, jittered};
 use model::display::error_chain;
-use model::mdb::{Machine, Machines, MdbError, parse};
+use model::mdb::{Machine, MdbError, parse};
+use model::unknown_keys;
 use rpc::client::Client;
 use system::file_stamp::FileStamp;
 use system::random::random;
@@ -35,7 +36,7 @@ enum FileState {
     /// The file was written while it was read: check it again.
     Unsteady,
     /// The file has changed. Without a stamp it is read again in any case.
-    Changed(Option<FileStamp>, Result<Machines, MdbFileError>),
+    Changed(Option<FileStamp>, Result<MdbFile, MdbFileError>),
 }
 
 /// Why the machine database of an mdbd is invalid.
@@ -48,8 +49,8 @@ struct FollowError {
 }
 
 /// Gives the content of the file to `fleet` whenever it changes, whether the file is replaced or
-/// edited in place. Never returns.
-pub async fn watch_mdb_file(path: PathBuf, fleet: Arc<Fleet>) {
+/// edited in place. `is_strict` refuses one with keys that nothing reads. Never returns.
+pub async fn watch_mdb_file(path: PathBuf, is_strict: bool, fleet: Arc<Fleet>) {
     let mut last: Option<FileStamp> = None;
     let mut interval = tokio::time::interval(FILE_INTERVAL);
     interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -59,8 +60,13 @@ pub async fn watch_mdb_file(path: PathBuf, fleet: Arc<Fleet>) {
         let fleet = Arc::clone(&fleet);
         let check = tokio::task::spawn_blocking(move || match check_file(&path, known) {
             FileState::Unchanged | FileState::Unsteady => known,
-            FileState::Changed(stamp, Ok(machines)) => {
-                fleet.take(machines);
+            FileState::Changed(stamp, Ok(file)) => {
+                let unknown = unknown_keys::describe(&file.unknown_keys);
+                fleet.note_unknown_keys(unknown.clone());
+                match unknown.filter(|_| is_strict) {
+                    Some(unknown) => fleet.refuse(format!("{}: {unknown}", path.display())),
+                    None => fleet.take(file.machines),
+                }
                 stamp
             }
             FileState::Changed(stamp, Err(error)) => {
@@ -95,7 +101,7 @@ fn check_file(path: &Path, last: Option<FileStamp>) -> FileState {
         Ok(metadata) if FileStamp::of(&metadata) == before => {}
         _ => return FileState::Unsteady,
     }
-    FileState::Changed(is_settled.then_some(before), parse_machines(path, &bytes))
+    FileState::Changed(is_settled.then_some(before), parse_mdb(path, &bytes))
 }
 
 /// Gives the machine database of an mdbd to `fleet` whenever it changes. While the mdbd cannot be

@@ -79,7 +79,9 @@ pub fn read_triggers(path: &Path) -> Result<Triggers, Failure> {
 }
 
 pub fn parse_triggers(path: &Path, text: &str) -> Result<Triggers, Failure> {
-    Triggers::from_json(text).map_err(|error| {
+    let triggers = Triggers::from_json(text);
+    let checked = triggers.and_then(|triggers| Triggers::check_keys(text).map(|()| triggers));
+    checked.map_err(|error| {
         Failure::from_text(format!("{}: {}", path.display(), model::display::error_chain(&error)))
     })
 }

@@ -319,6 +319,9 @@ pub struct Brake {
     pub since: Time,
 }
 
+/// The begin of a remark that is about the machine database.
+pub const MDB_REMARK: &str = "machine database: ";
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DominatorStatus {
     /// Set while updates are disabled.
@@ -333,7 +336,8 @@ pub struct DominatorStatus {
     pub mdb_read: Option<Time>,
     /// Why the machine database in force could not be saved; it is retried.
     pub mdb_unkept: Option<String>,
-    /// Required images that are missing, deleted, deprecated or about to expire.
+    /// Required images that are missing, deleted, deprecated or about to expire; and, after
+    /// [`MDB_REMARK`], what is odd about the machine database.
     pub image_remarks: Vec<String>,
     /// The last error of the image server, if it fails.
     pub image_server_error: Option<String>,

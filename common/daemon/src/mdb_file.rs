@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use model::mdb::{Machines, MdbError, parse};
+use model::mdb::{Machines, MdbError, parse, unknown_keys};
+use model::unknown_keys::UnknownKey;
 
 /// The largest file that is read, in bytes.
 const FILE_BYTES_MAX: u64 = 256 << 20;
@@ -36,11 +37,19 @@ pub enum MdbFileError {
     },
 }
 
+/// A machine database that was read.
+#[derive(Clone, Debug)]
+pub struct MdbFile {
+    pub machines: Machines,
+    /// The keys that nothing reads.
+    pub unknown_keys: Vec<UnknownKey>,
+}
+
 /// Reads a machine database.
-pub fn read(path: &Path) -> Result<Machines, MdbFileError> {
+pub fn read(path: &Path) -> Result<MdbFile, MdbFileError> {
     let failed = |source| MdbFileError::Read { path: path.to_owned(), source };
     check_readable(path, &std::fs::metadata(path).map_err(failed)?)?;
-    parse_machines(path, &std::fs::read(path).map_err(failed)?)
+    parse_mdb(path, &std::fs::read(path).map_err(failed)?)
 }
 
 /// Checks that a file is regular and not too large.
@@ -56,12 +65,14 @@ pub fn check_readable(path: &Path, metadata: &std::fs::Metadata) -> Result<(), M
 }
 
 /// Parses `bytes`, the content of the file at `path`.
-pub fn parse_machines(path: &Path, bytes: &[u8]) -> Result<Machines, MdbFileError> {
+pub fn parse_mdb(path: &Path, bytes: &[u8]) -> Result<MdbFile, MdbFileError> {
     let text = std::str::from_utf8(bytes).map_err(|error| {
         let line = 1 + bytes[..error.valid_up_to()].iter().filter(|&&byte| byte == b'\n').count();
         MdbFileError::Text { path: path.to_owned(), line }
     })?;
     // Some editors begin a file with a byte order mark.
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    parse(text).map_err(|source| MdbFileError::Parse { path: path.to_owned(), source })
+    let machines =
+        parse(text).map_err(|source| MdbFileError::Parse { path: path.to_owned(), source })?;
+    Ok(MdbFile { machines, unknown_keys: unknown_keys(text) })
 }

@@ -62,6 +62,13 @@ pub enum PatternError {
         /// The number of the line, from 1.
         line: usize,
     },
+    /// The line matches no path.
+    #[error("line {line}: `{text}` matches no path: paths begin with `/`")]
+    NoMatch {
+        /// The number of the line, from 1.
+        line: usize,
+        text: String,
+    },
     #[error("line {line}: there are more than {LINES_MAX} lines")]
     TooMany {
         /// The number of the first line that is too many, from 1.
@@ -84,6 +91,7 @@ impl PatternError {
         match &mut self {
             Self::Syntax { line, .. }
             | Self::Inverted { line }
+            | Self::NoMatch { line, .. }
             | Self::TooMany { line }
             | Self::TooLarge { line, .. } => *line = number(*line),
         }
@@ -144,6 +152,22 @@ impl Patterns {
         literals.finish();
         let automata = automata.finish(&lines)?;
         Ok(Self(Arc::new(Compiled { lines, literals, automata })))
+    }
+
+    /// Refuses a line that matches no path, because paths begin with a slash. Called for new images
+    /// only, so that what is stored stays readable.
+    ///
+    /// # Errors
+    ///
+    /// [`PatternError::NoMatch`]
+    pub fn check_new(&self) -> Result<(), PatternError> {
+        let lines = &self.0.lines;
+        match lines.iter().position(|line| literals::matches_no_path(line)) {
+            Some(index) => {
+                Err(PatternError::NoMatch { line: index + 1, text: lines[index].clone() })
+            }
+            None => Ok(()),
+        }
     }
 
     /// The lines as they were given.
@@ -350,8 +374,8 @@ impl Filter {
         Patterns::new(lines).map(Self)
     }
 
-    /// Reads a filter file: one expression a line; empty lines and lines that start with `#` are
-    /// skipped, and line numbers in errors are those of the file.
+    /// Reads a filter file for a new image: one expression a line; empty lines and lines that start
+    /// with `#` are skipped, and line numbers in errors are those of the file.
     ///
     /// # Errors
     ///
@@ -363,9 +387,20 @@ impl Filter {
             .map(|(index, line)| (index + 1, line))
             .filter(|(_, line)| !line.trim().is_empty() && !line.starts_with('#'))
             .collect();
-        Self::new(numbered.iter().map(|(_, line)| line)).map_err(|error| {
+        let filter = Self::new(numbered.iter().map(|(_, line)| line));
+        let checked = filter.and_then(|filter| filter.check_new().map(|()| filter));
+        checked.map_err(|error| {
             error.renumbered(|line| numbered.get(line - 1).map_or(line, |(number, _)| *number))
         })
+    }
+
+    /// As [`Patterns::check_new`]; the number is that among the lines of the filter.
+    ///
+    /// # Errors
+    ///
+    /// [`PatternError::NoMatch`]
+    pub fn check_new(&self) -> Result<(), PatternError> {
+        self.0.check_new()
     }
 
     /// The lines.
@@ -399,6 +434,19 @@ mod tests {
 
     fn path(text: &str) -> TreePath {
         text.parse().unwrap()
+    }
+
+    #[test]
+    fn lines_that_match_no_path_are_refused_in_new_images() {
+        for line in ["etc/no-slash", "var/.*", "a|b", "[^/]x", "x/(a|b)$", "\\.cache"] {
+            let error = Filter::new(["/etc", line]).unwrap().check_new().unwrap_err();
+            assert_eq!(error, PatternError::NoMatch { line: 2, text: line.to_owned() });
+        }
+        for line in
+            ["/etc", "", ".*", ".*/x", "(a|/b)", "x?/y", "[/x]y", "(?i)/ETC", "[^x]etc", "$"]
+        {
+            assert_eq!(Filter::new([line]).unwrap().check_new(), Ok(()), "{line}");
+        }
     }
 
     /// Each of these lines is as large as is allowed; to compile them all would take minutes.

@@ -11,7 +11,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::filter::Filter;
+use crate::filter::{Filter, PatternError};
 use crate::object::{Algorithm, ObjectId};
 use crate::path::TreePath;
 use crate::scope::{Attributes, Coverage, SUBD_DIRECTORY, ScanSettings};
@@ -69,6 +69,17 @@ pub enum NewImageNameError {
          and ._-+:@,%="
     )]
     Character { name: String, character: char },
+}
+
+/// Why an image is not added, although it could be stored.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NewImageError {
+    #[error(transparent)]
+    Name { source: NewImageNameError },
+    #[error("filter: {source}")]
+    Filter { source: PatternError },
+    #[error("trigger of `{service}`, match lines: {source}")]
+    Trigger { service: String, source: PatternError },
 }
 
 /// The name of an image: a path such as `base/debian-12.7`, without a leading slash.
@@ -380,6 +391,25 @@ impl Content {
             None => Coverage::Paths(tree.nodes().map(|(path, _)| path).collect()),
         };
         ScanSettings { algorithm: self.algorithm(), coverage, attributes: Attributes::of(tree) }
+    }
+
+    /// Refuses what must not be in a new image, although stored ones have it: a name that shells or
+    /// tables take apart, and lines that match no path.
+    ///
+    /// # Errors
+    ///
+    /// [`NewImageError`] says what is wrong.
+    pub fn check_new(&self) -> Result<(), NewImageError> {
+        self.name.check_new().map_err(|source| NewImageError::Name { source })?;
+        if let Some(filter) = &self.filter {
+            filter.check_new().map_err(|source| NewImageError::Filter { source })?;
+        }
+        for trigger in &self.triggers.0 {
+            let service = || trigger.service.clone();
+            let checked = trigger.match_lines.check_new();
+            checked.map_err(|source| NewImageError::Trigger { service: service(), source })?;
+        }
+        Ok(())
     }
 
     /// Refuses an image that no machine could ever equal, or that this release cannot serve.

@@ -23,3 +23,4 @@ pub mod signing;
 pub mod time_parse;
 pub mod tree;
 pub mod trigger;
+pub mod unknown_keys;

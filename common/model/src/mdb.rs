@@ -1,7 +1,7 @@
 //! The machine database: which image every machine must have.
 //!
-//! A JSON array of objects, as in the founding design. Unknown fields are ignored; lines whose
-//! first characters are `#` or `//` are comments.
+//! A JSON array of objects, as in the founding design. Unknown fields are ignored, but
+//! [`unknown_keys`] names them; lines whose first characters are `#` or `//` are comments.
 
 mod diff;
 
@@ -15,6 +15,7 @@ use serde_json::value::RawValue;
 
 use crate::image::{ImageName, ImageNameError};
 use crate::json::without_comments;
+use crate::unknown_keys::{self, UnknownKey};
 
 /// Why a machine database is not accepted.
 #[derive(Debug, thiserror::Error)]
@@ -135,6 +136,26 @@ impl Machine {
     }
 }
 
+/// The keys of a [`Machine`].
+const KEYS: [&str; 10] = [
+    "Hostname",
+    "IpAddress",
+    "SubdPort",
+    "RequiredImage",
+    "PlannedImage",
+    "DisableUpdates",
+    "OwnerGroups",
+    "OwnerUsers",
+    "Location",
+    "Tags",
+];
+
+/// Returns the keys of a valid machine database that nothing reads.
+#[must_use]
+pub fn unknown_keys(text: &str) -> Vec<UnknownKey> {
+    unknown_keys::unknown_keys(&without_comments(text), &KEYS)
+}
+
 /// All machines, by host name.
 pub type Machines = BTreeMap<String, Machine>;
 
@@ -220,6 +241,19 @@ mod tests {
                 subd_port: Some(7000),
                 ..Machine::default()
             }
+        );
+    }
+
+    #[test]
+    fn keys_that_no_machine_has_are_named() {
+        let text = "# the fleet\n[{\"Hostname\": \"a\",\n\"RequiredImge\": \"x\"}]";
+        let [unknown] = &*unknown_keys(text) else { panic!("one key is unknown") };
+        assert_eq!((&*unknown.key, unknown.line), ("RequiredImge", 3));
+        let all = serde_json::to_string(&[Machine::default()]).unwrap();
+        assert_eq!(unknown_keys(&all), []);
+        assert_eq!(
+            KEYS.len(),
+            serde_json::to_value(Machine::default()).unwrap().as_object().unwrap().len()
         );
     }
 

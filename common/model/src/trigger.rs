@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::filter::{PatternError, Patterns};
 use crate::path::TreePath;
+use crate::unknown_keys::{self, unknown_keys};
 
 /// The service name that means the machine itself.
 pub const REBOOT: &str = "reboot";
@@ -81,6 +82,10 @@ impl Trigger {
     }
 }
 
+/// The keys of a [`Trigger`].
+const KEYS: [&str; 7] =
+    ["MatchLines", "Service", "SortName", "DoReload", "DoReboot", "HighImpact", "Kind"];
+
 /// The triggers of an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -98,6 +103,12 @@ pub enum TriggerError {
         /// Where, and what is wrong.
         #[source]
         source: serde_json::Error,
+    },
+    /// Triggers have keys that nothing reads.
+    #[error("{keys}")]
+    Keys {
+        /// Describes them.
+        keys: String,
     },
     /// A trigger is of a kind that this release does not know how to run.
     #[error("trigger {number} (`{service}`) is of kind `{kind}`, which is not implemented yet")]
@@ -146,6 +157,20 @@ impl Triggers {
             .map_err(|source| TriggerError::Json { source })?;
         triggers.verify()?;
         Ok(triggers)
+    }
+
+    /// Refuses keys that nothing reads, in a trigger file that [`Triggers::from_json`] takes. Called
+    /// for new images, so that what is stored stays readable.
+    ///
+    /// # Errors
+    ///
+    /// [`TriggerError::Keys`]
+    pub fn check_keys(text: &str) -> Result<(), TriggerError> {
+        let unknown = unknown_keys(&crate::json::without_comments(text), &KEYS);
+        match unknown_keys::describe(&unknown) {
+            Some(keys) => Err(TriggerError::Keys { keys }),
+            None => Ok(()),
+        }
     }
 
     /// Refuses what this release cannot run.

@@ -211,6 +211,12 @@ pub async fn run(arguments: Arguments) -> ExitCode {
             };
         }
         Command::Methods(shown) => return methods::run(arguments.format, shown),
+        Command::Mdb { command: machine_database::Command::Check { file } } => {
+            return match machine_database::check(arguments.format, file) {
+                Ok(output) => output.print(),
+                Err(error) => exit(EXIT_FAILED, &error_chain(&error), &[]),
+            };
+        }
         Command::Database { command } => return database::run(command, arguments.format),
         Command::Audit(events::AuditArguments { log: Some(command), .. }) => {
             return audit::run(command, arguments.format);

@@ -1,15 +1,17 @@
 //! `domtool mdb`: shows and compares machine databases, and accepts one that is held.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use api::dominator::mdb::{AcceptMdb, AcceptMdbRequest, ShowMdb, ShowMdbReply, ShowMdbRequest};
 use clap::Subcommand;
 use daemon::EXIT_DONE;
-use daemon::mdb_file::read;
+use daemon::mdb_file::{MdbFile, read};
 use model::display::counted;
 use model::mdb::{Machine, Machines, MdbDiff};
 use model::object::ObjectId;
+use model::unknown_keys::UnknownKey;
 use rpc::client::{CallError, Client};
+use serde::Serialize;
 use tool::{EXIT_DIFFERENT, Format, Output};
 
 use super::orders::OptionalWhy;
@@ -35,6 +37,15 @@ pub(super) enum Command {
         /// Compare this file instead of the held database
         file: Option<PathBuf>,
     },
+    /// Check a machine database in a file, without a dominator
+    ///
+    /// Exit code 0: it is good. Exit code 1: it is not valid. Exit code 3: it has keys that nothing
+    /// reads, which may be misspelt.
+    #[command(after_help = "Example: domtool mdb check fleet.json")]
+    Check {
+        /// The file
+        file: PathBuf,
+    },
     /// Put the held machine database in force
     ///
     /// Look at it first: domtool mdb diff. The order does not apply to a database that comes later.
@@ -45,6 +56,26 @@ pub(super) enum Command {
         #[command(flatten)]
         why: OptionalWhy,
     },
+}
+
+/// What is printed of a machine database that was checked.
+#[derive(Serialize)]
+struct CheckedMdb {
+    machines: usize,
+    unknown_keys: Vec<UnknownKey>,
+}
+
+/// Checks the machine database in a file.
+pub(super) fn check(format: Format, file: &Path) -> Result<Output, ToolError> {
+    let MdbFile { machines, unknown_keys } = read(file)?;
+    let code = if unknown_keys.is_empty() { EXIT_DONE } else { EXIT_DIFFERENT };
+    let checked = CheckedMdb { machines: machines.len(), unknown_keys };
+    let text = format.render(&checked, |checked| {
+        let lines = checked.unknown_keys.iter().map(|unknown| format!("{unknown}\n"));
+        let count = counted(checked.machines as u64, "machine");
+        lines.chain([format!("{count}\n")]).collect()
+    });
+    Ok(Output { text, code })
 }
 
 pub(super) async fn run(
@@ -60,7 +91,7 @@ pub(super) async fn run(
         Command::Diff { file } => {
             let in_force = machines(get(client, false).await?);
             let new = match file {
-                Some(file) => read(file)?,
+                Some(file) => read(file)?.machines,
                 None => {
                     let reply = get(client, true).await?;
                     if let Some(held) = &reply.held {
@@ -74,6 +105,7 @@ pub(super) async fn run(
             let text = format.render(&edit, |edit| edit.lines().map(|line| line + "\n").collect());
             Ok(Output { text, code })
         }
+        Command::Check { .. } => unreachable!("it is carried out without a dominator"),
         Command::Accept { digest, why } => {
             let digest = match digest {
                 Some(digest) => *digest,

@@ -89,7 +89,7 @@ fn machine_text(reply: &PlanMachineReply) -> String {
 
 /// Asks for plans in batches, and prints progress on stderr if that takes long.
 async fn plan_fleet(client: &Client, file: PathBuf, all: bool) -> Result<FleetPlan, ToolError> {
-    let machines = read(&file)?;
+    let machines = read(&file)?.machines;
     let request = CheckMdbRequest { machines: machines.values().cloned().collect() };
     let database = client.call_within::<CheckMdb>(&request, LIMIT).await?;
     let is_concerned = |machine: &&Machine| {

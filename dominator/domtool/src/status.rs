@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use api::dominator::orders::{BudgetReport, LimitUse, StoppedImage};
 use api::dominator::{
-    DominatorStatus, GetStatus, ListSubs, ListSubsRequest, ShowSub, ShowSubRequest, Status,
-    SubDetail, SubSummary, TagFilter, text,
+    DominatorStatus, GetStatus, ListSubs, ListSubsRequest, MDB_REMARK, ShowSub, ShowSubRequest,
+    Status, SubDetail, SubSummary, TagFilter, text,
 };
 use clap::Args;
 use model::display::{ago, counted, size, utc};
@@ -150,7 +150,10 @@ fn text_of_status(status: &DominatorStatus) -> String {
         ));
     }
     for remark in &status.image_remarks {
-        line(format!("image: {remark}"));
+        line(match remark.starts_with(MDB_REMARK) {
+            true => remark.clone(),
+            false => format!("image: {remark}"),
+        });
     }
     line(match &status.image_server_error {
         None => "image server: ok".to_owned(),

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use api::access::OwnedItem;
 use api::dominator::plan::{MACHINES_MAX, NoPlanReason};
-use api::dominator::{Brake, DominatorStatus, Status, SubDetail, SubSummary};
+use api::dominator::{Brake, DominatorStatus, MDB_REMARK, Status, SubDetail, SubSummary};
 use api::image_server::expiry::AcceptClockReply;
 use api::subd::Alarm;
 use model::image::ImageName;
@@ -166,6 +166,8 @@ pub struct Fleet {
     mdb_saver: Saver,
     /// Why the machine database in force is not on the disk, if it is not.
     mdb_save_error: Mutex<Option<String>>,
+    /// Describes the keys of the machine database that nothing reads.
+    mdb_unknown_keys: Mutex<Option<String>>,
     /// The copy of the database that is being read.
     copy: tokio::sync::Mutex<Option<records::OpenBackup>>,
     /// Held while plans are made for a caller: one caller at a time is enough beside the work.
@@ -202,6 +204,7 @@ impl Fleet {
             mdb_decisions: Mutex::default(),
             mdb_saver: Saver::new("the machine database in force", retry, retry),
             mdb_save_error: Mutex::default(),
+            mdb_unknown_keys: Mutex::default(),
             copy: tokio::sync::Mutex::default(),
             planning: tokio::sync::Mutex::default(),
             tracker,
@@ -332,7 +335,10 @@ impl Fleet {
         let counts = self.counts();
         let default_image = self.shared.default_image();
         let default = default_image.as_deref().map(|default| &default.image);
+        let unknown_keys = locked(&self.mdb_unknown_keys).clone().into_iter();
+        let unknown_keys = unknown_keys.map(|keys| format!("{MDB_REMARK}{keys}"));
         let inner = self.locked();
+        let image_remarks = inner.image_remarks(&self.shared.images.remarks(), default);
         DominatorStatus {
             brake: self.shared.gate.brake().map(|brake| (*brake).clone()),
             counts,
@@ -340,7 +346,7 @@ impl Fleet {
             mdb_held: inner.admission.held().map(|(notice, _)| notice.clone()),
             mdb_read: inner.admission.read(),
             mdb_unkept: locked(&self.mdb_save_error).clone(),
-            image_remarks: inner.image_remarks(&self.shared.images.remarks(), default),
+            image_remarks: unknown_keys.chain(image_remarks).collect(),
             image_server_error: self.shared.images.trouble(),
             alarm_error: locked(&self.alarm_error).clone(),
             history_error: self.shared.history.trouble(),

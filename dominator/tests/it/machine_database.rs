@@ -191,6 +191,37 @@ async fn the_last_good_database_stays_in_force() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_misspelt_key_is_told_and_refused_if_that_is_wanted() {
+    let text = "[{\"Hostname\": \"a\",\n\"RequiredImge\": \"x\"}]";
+    let told = "line 2: the key `RequiredImge` is unknown; is `RequiredImage` meant?";
+    let mut stage = Stage::new(text).await;
+    wait_for_hosts(&stage, &["a"]).await;
+    let (code, said) = exit_and_stdout(&stage.domtool(&["status"]).await);
+    assert!(code == Some(0) && said.contains(&format!("\nmachine database: {told}\n")), "{said}");
+    let (_, page) = stage.client.get("/").await.unwrap();
+    let page = String::from_utf8(page.to_vec()).unwrap();
+    assert!(page.contains("the key `RequiredImge` is unknown"), "{page}");
+    let file = stage.mdb();
+    let check =
+        async || exit_and_stdout(&stage.domtool(&["mdb", "check", file.to_str().unwrap()]).await);
+    assert_eq!(check().await, (Some(3), format!("{told}\n1 machine\n")));
+    stage.write_mdb("[{\"Hostname\": \"b\"}]");
+    assert_eq!(check().await, (Some(0), "1 machine\n".to_owned()));
+    wait_for_hosts(&stage, &["b"]).await;
+    assert_eq!(stage.status().await.image_remarks, [""; 0]);
+    stage.write_mdb("[");
+    assert_eq!(check().await, (Some(1), String::new()));
+    stage.kill();
+    stage.write_mdb(text);
+    let mut strict = stage.command();
+    strict.arg("--mdb-strict");
+    stage.start_as(strict).await;
+    let error = wait_for_error(&stage, "RequiredImge").await;
+    assert!(error.ends_with(told), "{error}");
+    wait_for_hosts(&stage, &["b"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn images_that_machines_should_not_depend_on_are_told() {
     let stage = Stage::new("[]").await;
     stage.images.add("old", &tree(""), Some(&[]));

@@ -1,6 +1,7 @@
 //! Lines of a filter that need no automaton, because they only compare bytes.
 
 use regex_automata::util::syntax;
+use regex_syntax::hir::literal::{Extractor, Literal};
 use regex_syntax::hir::{Hir, HirKind, Look};
 
 /// What an anchored expression matches.
@@ -50,6 +51,18 @@ impl Shape {
             _ => Self::Other,
         }
     }
+}
+
+/// True if `line` is known to match no path: whatever it matches begins with another byte than a
+/// slash.
+pub(super) fn matches_no_path(line: &str) -> bool {
+    let Ok(hir) = syntax::parse_with(line, &super::syntax()) else { return false };
+    let mut extractor = Extractor::new();
+    extractor.limit_class(256).limit_total(512);
+    let prefixes = extractor.extract(&hir);
+    let begins_otherwise =
+        |prefix: &Literal| prefix.as_bytes().first().is_some_and(|first| *first != b'/');
+    prefixes.literals().is_some_and(|prefixes| prefixes.iter().all(begins_otherwise))
 }
 
 fn is_end(hir: &Hir) -> bool {

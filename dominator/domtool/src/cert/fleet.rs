@@ -66,7 +66,7 @@ pub(super) async fn run(
     register: Register,
     mdb: &Path,
 ) -> Result<Output, CertError> {
-    let machines = read(mdb)?;
+    let machines = read(mdb)?.machines;
     let stop = Arc::new(AtomicBool::new(false));
     let signal = {
         let stop = Arc::clone(&stop);

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::dominator::MDB_REMARK;
 use api::dominator::mdb::{HeldMdb, ShowMdbReply};
 use model::display::error_chain;
 use model::lock::locked;
@@ -28,6 +29,14 @@ impl Fleet {
     pub fn take(&self, machines: Machines) {
         let now = self.shared.clock.now().wall;
         self.decide(|admission| admission.offer(machines, now));
+    }
+
+    /// Notes that the machine database has keys that nothing reads.
+    pub fn note_unknown_keys(&self, unknown: Option<String>) {
+        let former = std::mem::replace(&mut *locked(&self.mdb_unknown_keys), unknown.clone());
+        if let Some(unknown) = unknown.filter(|unknown| former.as_ref() != Some(unknown)) {
+            tracing::warn!("{MDB_REMARK}{unknown}");
+        }
     }
 
     /// Notes why the machine database is not taken; the last good one stays in force.

@@ -159,6 +159,7 @@ fn check_and_add(
     request: AddImageRequest,
 ) -> Result<AddImageReply, Fault> {
     expect_may_add::<AddImage>(store, caller, &request.content.name)?;
+    request.content.check_new().map_err(|error| bad_request(&error))?;
     // From here on until the image is visible no object is removed.
     let _adding = store.adding.read().unwrap_or_else(PoisonError::into_inner);
     make_visible(store, reader, caller, request.content, request.notes)
@@ -174,7 +175,6 @@ pub(super) fn make_visible(
     mut notes: Notes,
 ) -> Result<AddImageReply, Fault> {
     let store_fault = |error| fault_of_store(&error);
-    content.name.check_new().map_err(|error| bad_request(&error))?;
     store.images.expect_new(&content.name).map_err(store_fault)?;
     tags::verify(&notes.tags).map_err(|error| bad_request(&error))?;
     let owners = Owners::new(notes.owner_groups.clone(), notes.owner_users.clone());
@@ -217,7 +217,7 @@ pub(super) fn make_visible(
     Ok(AddImageReply { digest })
 }
 
-fn bad_request(error: &dyn Error) -> Fault {
+pub(super) fn bad_request(error: &dyn Error) -> Fault {
     Fault::new(FaultCode::BadRequest, error_chain(error))
 }
 

@@ -15,7 +15,7 @@ use model::time_parse::later;
 use rpc::server::Caller;
 use system::clock::wall;
 
-use super::images::{get_readable, make_visible};
+use super::images::{bad_request, get_readable, make_visible};
 use super::{Service, expect_may_add};
 use crate::store::Store;
 use crate::store::error::{StoreError, fault_of_store};
@@ -108,6 +108,7 @@ fn copy_and_add(
 ) -> Result<AddImageReply, Fault> {
     let CopyImageRequest { from, to, expires_in_seconds } = request;
     expect_may_add::<CopyImage>(store, caller, &to)?;
+    to.check_new().map_err(|error| bad_request(&error))?;
     // Held before the source is read: it may be deleted while it is copied.
     let _adding = store.adding.read().unwrap_or_else(PoisonError::into_inner);
     let record = get_readable(store, reader, &from).map_err(|error| fault_of_store(&error))?;
