@@ -159,8 +159,8 @@ impl Triggers {
         Ok(triggers)
     }
 
-    /// Refuses keys that nothing reads, in a trigger file that [`Triggers::from_json`] takes. For new
-    /// images only, so that what is stored stays readable.
+    /// Refuses keys that nothing reads, in a trigger file that [`Triggers::from_json`] takes. For
+    /// new images only, so that what is stored stays readable.
     ///
     /// # Errors
     ///

@@ -38,8 +38,9 @@ pub(super) fn full(bytes: impl Into<Bytes>) -> Body {
 /// Bytes in memory that are sent in slices, to know how much a peer has read.
 struct Full(Bytes);
 
-/// The longest slice, in bytes.
-const SLICE_BYTES: usize = 64 << 10;
+/// The longest slice, in bytes. Each becomes a frame of HTTP/2, with a head of 9 bytes: h2 reads
+/// frames into a buffer of 8 KiB, which a longer frame enlarges for the life of the connection.
+const SLICE_BYTES: usize = 8_000;
 
 impl hyper::body::Body for Full {
     type Data = Bytes;

@@ -102,6 +102,8 @@ struct WantedImage {
     other: Mutex<Option<ObjectId>>,
     /// Notified when the image is to be loaded again.
     reload: Notify,
+    /// Notified when its notes are to be read now.
+    read_notes: Notify,
     cancel: CancellationToken,
 }
 
@@ -183,6 +185,7 @@ impl Images {
                 remark: Mutex::default(),
                 other: Mutex::default(),
                 reload: Notify::new(),
+                read_notes: Notify::new(),
                 cancel: self.stop.child_token(),
             });
             wanted.insert(name.clone(), Arc::clone(&image));
@@ -323,6 +326,13 @@ impl Images {
         Ok(Some(changed.other))
     }
 
+    /// Has the notes of a wanted image, such as its signatures, read now.
+    pub fn read_notes(&self, name: &ImageName) {
+        if let Some(image) = locked(&self.wanted).get(name) {
+            image.read_notes.notify_one();
+        }
+    }
+
     /// Reads the notes of a loaded image again and again. Returns when the image was deleted: no
     /// machine gets it any more.
     async fn follow_notes(&self, name: &ImageName, wanted: &WantedImage) {
@@ -351,7 +361,10 @@ impl Images {
                 Err(error) => Some(error_chain(&error)),
             };
             self.set_error(name, trouble);
-            tokio::time::sleep(jittered(NOTES_INTERVAL, jitter())).await;
+            tokio::select! {
+                () = tokio::time::sleep(jittered(NOTES_INTERVAL, jitter())) => {}
+                () = wanted.read_notes.notified() => {}
+            }
         }
     }
 

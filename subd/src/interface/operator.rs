@@ -130,21 +130,36 @@ async fn set_pause(report_state: &Arc<ReportState>, paused: Option<Paused>) -> R
 /// Ends pauses when their time is over, until `stop` is cancelled.
 pub async fn end_pauses(report_state: Arc<ReportState>, stop: CancellationToken) {
     let mut versions = report_state.watch();
-    let mut in_force: Option<(Paused, Instant)> = None;
+    // With the time that was left of it when it was seen first.
+    let mut in_force: Option<(Paused, Instant, Duration)> = None;
     loop {
         versions.borrow_and_update();
         let paused = report_state.read(|state| state.persisted.paused.clone());
         in_force = match (paused, in_force) {
-            (Some(paused), Some((known, since))) if paused == known => Some((known, since)),
-            (Some(paused), _) => Some((paused, Instant::now())),
+            (Some(paused), Some((known, since, whole))) if paused == known => {
+                Some((known, since, whole))
+            }
+            (Some(paused), _) => {
+                let whole = admission::pause_left(&paused, wall(), admission::PAUSE_MAX);
+                Some((paused, Instant::now(), whole))
+            }
             (None, _) => None,
         };
-        let left = in_force
-            .as_ref()
-            .map(|(paused, since)| admission::pause_left(paused, wall(), since.elapsed()));
+        let left = in_force.as_ref().map(|(paused, since, whole)| {
+            let longest = whole.saturating_sub(since.elapsed());
+            let corrected = admission::corrected_pause(paused, wall(), longest);
+            (admission::pause_left(paused, wall(), longest), corrected)
+        });
+        let (left, corrected) = left.unzip();
+        if let Some(corrected) = corrected.flatten() {
+            tracing::warn!(until = model::display::utc(corrected.until), "the clock was set back");
+            if set_pause(&report_state, Some(corrected)).await.is_ok() {
+                continue;
+            }
+        }
         if left == Some(Duration::ZERO) {
             tracing::info!("the pause is over: updates resume");
-            let ended = in_force.take().map(|(ended, _)| ended);
+            let ended = in_force.take().map(|(ended, ..)| ended);
             // Write-behind: after a crash the pause ends again, by the clock.
             let end = report_state.persist_behind(move |_, persisted| {
                 // Another pause may have been set in the meantime.

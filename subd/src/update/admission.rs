@@ -13,6 +13,7 @@ use api::subd::{LastUpdate, Paused, PrepareRequest, UpdateOutcome, UpdatePhase};
 use model::display::{error_chain, utc};
 use model::filter::Patterns;
 use model::scope::{Coverage, ScanSettings};
+use model::time_parse::later;
 use model::tree::Time;
 
 use crate::state::{Snapshot, State};
@@ -123,10 +124,20 @@ pub fn check_pause(pause: &Paused, now: Time) -> Result<(), Fault> {
     }
 }
 
-/// Returns the rest of `pause` at `now` by the machine's clock, if it has been in force for
-/// `elapsed`; zero if it has ended.
-pub fn pause_left(pause: &Paused, now: Time, elapsed: Duration) -> Duration {
-    time_until_end(pause, now).min(PAUSE_MAX.saturating_sub(elapsed))
+/// Returns the rest of `pause` at `now` by the machine's clock, at most `longest`; zero if it has
+/// ended.
+pub fn pause_left(pause: &Paused, now: Time, longest: Duration) -> Duration {
+    time_until_end(pause, now).min(longest)
+}
+
+/// How much the clock may differ from the elapsed time.
+const CLOCK_ERROR_MAX: Duration = Duration::from_secs(60);
+
+/// Returns the pause with the end that is right by a clock that was set back, if `longest` is left
+/// of it by the elapsed time.
+pub fn corrected_pause(pause: &Paused, now: Time, longest: Duration) -> Option<Paused> {
+    let is_wrong = time_until_end(pause, now) > longest + CLOCK_ERROR_MAX;
+    is_wrong.then(|| Paused { until: later(now, longest), ..pause.clone() })
 }
 
 /// Refuses an update at `now`, by the machine's clock, if `pause` is in force then.
@@ -136,7 +147,7 @@ pub fn pause_left(pause: &Paused, now: Time, elapsed: Duration) -> Duration {
 /// `Held` says until when updates are paused, and why.
 pub fn refuse_if_paused(pause: Option<&Paused>, now: Time) -> Result<(), Fault> {
     match pause {
-        Some(pause) if !pause_left(pause, now, Duration::ZERO).is_zero() => {
+        Some(pause) if !pause_left(pause, now, PAUSE_MAX).is_zero() => {
             let (until, reason) = (utc(pause.until), &pause.reason);
             let text = format!("updates are paused until {until}: {reason}");
             Err(Fault::new(FaultCode::Held, text))
@@ -202,19 +213,33 @@ mod tests {
         let days = |days: u64| Duration::from_secs(days * 24 * 3_600);
         #[rustfmt::skip]
         let table = [
-            // now, in force for, left
-            (at(99 * DAY),  days(0),  days(1)),
+            // now, at most, left
+            (at(99 * DAY),  days(30), days(1)),
             (at(99 * DAY),  days(7),  days(1)),
-            (at(100 * DAY), days(0),  days(0)),
-            (at(200 * DAY), days(0),  days(0)),
+            (at(100 * DAY), days(30), days(0)),
+            (at(200 * DAY), days(30), days(0)),
             // A clock that was set back, or has forgotten the time.
-            (at(0),         days(0),  days(30)),
-            (at(0),         days(29), days(1)),
-            (at(0),         days(30), days(0)),
-            (at(i64::MIN),  days(31), days(0)),
+            (at(0),         days(30), days(30)),
+            (at(0),         days(1),  days(1)),
+            (at(0),         days(0),  days(0)),
+            (at(i64::MIN),  days(0),  days(0)),
         ];
-        for (now, elapsed, expected) in table {
-            assert_eq!(pause_left(&pause, now, elapsed), expected, "{now:?} {elapsed:?}");
+        for (now, longest, expected) in table {
+            assert_eq!(pause_left(&pause, now, longest), expected, "{now:?} {longest:?}");
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_pause_follows_a_clock_that_is_set_back() {
+        let hour = Duration::from_secs(3_600);
+        // It was paused for two hours, an hour ago, with the clock twenty years ahead.
+        let pause = until(20 * 365 * DAY, "works");
+        let corrected = corrected_pause(&pause, at(DAY), hour);
+        assert_eq!(corrected, Some(until(DAY + 3_600, "works")));
+        // A clock that differs a little, or is set forward, changes nothing.
+        let before = |seconds: i64| at(20 * 365 * DAY - seconds);
+        for now in [before(3_600), before(3_660), before(60), before(-DAY)] {
+            assert_eq!(corrected_pause(&pause, now, hour), None);
         }
     }
 }

@@ -15,7 +15,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::caller::{Caller, CallerPermit, CallerPermits};
 use super::connection_counts::Refusal;
 use super::connection_limiter::ConnectionLimiter;
-use super::metrics::{CONTENT_TYPE, Running};
+use super::metrics::{Running, content_type};
 use super::page::{self, Page, PageRequest, html_response, set, small};
 use super::range::ByteRange;
 use super::replies::Replies;
@@ -199,16 +199,19 @@ impl Service {
         path: String,
         request: &Request<Incoming>,
     ) -> Response<Body> {
-        let Some((handler, below)) = self.page_handler(&path) else {
-            return match path.as_str() {
-                "/healthz" => Page::Text("ok\n".to_owned()).into_response(None),
-                "/metrics" => small(CONTENT_TYPE, self.routes.metrics.text().into_bytes()),
-                _ => self.error_page(StatusCode::NOT_FOUND, "There is no such page."),
-            };
-        };
         let text = |name| {
             let value = request.headers().get(name).and_then(|value| value.to_str().ok());
             value.map(str::to_owned)
+        };
+        let Some((handler, below)) = self.page_handler(&path) else {
+            return match path.as_str() {
+                "/healthz" => Page::Text("ok\n".to_owned()).into_response(None),
+                "/metrics" => {
+                    let kind = content_type(text(header::ACCEPT).as_deref());
+                    small(kind, self.routes.metrics.text().into_bytes())
+                }
+                _ => self.error_page(StatusCode::NOT_FOUND, "There is no such page."),
+            };
         };
         let if_none_match = text(header::IF_NONE_MATCH);
         let page = PageRequest {

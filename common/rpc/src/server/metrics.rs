@@ -18,7 +18,14 @@ use crate::tls::Security;
 use api::fault::FaultCode;
 
 /// The content type of the metrics.
-pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Returns the content type of the metrics for a caller that accepts these types. A browser would
+/// save the proper one as a file.
+pub(super) fn content_type(accepted: Option<&str>) -> &'static str {
+    let is_browser = accepted.is_some_and(|accepted| accepted.contains("text/html"));
+    if is_browser { "text/plain; charset=utf-8" } else { CONTENT_TYPE }
+}
 
 /// Upper bounds of the histogram of durations, in seconds. Long polls take a minute.
 const SECONDS: [f64; 12] =
@@ -140,8 +147,12 @@ impl Collector for CertificateEnd {
         // Zero means that there is no certificate.
         let gauge = ConstGauge::new(self.0.expires_at().unwrap_or_default());
         let help = "When the certificate of this program ends, in Unix seconds; 0 for none";
-        let of_gauge =
-            encoder.encode_descriptor("certificate_end_seconds", help, None, MetricType::Gauge)?;
+        let of_gauge = encoder.encode_descriptor(
+            "certificate_end_timestamp_seconds",
+            help,
+            None,
+            MetricType::Gauge,
+        )?;
         gauge.encode(of_gauge)
     }
 }

@@ -71,6 +71,21 @@ async fn every_response_is_harmless_in_a_browser() {
 }
 
 #[tokio::test]
+async fn a_browser_shows_the_metrics() {
+    let server = Server::start(router().audit(&AuditLog::none())).await;
+    let proper = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    for (accepted, kind) in [
+        ("", proper),
+        ("accept: application/openmetrics-text\r\n", proper),
+        ("accept: text/html,application/xhtml+xml,*/*;q=0.8\r\n", "text/plain; charset=utf-8"),
+    ] {
+        let response = ask(server.address, "GET", "/metrics", accepted).await;
+        assert!(response.contains(&format!("content-type: {kind}\r\n")), "{response}");
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
 async fn private_pages_need_a_certificate_and_health_does_not() {
     let router = router().audit(&AuditLog::none()).private_pages(true);
     let server = Server::start(router).await;

@@ -447,6 +447,6 @@ async fn the_certificate_is_in_the_metrics() {
     let ca = lab.dir("server").join("ca.pem").display().to_string();
     let text = String::from_utf8(curl(&["--cacert", &ca, &url])).unwrap();
     // 2100-01-01.
-    assert!(text.contains("dominator_certificate_end_seconds 4102444800\n"), "{text}");
+    assert!(text.contains("dominator_certificate_end_timestamp_seconds 4102444800\n"), "{text}");
     server.stop().await;
 }

@@ -143,7 +143,8 @@ impl Sub {
     }
 
     /// Returns the image that the machine must have.
-    pub(super) fn required(&self) -> Option<ImageName> {
+    #[must_use]
+    pub fn required(&self) -> Option<ImageName> {
         required_image::required(&self.machine, self.default_image())
     }
 

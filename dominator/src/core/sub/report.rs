@@ -32,13 +32,14 @@ const OPERATIONS_MAX: usize = 200;
 /// The longest detail of a status, in bytes. Parts of it come from machines and image servers.
 const DETAIL_BYTES_MAX: usize = 1_000;
 
-/// How many changes of the status are kept of each machine.
-const CHANGES_MAX: usize = 50;
+/// How many changes of the status are kept of each machine: those of two updates. The history of
+/// the dominator has more.
+const CHANGES_MAX: usize = 20;
 
 /// The last changes of the status of one machine, kept in memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct StatusHistory {
-    changes: VecDeque<(Time, Status, String)>,
+    changes: VecDeque<(Time, Status, Box<str>)>,
 }
 
 impl StatusHistory {
@@ -47,11 +48,12 @@ impl StatusHistory {
         if self.changes.len() == CHANGES_MAX {
             self.changes.pop_front();
         }
-        self.changes.push_back((time, status, detail.to_owned()));
+        self.changes.push_back((time, status, detail.into()));
     }
 
     pub(super) fn newest_first(&self) -> Vec<(Time, Status, String)> {
-        self.changes.iter().rev().cloned().collect()
+        let newest = self.changes.iter().rev();
+        newest.map(|(time, status, detail)| (*time, *status, detail.to_string())).collect()
     }
 }
 
@@ -268,6 +270,6 @@ mod tests {
         let changes = history.newest_first();
         assert_eq!(changes.len(), CHANGES_MAX);
         assert_eq!(changes[0].2, "number 59");
-        assert_eq!(changes[CHANGES_MAX - 1].2, "number 10");
+        assert_eq!(changes[CHANGES_MAX - 1].2, "number 40");
     }
 }

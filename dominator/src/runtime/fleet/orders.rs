@@ -175,7 +175,17 @@ impl Fleet {
     ) -> Result<(), OrderError> {
         let order = Order::new("retry", who).about(hostname).why(why).checked()?;
         let otherwise = format!("nothing that failed is held back on {hostname}");
+        self.read_notes(hostname)?;
         self.order_if(hostname, order, Sub::can_retry, SubOrder::Retry, otherwise).await
+    }
+
+    /// Has the notes of the required image read now. If it was signed since, the machine gets the
+    /// signatures as soon as they are known.
+    fn read_notes(&self, hostname: &str) -> Result<(), OrderError> {
+        if let Some(image) = self.handle(hostname)?.with_sub(Sub::required) {
+            self.shared.images.read_notes(&image);
+        }
+        Ok(())
     }
 
     /// Gives an order to one machine if it `is_of_use`; it is recorded first. The error says
@@ -209,6 +219,7 @@ impl Fleet {
         why: &str,
     ) -> Result<(), OrderError> {
         let handle = self.handle(hostname)?;
+        self.read_notes(hostname)?;
         self.audit(Order::new("fast-update", who).about(hostname).why(why)).await?;
         handle.order(SubOrder::FastUpdate, &self.shared);
         tracing::warn!(who, why, host = hostname, "the machine is updated now");
