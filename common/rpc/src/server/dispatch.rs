@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
+use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
@@ -44,6 +45,11 @@ const FREE_BYTES_MAX: usize = 64 << 10;
 
 /// The longest accepted path, in bytes.
 const PATH_BYTES_MAX: usize = 8 << 10;
+
+/// How much of a request that is refused is read before the answer, in bytes, and for how long:
+/// some callers, curl among them, lose the answer if the rest of their request is not wanted.
+const REFUSED_BYTES_MAX: usize = 1 << 20;
+const REFUSED_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// The name for unknown methods in metrics.
 const UNKNOWN: &str = "unknown";
@@ -249,20 +255,22 @@ impl Service {
         let entry = self.routes.methods.get(name);
         let label = entry.map_or(UNKNOWN, |entry| entry.name);
         let upload = entry.is_some_and(|entry| matches!(entry.kind, Kind::Upload(_)));
-        let (form, result) = match form(request.headers(), upload) {
+        let json = CallEncoding { request: Encoding::Json, reply: Encoding::Json };
+        let form = form(request.headers(), upload);
+        let admitted = match (&form, entry) {
+            (Err(fault), _) => Err(fault.clone()),
+            (Ok(form), entry) => match (version(request.headers(), *form), entry) {
+                (Err(fault), _) => Err(fault),
+                (Ok(()), None) => Err(self.no_method(name)),
+                (Ok(()), Some(entry)) => self.admit(&caller, entry).await.map(|()| entry),
+            },
+        };
+        let form = form.unwrap_or(json);
+        let result = match admitted {
+            Ok(entry) => guarded(label, self.run(caller, entry, form, request)).await,
             Err(fault) => {
-                (CallEncoding { request: Encoding::Json, reply: Encoding::Json }, Err(fault))
-            }
-            Ok(form) => {
-                let result = match (version(request.headers(), form), entry) {
-                    (Err(fault), _) => Err(fault),
-                    (Ok(()), None) => Err(self.no_method(name)),
-                    (Ok(()), Some(entry)) => match self.admit(&caller, entry).await {
-                        Ok(()) => guarded(label, self.run(caller, entry, form, request)).await,
-                        Err(fault) => Err(fault),
-                    },
-                };
-                (form, result)
+                read_rest(request.into_body()).await;
+                Err(fault)
             }
         };
         let fault = result.as_ref().err().map(|fault| fault.code);
@@ -404,6 +412,19 @@ async fn guarded<T>(
             Err(Fault::new(FaultCode::Internal, format!("{what}: the handler panicked: {text}")))
         }
     }
+}
+
+/// Reads and drops what a refused caller still sends.
+async fn read_rest(mut body: Incoming) {
+    let reading = async {
+        let mut bytes = 0;
+        while bytes < REFUSED_BYTES_MAX
+            && let Some(Ok(frame)) = body.frame().await
+        {
+            bytes += frame.data_ref().map_or(0, Bytes::len);
+        }
+    };
+    let _late = tokio::time::timeout(REFUSED_TIME_MAX, reading).await;
 }
 
 /// Returns the encodings of a call.

@@ -439,6 +439,28 @@ fn files_that_cannot_be_used_are_named_with_what_is_wrong() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_refusal_reaches_a_caller_whose_request_is_on_its_way() {
+    let lab = Lab::new();
+    let server = served(&lab).await;
+    let url = format!("https://{}/rpc/Subd.GetConfiguration", server.address);
+    let ca = lab.dir("server").join("ca.pem").display().to_string();
+    let large = lab.dir("server").join("large.json");
+    fs::write(&large, vec![b' '; 200_000]).unwrap();
+    let large = format!("@{}", large.display());
+    let json = "content-type: application/json";
+    for version in ["--http1.1", "--http2"] {
+        for body in ["null", &large] {
+            for _ in 0..20 {
+                let call = [version, "--cacert", &ca, "-H", json, "--data-binary", body, &url];
+                let said = String::from_utf8(curl(&call)).unwrap();
+                assert!(said.contains("\"code\":\"denied\""), "{version}: {said}");
+            }
+        }
+    }
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_certificate_is_in_the_metrics() {
     let lab = Lab::new();
     let server = served(&lab).await;
