@@ -7,7 +7,7 @@ use std::sync::Arc;
 use api::fault::{Fault, FaultCode};
 use api::image_server::directories::DirectorySummary;
 use askama::Template;
-use model::display::{error_chain, utc};
+use model::display::{error_chain, size, utc};
 use model::image::{Content, Image, ImageName, Notes, Package};
 use model::object::ObjectId;
 use model::signing::Signature;
@@ -154,8 +154,8 @@ impl<'record> ImagePage<'record> {
             totals,
             digest: content.digest(),
             size: size(totals.bytes),
-            created_on: time(notes.created_on),
-            expires: notes.expires_at.map_or_else(|| "never".to_owned(), time),
+            created_on: utc(notes.created_on),
+            expires: notes.expires_at.map_or_else(|| "never".to_owned(), utc),
             owner_groups: list(&notes.owner_groups),
             owner_users: list(&notes.owner_users),
             source_image: notes.source_image.as_ref().map_or_else(none, ToString::to_string),
@@ -245,58 +245,9 @@ fn directory_row(directory: &DirectorySummary) -> DirectoryRow {
         name: name.to_string(),
         escaped_name: path_escape(name.as_str()),
         owners: if owners.is_empty() { String::new() } else { owners.in_words() },
-        made: made_on.map_or_else(|| "by its images".to_owned(), time),
+        made: made_on.map_or_else(|| "by its images".to_owned(), utc),
         images: *images,
         images_below: *images_below,
         size_below: size(*bytes_below),
-    }
-}
-
-fn time(time: Time) -> String {
-    let nanoseconds = i32::try_from(time.nanoseconds).unwrap_or(0);
-    match jiff::Timestamp::new(time.seconds, nanoseconds) {
-        Ok(timestamp) => format!("{timestamp:.0}"),
-        Err(_) => format!("{} s after 1970", time.seconds),
-    }
-}
-
-/// Formats a length in binary units: `12.3 MiB`.
-fn size(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
-    if bytes < 1_024 {
-        return format!("{bytes} B");
-    }
-    let mut unit = 0;
-    let mut scaled = bytes;
-    while scaled >= 1 << 20 && unit + 1 < UNITS.len() {
-        scaled >>= 10;
-        unit += 1;
-    }
-    let (whole, tenths) = (scaled >> 10, (scaled & 1_023) * 10 / 1_024);
-    format!("{whole}.{tenths} {}", UNITS[unit])
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_are_short() {
-        #[rustfmt::skip]
-        let table = [
-            (0, "0 B"), (1_023, "1023 B"), (1_024, "1.0 KiB"), (1_536, "1.5 KiB"),
-            (1 << 20, "1.0 MiB"), ((1 << 20) - 1, "1023.9 KiB"), (640 << 20, "640.0 MiB"),
-            (1 << 60, "1024.0 PiB"), (u64::MAX, "16383.9 PiB"),
-        ];
-        for (bytes, text) in table {
-            assert_eq!(size(bytes), text);
-        }
-    }
-
-    #[test]
-    fn times_are_readable() {
-        let at = |seconds| time(Time { seconds, nanoseconds: 999 });
-        assert_eq!(at(1_700_000_000), "2023-11-14T22:13:20Z");
-        assert_eq!(at(i64::MAX), "9223372036854775807 s after 1970");
     }
 }

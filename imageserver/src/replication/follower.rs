@@ -362,7 +362,7 @@ impl Follower {
         *former = std::mem::take(next);
         if !former.is_empty() {
             tracing::warn!(
-                master = %self.master(), images = former.len(), such_as = ?former.first(),
+                master = %self.master(), images = former.len(), first = former.first().map(tracing::field::display),
                 "the master lacks images that are here: they stay"
             );
         }

@@ -93,7 +93,7 @@ async fn pages_show_images_and_escape_hostile_names() {
     assert_eq!(page.status, 200);
     let text = page.text();
     assert!(!text.contains("<script>") && !text.contains("<b>."), "{text}");
-    for part in [tree.digest().to_string(), "5 B".to_owned(), "/var/&#60;b&#62;.*".to_owned()] {
+    for part in [tree.digest().to_string(), "5 bytes".to_owned(), "/var/&#60;b&#62;.*".to_owned()] {
         assert!(text.contains(&part), "{part} in {text}");
     }
 

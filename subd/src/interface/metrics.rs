@@ -47,8 +47,8 @@ impl Collector for SubMetrics {
         let cached = u64::try_from(service.report_state.cached_count()).unwrap_or(u64::MAX);
         #[rustfmt::skip]
         let present = [
-            ("subd_cpu_limit", "Processor time of the passes at most, in us a second", load.cpu.limit),
-            ("subd_cpu_used", "Processor time of the passes, in us a second", load.cpu.used),
+            ("subd_cpu_limit", "Processor time of the passes at most, in microseconds per second", load.cpu.limit),
+            ("subd_cpu_used", "Processor time of the passes, in microseconds per second", load.cpu.used),
             ("subd_scan_limit", "Reads of scanning at most, in bytes a second", load.scan.limit),
             ("subd_scan_used", "Reads of scanning, in bytes a second", load.scan.used),
             ("subd_write_limit", "Writes of fetching at most, in bytes a second", load.write.limit),

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use api::dominator::text;
 use api::subd::{
     Activity, Complaint, Health, LastFetch, LastUpdate, Paused, PollReply, ResourceUse,
-    UpdateOutcome,
 };
 use askama::Template;
-use model::display::utc;
+use model::display::{size, utc};
 use model::path::TreePath;
 use rpc::page_frame::Frame;
 use rpc::server::{Page, Router};
@@ -87,10 +87,10 @@ fn page(service: &Service, frame: &Frame) -> String {
         metadata_passes: passes(counters.metadata_passes, counters.metadata_pass_ms),
         content_passes: passes(counters.content_passes, counters.content_pass_ms),
         media_passes: media(counters.media_passes, counters.media_pass_ms, service),
-        cpu: share(load.cpu, "us"),
-        scan_reads: share(load.scan, "bytes"),
-        fetch_writes: share(load.write, "bytes"),
-        network: share(load.network, "bytes"),
+        cpu: share(load.cpu, of_core),
+        scan_reads: share(load.scan, per_second),
+        fetch_writes: share(load.write, per_second),
+        network: share(load.network, per_second),
         complaints: reply.last_fetch.as_ref().map_or(&[], |last| &last.complaints),
         unreadable: reply.scan.as_ref().map_or(&[], |scan| &scan.unreadable),
         reply: &reply,
@@ -117,12 +117,21 @@ fn media(count: u64, last_ms: u64, service: &Service) -> String {
     }
 }
 
-fn share(share: ResourceUse, unit: &str) -> String {
-    let ResourceUse { limit, used } = share;
-    match limit {
-        0 => format!("{used} {unit} a second in the last minute, without a limit"),
-        _ => format!("{used} {unit} a second in the last minute, of {limit} at most"),
+fn share(share: ResourceUse, text: fn(u64) -> String) -> String {
+    let used = text(share.used);
+    match share.limit {
+        0 => format!("{used} in the last minute, without a limit"),
+        limit => format!("{used} in the last minute, of {} at most", text(limit)),
     }
+}
+
+/// Formats processor time, in microseconds per second.
+fn of_core(microseconds: u64) -> String {
+    format!("{}.{:02} % of a core", microseconds / 10_000, microseconds / 100 % 100)
+}
+
+fn per_second(bytes: u64) -> String {
+    format!("{}/s", size(bytes))
 }
 
 fn activity(activity: &Activity) -> String {
@@ -142,36 +151,16 @@ fn paused(paused: &Paused) -> String {
 }
 
 fn update(last: &LastUpdate, health: &str) -> String {
-    let outcome = match &last.outcome {
-        UpdateOutcome::Done => "done".to_owned(),
-        UpdateOutcome::NotPrepared(why) => format!("not prepared: {why}"),
-        UpdateOutcome::RolledBack(why) => format!("rolled back: {why}"),
-        UpdateOutcome::Stuck(why) => format!("stuck: {why}"),
-        UpdateOutcome::Undone(why) => format!("undone, because the health check failed: {why}"),
-    };
     let verified = match last.verified_generation {
         Some(generation) => format!("verified in generation {generation}"),
         None => "not verified".to_owned(),
     };
     let boot = if last.awaits_boot { ", waits for its reboot" } else { "" };
-    format!(
-        "{} to {}: {outcome}{health}{boot}; {} operations, window {} us, {verified}, ended {} s \
-         since 1970",
-        last.update_id,
-        last.image,
-        last.operations,
-        last.window_ns / 1_000,
-        last.ended.seconds,
-    )
+    // The failed triggers have rows of their own, with less of what was printed.
+    let shown = text::updated(&LastUpdate { trigger_failures: Vec::new(), ..last.clone() });
+    format!("{}: {shown}{health}{boot}, {verified}", last.update_id)
 }
 
 fn fetch(last: &LastFetch) -> String {
-    let LastFetch { fetch_id, objects, bytes, took_ms, reused, .. } = last;
-    let text = format!(
-        "{fetch_id}: {objects} objects, {bytes} bytes in {took_ms} ms; {reused} objects were here"
-    );
-    match &last.error {
-        None => text,
-        Some(error) => format!("{text}; failed: {error:?}"),
-    }
+    format!("{}: {}", last.fetch_id, text::fetched(last))
 }

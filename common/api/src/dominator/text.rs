@@ -410,7 +410,9 @@ fn load(load: &Load) -> String {
     .join("; ")
 }
 
-fn fetched(fetch: &LastFetch) -> String {
+/// Returns what the last fetch brought, or why it failed.
+#[must_use]
+pub fn fetched(fetch: &LastFetch) -> String {
     let objects = counted(fetch.objects, "object");
     let reused = match fetch.reused {
         0 => String::new(),
@@ -428,7 +430,9 @@ fn fetched(fetch: &LastFetch) -> String {
     }
 }
 
-fn updated(update: &LastUpdate) -> String {
+/// Returns how the last update ended.
+#[must_use]
+pub fn updated(update: &LastUpdate) -> String {
     let outcome = match &update.outcome {
         UpdateOutcome::Done if update.trigger_failures.is_empty() => "done".to_owned(),
         UpdateOutcome::Done => {

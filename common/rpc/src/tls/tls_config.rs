@@ -9,7 +9,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::credentials::Credentials;
 use super::files::{self, Stamp, TlsError};
-use model::display::error_chain;
+use model::display::{error_chain, utc};
+use model::tree::Time;
 use system::clock::since_epoch;
 
 /// How long before its expiry a certificate is warned of.
@@ -171,7 +172,8 @@ impl TlsConfig {
                 false
             }
             Ok(credentials) => {
-                let ends = credentials.own.not_after;
+                let ends = Time { seconds: credentials.own.not_after, nanoseconds: 0 };
+                let ends = utc(ends);
                 tracing::info!(dir = %self.dir.display(), ends, "certificates taken");
                 let former = self.credentials.send_replace(Arc::new(credentials));
                 if files::lifts_revocations(&former.stamp, &stamp) {

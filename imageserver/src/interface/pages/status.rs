@@ -7,15 +7,14 @@ use api::image_server::replication::{
     GetReplicationReply, LinkState, MasterState, ReplicaState, ReplicationTrouble, TroubledImage,
 };
 use askama::Template;
-use model::display;
-use model::display::{ago, counted, error_chain, rough_duration};
+use model::display::{ago, counted, error_chain, rough_duration, size, utc};
 use model::tree::Time;
 use rpc::page_frame::path_escape;
 use rpc::server::{Page, PageRequest};
 use system::clock::wall;
 use system::trusted_clock::ClockTrust;
 
-use super::{PageState, name_parameter, size, time};
+use super::{PageState, name_parameter};
 use crate::collection::{Collector, LastRun};
 use crate::expiry::Expiry;
 use crate::interface::metrics::EXPIRES_SOON;
@@ -205,10 +204,10 @@ fn unneeded(collector: &Collector) -> String {
 fn last_collection(store: &Store, collector: &Collector) -> String {
     let last = match collector.last() {
         None => "none since the start".to_owned(),
-        Some(LastRun { ended, outcome: Err(why), .. }) => format!("{}: failed: {why}", time(ended)),
+        Some(LastRun { ended, outcome: Err(why), .. }) => format!("{}: failed: {why}", utc(ended)),
         Some(LastRun { ended, took, outcome: Ok(reply) }) => format!(
             "{}: removed {} objects, {}, in {} s",
-            time(ended),
+            utc(ended),
             reply.removed.objects,
             size(reply.removed.bytes),
             took.as_secs(),
@@ -286,7 +285,7 @@ fn master_section(master: &MasterState, now: Time) -> MasterSection {
         behind: match master.images_behind {
             0 => "nothing".to_owned(),
             images => {
-                let left = display::size(master.bytes_left);
+                let left = size(master.bytes_left);
                 format!("{}, at most {left} to fetch", counted(images, "image"))
             }
         },
@@ -323,7 +322,7 @@ fn image_row(image: &ImageSummary) -> ImageRow {
         size: size(image.totals.bytes),
         filter_lines: image.filter_lines,
         triggers: image.triggers,
-        created: time(image.created_on),
-        expires: image.expires_at.map_or_else(|| "never".to_owned(), time),
+        created: utc(image.created_on),
+        expires: image.expires_at.map_or_else(|| "never".to_owned(), utc),
     }
 }
