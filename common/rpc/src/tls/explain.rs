@@ -39,8 +39,12 @@ fn of_certificate(error: &CertificateError) -> String {
             match presented.as_slice() {
                 [] => format!("its certificate is for no name, {expected} was expected"),
                 names => {
-                    let names = names.join(", ");
-                    format!("its certificate is for {names}, {expected} was expected")
+                    let names: Vec<&str> = names.iter().map(|name| plain_name(name)).collect();
+                    format!(
+                        "its certificate is for {}, and not for {expected}: use a name that it \
+                         has, or make it anew for both",
+                        names.join(", ")
+                    )
                 }
             }
         }
@@ -49,6 +53,12 @@ fn of_certificate(error: &CertificateError) -> String {
         }
         _ => format!("its certificate is wrong: {error}"),
     }
+}
+
+/// Returns the name in a text of rustls such as `DnsName("dom1")`.
+fn plain_name(text: &str) -> &str {
+    let name = text.split_once('(').and_then(|(_, name)| name.strip_suffix(')'));
+    name.unwrap_or(text).trim_matches('"')
 }
 
 fn of_alert(alert: AlertDescription) -> String {

@@ -23,6 +23,15 @@ const PLAIN_REPLY: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plai
     connection: close\r\ncontent-length: 55\r\n\r\n\
     This port speaks TLS only: use https, or --tls DIR.    ";
 
+/// The reply to a caller that speaks HTTP/2 without TLS: its settings, and GOAWAY with the error
+/// `INADEQUATE_SECURITY` and the reason (RFC 9113, 6.5 and 6.8).
+const PLAIN_HTTP2_REPLY: &[u8] = b"\0\0\0\x04\0\0\0\0\0\
+    \0\0\x28\x07\0\0\0\0\0\0\0\0\0\0\0\0\x0c\
+    this port speaks TLS only: --tls";
+
+/// The first bytes of HTTP/2.
+const HTTP2_PREFACE: &[u8] = b"PRI";
+
 /// How long, and for how many bytes, a refused caller is read. A connection that is closed with
 /// unread bytes is reset, and the caller never sees the reason.
 const REFUSED_LINGER: Duration = Duration::from_secs(1);
@@ -35,9 +44,14 @@ impl TlsConfig {
         &self,
         stream: TcpStream,
     ) -> io::Result<(server::TlsStream<TcpStream>, Option<PeerSession>)> {
-        let mut first = [0];
-        if stream.peek(&mut first).await? == 1 && first != [HANDSHAKE_RECORD] {
-            refuse(stream, PLAIN_REPLY).await;
+        let mut first = [0; HTTP2_PREFACE.len()];
+        let length = stream.peek(&mut first).await?;
+        if length > 0 && first[0] != HANDSHAKE_RECORD {
+            let reply = match first == *HTTP2_PREFACE {
+                true => PLAIN_HTTP2_REPLY,
+                false => PLAIN_REPLY,
+            };
+            refuse(stream, reply).await;
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the caller speaks no TLS"));
         }
         let config = Arc::clone(&self.credentials.borrow().server);
