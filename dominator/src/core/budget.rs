@@ -407,7 +407,7 @@ impl Budget {
 
 fn position_text(count: usize) -> String {
     match count {
-        0 => "it is the next".to_owned(),
+        0 => "none waits before it".to_owned(),
         1 => "1 waits before it".to_owned(),
         count if count > POSITION_MAX => format!("more than {POSITION_MAX} wait before it"),
         count => format!("{count} wait before it"),

@@ -82,7 +82,7 @@ fn of_update(update: &UpdateSummary) -> String {
 
 fn end_of(update: &UpdateSummary) -> String {
     match &update.outcome {
-        None => "ordered, the end is not known".to_owned(),
+        None => "ordered, no end reported yet".to_owned(),
         Some(UpdateOutcome::Done) => "done".to_owned(),
         Some(UpdateOutcome::NotPrepared(why)) => format!("not prepared: {why}"),
         Some(UpdateOutcome::RolledBack(why)) => format!("failed and rolled back: {why}"),
@@ -477,7 +477,7 @@ mod tests {
             (update("web/8", 1, 0, Some(UpdateOutcome::Done)), "to web/8: 1 path (drift): done"),
             (
                 update("", 7, 2, None),
-                "to web/8: 9 paths (7 drift, 2 image): ordered, the end is not known",
+                "to web/8: 9 paths (7 drift, 2 image): ordered, no end reported yet",
             ),
             (update("", 0, 0, Some(UpdateOutcome::Done)), "to web/8: no changes: done"),
         ];

@@ -83,7 +83,7 @@ fn the_oldest_comes_first_and_what_it_waits_for_is_told() {
     assert_eq!(budget.grant(at(20), true), claimants(&[7, 6, 5, 4, 3, 2]));
     let text =
         "6 machines under way of the 6 that --max-updating 8 allows at once beside repairs; ";
-    assert_eq!(budget.why(ClaimantId(1)), format!("{text}it is the next"));
+    assert_eq!(budget.why(ClaimantId(1)), format!("{text}none waits before it"));
     assert_eq!(budget.why(ClaimantId(0)), format!("{text}1 waits before it"));
     // A repeated claim keeps its place in the queue, and a granted one stays granted.
     budget.ask(ClaimantId(1), demand(Rollout, Plain, "sfo", 9));
@@ -98,7 +98,7 @@ fn the_oldest_comes_first_and_what_it_waits_for_is_told() {
     budget.release(ClaimantId(7));
     assert_eq!(budget.grant(at(20), true), claimants(&[21]));
     let text = "1 machine under way of the 1 that --max-high-impact-per-location 1 (nyc/a) allows \
-                at once; it is the next";
+                at once; none waits before it";
     assert_eq!(budget.why(ClaimantId(22)), text);
     let uses: Vec<String> = budget
         .uses()

@@ -6,12 +6,14 @@
 
 use core::time::Duration;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use api::dominator::Status;
 use api::dominator::explain::{
     ActualState, DifferenceSummary, Explanation, ImageSource, RequiredState,
 };
 use api::dominator::orders::UpdatePause;
+use api::planning::Planned;
 use model::object::ObjectId;
 use model::plan::{Action, Difference};
 use model::tree::Time;
@@ -93,7 +95,13 @@ impl Sub {
 
     fn differs(&self) -> Option<DifferenceSummary> {
         let (image, view) = (self.target()?.digest, self.view.as_ref()?);
-        let planned = self.plan.made.as_ref().filter(|planned| planned.key.image == image)?;
+        // After an update the machine is compared anew, when it has come up.
+        let is_latest = |planned: &&Arc<Planned>| {
+            planned.key.image == image
+                && planned.key.scan == view.scan_number
+                && !view.is_rebooting()
+        };
+        let planned = self.plan.made.as_ref().filter(is_latest)?;
         let missing = Missing::of(planned, view);
         let mut actions: BTreeMap<&str, u32> = BTreeMap::new();
         let mut reasons: BTreeMap<Difference, u32> = BTreeMap::new();
