@@ -326,7 +326,8 @@ impl ScrubThread {
         }
         for (image, objects) in &losses.images {
             tracing::error!(
-                %image, objects = objects.len(), first = objects.first().map(tracing::field::display),
+                %image, objects = objects.len(),
+                first = objects.first().map(tracing::field::display),
                 "an image is incomplete: upload it again under another name, or name a server that \
                  has it with --repair-from"
             );

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use api::dominator::mdb::{AcceptMdb, AcceptMdbRequest, ShowMdb, ShowMdbReply, ShowMdbRequest};
+use api::fault::FaultCode;
 use clap::Subcommand;
 use daemon::EXIT_DONE;
 use daemon::mdb_file::{MdbFile, read};
@@ -92,13 +93,19 @@ pub(super) async fn run(
             let in_force = machines(get(client, false).await?);
             let new = match file {
                 Some(file) => read(file)?.machines,
-                None => {
-                    let reply = get(client, true).await?;
-                    if let Some(held) = &reply.held {
-                        eprintln!("{} is held: {}", held.digest, held.why);
+                None => match get(client, true).await {
+                    Ok(reply) => {
+                        if let Some(held) = &reply.held {
+                            eprintln!("{} is held: {}", held.digest, held.why);
+                        }
+                        machines(reply)
                     }
-                    machines(reply)
-                }
+                    Err(error) if error.code() == Some(FaultCode::NotFound) => {
+                        eprintln!("No machine database is held.");
+                        in_force.clone()
+                    }
+                    Err(error) => return Err(error.into()),
+                },
             };
             let edit = MdbDiff::between(&in_force, &new);
             let code = if edit.is_empty() { EXIT_DONE } else { EXIT_DIFFERENT };

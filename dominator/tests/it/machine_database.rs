@@ -99,6 +99,11 @@ async fn a_database_that_changes_too_much_waits_for_an_operator_also_over_a_rest
     assert_eq!(stage.status().await.mdb_held, None);
     let audit = exit_and_output(&stage.domtool(&["audit"]).await).1;
     assert!(audit.trim_end().ends_with(": nine were sold"), "{audit}");
+    let same = stage.domtool(&["mdb", "diff"]).await;
+    assert_eq!(
+        (same.status.code(), &*same.stderr),
+        (Some(0), &b"No machine database is held.\n"[..])
+    );
     let none = stage.domtool(&["mdb", "accept"]).await;
     assert_eq!(none.status.code(), Some(1));
     assert!(String::from_utf8(none.stderr).unwrap().contains("no machine database is held"));

@@ -362,7 +362,8 @@ impl Follower {
         *former = std::mem::take(next);
         if !former.is_empty() {
             tracing::warn!(
-                master = %self.master(), images = former.len(), first = former.first().map(tracing::field::display),
+                master = %self.master(), images = former.len(),
+                first = former.first().map(tracing::field::display),
                 "the master lacks images that are here: they stay"
             );
         }

@@ -71,6 +71,8 @@ pub enum ToolError {
         /// Some of the paths that differ.
         paths: String,
     },
+    #[error("updates of the machine are not paused")]
+    NotPaused,
     #[error("the machine was never updated to an image")]
     NoImage,
     #[error("the health check failed: {0}")]

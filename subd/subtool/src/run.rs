@@ -60,6 +60,9 @@ pub(super) async fn run(arguments: &Arguments, security: &Security) -> Result<Ou
         Command::SetConfig(limits) => session.set_config(*limits).await,
         Command::Pause(pause) => session.pause(pause).await,
         Command::Resume => {
+            if session.machine.poll().await?.paused.is_none() {
+                return Err(ToolError::NotPaused);
+            }
             let done = session.machine.call::<Resume>(&()).await?;
             eprintln!("Updates go on.");
             Ok(session.data(&done, String::new).into())

@@ -92,6 +92,8 @@ async fn waits_for_news_and_shows_a_pause() {
     assert_eq!(paused, done("", &said));
     // It was asked before or after the pause; if after, the end of it is the news.
     assert_eq!(subtool(&sub, &["resume"]), done("", "Updates go on.\n"));
+    let err = "error: updates of the machine are not paused\n".to_owned();
+    assert_eq!(subtool(&sub, &["resume"]), Run { code: 1, out: String::new(), err });
     let news = tokio::time::timeout(PATIENCE, waiting).await.unwrap().unwrap();
     assert_eq!((news.code, news.err.as_str()), (0, ""), "{news:?}");
     let paused = subtool(&sub, &["pause", "--until", "2000-01-01T00:00Z", "--reason", "past"]);
