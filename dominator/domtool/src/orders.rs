@@ -10,7 +10,7 @@ use api::dominator::orders::{
     ResumeUpdatesRequest, SetDefaultImage, SetDefaultImageRequest,
 };
 use api::dominator::{
-    DisableUpdates, DisableUpdatesRequest, EnableUpdates, EnableUpdatesRequest, Retry,
+    DisableUpdates, DisableUpdatesRequest, EnableUpdates, EnableUpdatesRequest, GetStatus, Retry,
     RetryRequest, text,
 };
 use clap::{Args, Subcommand};
@@ -20,9 +20,14 @@ use model::image::ImageName;
 use model::time_parse;
 use rpc::client::Client;
 use system::clock::wall;
+use tokio::time::Instant;
 use tool::{Format, Output};
 
 use super::{ToolError, call, silent, who};
+
+/// How long to wait until the dominator knows what the image server has.
+const REMARK_TIME_MAX: Duration = Duration::from_secs(10);
+const REMARK_PAUSE: Duration = Duration::from_millis(100);
 
 /// Names at most this many machines of an order on stderr.
 const NAMED: usize = 10;
@@ -333,10 +338,29 @@ async fn set_default_image(
     match &request.image {
         Some(image) => {
             eprintln!("{image} is the image of machines without a RequiredImage: {machines} now.");
+            if let Some(remark) = remark_on(client, image).await? {
+                eprintln!("warning: {remark}");
+            }
         }
         None => eprintln!("Machines without a RequiredImage are left as they are: {machines} now."),
     }
     Ok(silent(format, &reply))
+}
+
+/// Returns what is wrong with a required image, once the dominator knows it.
+async fn remark_on(client: &Client, image: &ImageName) -> Result<Option<String>, ToolError> {
+    let begin = format!("{image}, for ");
+    let deadline = Instant::now() + REMARK_TIME_MAX;
+    loop {
+        let remarks = call::<GetStatus>(client, &()).await?.image_remarks;
+        let remark = remarks.into_iter().find(|remark| remark.starts_with(&begin));
+        // At first the image server is still asked.
+        let is_final = remark.as_ref().is_none_or(|remark| !remark.contains(": asking the "));
+        if is_final || Instant::now() >= deadline {
+            return Ok(remark);
+        }
+        tokio::time::sleep(REMARK_PAUSE).await;
+    }
 }
 
 fn lines(hostnames: &[String]) -> String {

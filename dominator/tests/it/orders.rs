@@ -228,6 +228,11 @@ async fn a_default_image_is_for_machines_without_one_and_outlives_a_kill() {
     let again = stage.domtool(&["set-default-image", "rescue"]).await;
     assert!(again.status.success(), "{again:?}");
 
+    let (code, _, talk) =
+        exit_and_output(&stage.domtool(&["set-default-image", "nope", "--yes"]).await);
+    let warning = "warning: nope, for 2 machines: the image server has no image nope yet\n";
+    assert!(code == Some(0) && talk.ends_with(warning), "{talk}");
+
     let none = stage.domtool(&["set-default-image", "--none"]).await;
     assert!(none.status.success(), "{none:?}");
     stage.wait("bare", Status::ImageUndefined, "").await;
