@@ -1,7 +1,7 @@
 //! The machine database: which image every machine must have.
 //!
 //! A JSON array of objects, as in the founding design. Unknown fields are ignored, but
-//! [`unknown_keys`] names them; lines whose first characters are `#` or `//` are comments.
+//! [`unknown_keys()`] names them; lines whose first characters are `#` or `//` are comments.
 
 mod diff;
 

@@ -41,12 +41,16 @@ use api::{PROTOCOL, PROTOCOL_HEADER, object_stream};
 use connection::Connection;
 use exchange::{Failure, Reply};
 use model::lock::locked;
+use tokio::time::Instant;
 
 /// The default time limit of a call.
 pub const CALL_LIMIT: Duration = Duration::from_secs(30);
 
 /// How long an upload or its reply may make no progress.
 pub const UPLOAD_STALL_MAX: Duration = Duration::from_secs(120);
+
+/// How long no large message may have come before a connection is replaced that one has enlarged.
+const GROWN_FOR: Duration = Duration::from_secs(15);
 
 /// The largest page of [`Client::get`], in bytes.
 const PAGE_BYTES_MAX: usize = 16 << 20;
@@ -69,10 +73,9 @@ struct Inner {
     is_packing_known: AtomicBool,
     /// For large messages; without limit if `None`.
     memory: Option<CallMemory>,
-    /// True if a large message was sent or read since the connection was made. The buffers of the
-    /// connection stay as large as the message has made them, so it is replaced when no call uses
-    /// it.
-    has_grown: AtomicBool,
+    /// When the last large message was sent or read, if one was since the connection was made. The
+    /// buffers of the connection stay as large as the message has made them, so it is replaced.
+    grown: Mutex<Option<Instant>>,
     connection: tokio::sync::Mutex<Option<Arc<Connection>>>,
 }
 
@@ -112,7 +115,7 @@ impl Client {
             packs,
             is_packing_known: AtomicBool::new(false),
             memory,
-            has_grown: AtomicBool::new(false),
+            grown: Mutex::default(),
             connection: tokio::sync::Mutex::new(None),
         };
         Self { inner: Arc::new(inner) }
@@ -307,12 +310,12 @@ impl Client {
         let mut kept = self.inner.connection.lock().await;
         if let Some(connection) = kept.as_ref()
             && !connection.is_closed()
-            && !(Arc::strong_count(connection) == 1 && self.inner.has_grown.load(Ordering::Relaxed))
+            && !(Arc::strong_count(connection) == 1 && self.must_be_replaced())
         {
             return Ok(Arc::clone(connection));
         }
         *kept = None;
-        self.inner.has_grown.store(false, Ordering::Relaxed);
+        *locked(&self.inner.grown) = None;
         // Boxed, because every call would reserve its memory, and few need to connect.
         let Inner { peer, security, memory, .. } = &*self.inner;
         let connection = Box::pin(Connection::open(peer, security, memory.is_some()))
@@ -326,8 +329,16 @@ impl Client {
     /// Notes that the message of `room` was large, if it was.
     fn note_size(&self, room: &Room) {
         if room.is_taken() {
-            self.inner.has_grown.store(true, Ordering::Relaxed);
+            *locked(&self.inner.grown) = Some(Instant::now());
         }
+    }
+
+    /// True if large messages have made the buffers of the connection large, and none came for a
+    /// while: other large messages may follow soon, and memory that was freed may not be given back
+    /// yet, so that new buffers would get pages that are in use.
+    fn must_be_replaced(&self) -> bool {
+        let grown = *locked(&self.inner.grown);
+        grown.is_some_and(|grown| grown.elapsed() >= GROWN_FOR)
     }
 
     /// Does not use `connection` again.

@@ -22,6 +22,10 @@ pub struct Now {
 /// How long a poll waits for changes, before jitter.
 pub const POLL_WAIT: Duration = Duration::from_secs(60);
 
+/// How long a poll waits in the minute after the machine was busy, before jitter: the first call of
+/// a quiet time replaces a connection whose buffers have grown.
+pub const POLL_WAIT_AFTER_WORK: Duration = Duration::from_secs(20);
+
 /// The first pause after a failed poll or call, before jitter.
 pub const RETRY_FIRST: Duration = Duration::from_secs(1);
 /// The longest pause after failed polls, before jitter. A machine that is back is known within five

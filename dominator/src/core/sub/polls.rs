@@ -7,7 +7,8 @@ use std::sync::Arc;
 use api::codec::length;
 use api::dominator::{PollSummary, Status};
 use api::subd::{
-    Alarm, CacheReport, LastFetch, LastUpdate, PollReply, PollRequest, ScanReport, UpdateOutcome,
+    Activity, Alarm, CacheReport, LastFetch, LastUpdate, PollReply, PollRequest, ScanReport,
+    UpdateOutcome,
 };
 use model::backoff::jittered;
 use model::display::{error_chain, size, utc};
@@ -17,7 +18,9 @@ use model::object::ObjectSet;
 use model::tree::Time;
 
 use super::{Effect, Failure, FailureKind, RequestId, Step, Sub};
-use crate::core::timing::{Attempt, POLL_RETRY_LONGEST, POLL_WAIT, PollPace, RETRY_FIRST};
+use crate::core::timing::{
+    Attempt, POLL_RETRY_LONGEST, POLL_WAIT, POLL_WAIT_AFTER_WORK, PollPace, RETRY_FIRST,
+};
 
 /// The most objects that the cache of a sub may have; images have fewer.
 const CACHE_OBJECTS_MAX: usize = 1 << 20;
@@ -223,6 +226,8 @@ pub(super) struct Polls {
     needs_full_report: bool,
     /// When the sub last answered, on the clock of `Now::elapsed`.
     pub(super) answered: Duration,
+    /// When the sub last said that it fetches, stages or updates.
+    busy: Option<Duration>,
     pub(super) last_seen: Option<Time>,
 }
 
@@ -235,6 +240,7 @@ impl Polls {
             attempt: Attempt::default(),
             needs_full_report: false,
             answered: now,
+            busy: None,
             last_seen: None,
         }
     }
@@ -271,7 +277,11 @@ impl Sub {
             _ => None,
         };
         // The answer shows at once that the machine is back.
-        let wait = if self.polls.is_away() { Duration::ZERO } else { POLL_WAIT };
+        let wait = match self.polls.busy {
+            _ if self.polls.is_away() => Duration::ZERO,
+            Some(busy) if step.now.elapsed < busy + POLL_WAIT => POLL_WAIT_AFTER_WORK,
+            _ => POLL_WAIT,
+        };
         let wait = jittered(wait, step.context.jitter).as_millis();
         let wait_ms = u32::try_from(wait).expect("a poll waits for about a minute");
         let request_id = self.next_request_id();
@@ -310,6 +320,9 @@ impl Sub {
         self.calls.polled(request_id, &view);
         if was_paused && view.report.paused.is_none() {
             self.updates.hold.take_if(|hold| hold.status == Status::Held);
+        }
+        if view.report.activity != Activity::Idle {
+            self.polls.busy = Some(step.now.elapsed);
         }
         self.view = Some(view);
         self.note_undone();
