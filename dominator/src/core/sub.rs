@@ -261,6 +261,7 @@ impl Sub {
             self.updates.approved_plan = None;
             self.orders.forced_plan = None;
             self.blocked.image_changed();
+            self.undone.image_changed();
         }
         self.image = image;
     }

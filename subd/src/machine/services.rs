@@ -181,8 +181,11 @@ impl ServiceDriver {
             tracing::info!(service, verb, output, "the trigger failed; the service may not exist");
             return None;
         }
-        let journal = self.journal_of(call, began);
-        Some(failure(call, format!("{}{output}", journal.unwrap_or_default())))
+        let output = match self.journal_of(call, began) {
+            Some(journal) => format!("{output}\n{journal}"),
+            None => output,
+        };
+        Some(failure(call, output))
     }
 
     /// Returns the last lines that systemd has in its journal of the service since `began`.
@@ -196,7 +199,7 @@ impl ServiceDriver {
         let line = ["journalctl", &unit, &since].into_iter().chain(options).map(str::to_owned);
         let ended = command::run(&line.collect::<Vec<_>>(), JOURNAL_TIME_MAX);
         let lines = ended.output.trim_end();
-        (ended.succeeded() && !lines.is_empty()).then(|| format!("{lines}\n"))
+        (ended.succeeded() && !lines.is_empty()).then(|| lines.to_owned())
     }
 
     /// True if a command for `service` failed because there is no such service.

@@ -33,6 +33,13 @@ pub(super) struct UndoneUpdates {
     kept: Option<Arc<RequiredImage>>,
 }
 
+impl UndoneUpdates {
+    /// Forgets at which image the machine was kept.
+    pub(super) fn image_changed(&mut self) {
+        self.kept = None;
+    }
+}
+
 impl Sub {
     /// Remembers an update that was undone before the dominator was restarted.
     pub fn remember_undone(&mut self, undone: UndoneUpdate) {
