@@ -95,13 +95,10 @@ impl Sub {
 
     fn differs(&self) -> Option<DifferenceSummary> {
         let (image, view) = (self.target()?.digest, self.view.as_ref()?);
-        // After an update the machine is compared anew, when it has come up.
-        let is_latest = |planned: &&Arc<Planned>| {
-            planned.key.image == image
-                && planned.key.scan == view.scan_number
-                && !view.is_rebooting()
-        };
-        let planned = self.plan.made.as_ref().filter(is_latest)?;
+        // What an update has changed is compared anew when the machine has come up.
+        let is_current =
+            |planned: &&Arc<Planned>| planned.key.image == image && !view.is_rebooting();
+        let planned = self.plan.made.as_ref().filter(is_current)?;
         let missing = Missing::of(planned, view);
         let mut actions: BTreeMap<&str, u32> = BTreeMap::new();
         let mut reasons: BTreeMap<Difference, u32> = BTreeMap::new();
