@@ -94,14 +94,17 @@ fn end_of(update: &UpdateSummary) -> String {
 fn of_change(change: &PathChange) -> String {
     let differs: Vec<&str> = change.differs.iter().map(|difference| difference.name()).collect();
     let node = |node: &Option<Node>| node.as_ref().map_or_else(|| "nothing".to_owned(), of_node);
+    let nodes = match (node(&change.old), node(&change.new)) {
+        // The file that both names have in common is another one.
+        (old, new) if old == new => format!("{new}, anew"),
+        (old, new) => format!("{old} -> {new}"),
+    };
     format!(
-        "{} {} {} ({}): {} -> {}",
+        "{} {} {} ({}): {nodes}",
         change.reason.name(),
         change.operation.name(),
         change.path,
         differs.join(" "),
-        node(&change.old),
-        node(&change.new)
     )
 }
 
@@ -456,6 +459,8 @@ pub fn updated(update: &LastUpdate) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dominator::events::PathOperation;
+    use model::plan::Difference;
 
     #[test]
     fn an_update_is_told_with_its_paths_by_reason_and_its_end() {
@@ -487,5 +492,22 @@ mod tests {
                 ("update", expected.to_owned())
             );
         }
+    }
+
+    #[test]
+    fn a_further_name_of_a_file_that_is_replaced_differs_in_nothing_else() {
+        let node = |first: &str| Some(Node::Leaf(Leaf::HardLink(first.parse().unwrap())));
+        let change = |old, new| PathChange {
+            path: "/b".parse().unwrap(),
+            operation: PathOperation::Replace,
+            reason: ChangeReason::Drift,
+            differs: vec![Difference::Content],
+            old,
+            new,
+        };
+        let text = of_change(&change(node("/a"), node("/a")));
+        assert_eq!(text, "drift replace /b (content): hard link of /a, anew");
+        let text = of_change(&change(node("/a"), node("/c")));
+        assert_eq!(text, "drift replace /b (content): hard link of /a -> hard link of /c");
     }
 }

@@ -112,11 +112,15 @@ async fn refuse(mut stream: TcpStream, last: &[u8]) {
     let _gone = tokio::time::timeout(REFUSED_LINGER, listen).await;
 }
 
-/// Replaces the error of rustls in `error` by an explanation.
+/// Replaces the error of rustls in `error` by an explanation, and the text of rustls for a
+/// connection that was cut, which has the address of its documentation.
 fn explained(error: io::Error) -> io::Error {
     let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
     match inner {
         Some(inner) => io::Error::new(error.kind(), explain(inner)),
+        None if error.kind() == io::ErrorKind::UnexpectedEof => {
+            io::Error::new(error.kind(), "the other side has cut the connection")
+        }
         None => error,
     }
 }
@@ -174,5 +178,22 @@ mod tests {
         let text = std::str::from_utf8(PLAIN_REPLY).unwrap();
         let (head, body) = text.split_once("\r\n\r\n").unwrap();
         assert!(head.ends_with(&format!("content-length: {}", body.len())), "{}", body.len());
+    }
+
+    #[test]
+    fn the_reply_to_http2_has_the_reason_of_its_goaway() {
+        let (settings, goaway) = PLAIN_HTTP2_REPLY.split_at(9);
+        assert_eq!(settings, [0, 0, 0, 4, 0, 0, 0, 0, 0]);
+        let (head, payload) = goaway.split_at(9);
+        let length = u8::try_from(payload.len()).unwrap();
+        assert_eq!(head, [0, 0, length, 7, 0, 0, 0, 0, 0]);
+        assert_eq!(payload[..8], [0, 0, 0, 0, 0, 0, 0, 0xc]);
+        assert_eq!(payload[8..], *b"this port speaks TLS only: --tls");
+    }
+
+    #[test]
+    fn a_connection_that_was_cut_is_explained_without_an_address() {
+        let error = io::Error::new(io::ErrorKind::UnexpectedEof, "see https://docs.rs/rustls");
+        assert_eq!(explained(error).to_string(), "the other side has cut the connection");
     }
 }

@@ -212,7 +212,7 @@ fn split<'a, 'b>(
     chain.split_first().ok_or(rustls::Error::NoCertificatesPresented)
 }
 
-fn verified_peer(chain: &[CertificateDer<'_>]) -> Result<VerifiedPeer, rustls::Error> {
+pub(super) fn verified_peer(chain: &[CertificateDer<'_>]) -> Result<VerifiedPeer, rustls::Error> {
     let read = |der: &CertificateDer<'_>| {
         Certificate::read(der).map_err(|error| rustls::Error::General(error.to_string()))
     };

@@ -6,9 +6,9 @@ use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, Server
 use rustls::crypto::{verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
-use rustls::{DigitallySignedStruct, DistinguishedName, Error, SignatureScheme};
+use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, Error, SignatureScheme};
 
-use super::trust::Trust;
+use super::trust::{Trust, verified_peer};
 
 /// Verifies callers; accepts callers without a certificate.
 #[derive(Debug)]
@@ -46,8 +46,15 @@ impl ClientCertVerifier for Callers {
         between: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
-        self.trust.caller(&chain(leaf, between), now)?;
-        Ok(ClientCertVerified::assertion())
+        let chain = chain(leaf, between);
+        let verified = self.trust.caller(&chain, now);
+        if let Err(Error::InvalidCertificate(CertificateError::Revoked)) = &verified
+            && let Ok(peer) = verified_peer(&chain)
+        {
+            let caller = peer.identity.in_words().unwrap_or_default();
+            tracing::warn!(caller, "refused: its certificate was revoked");
+        }
+        verified.map(|_peer| ClientCertVerified::assertion())
     }
 
     fn verify_tls12_signature(
