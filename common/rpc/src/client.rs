@@ -295,12 +295,13 @@ impl Client {
             match connection.send(request).await {
                 Ok(response) => return Ok((response, connection)),
                 // The connection had just ended.
-                Err(Failure::Unsent(unsent)) if again => {
+                Err(Failure::Unsent(unsent, _)) if again => {
                     again = false;
                     request = *unsent;
                 }
-                Err(Failure::Unsent(_)) => return Err(self.lost(method, "it ended at once".into())),
-                Err(Failure::Lost(error)) => return Err(self.lost(method, error)),
+                Err(Failure::Unsent(_, error) | Failure::Lost(error)) => {
+                    return Err(self.lost(method, error));
+                }
             }
             self.forget(&connection).await;
         }

@@ -18,8 +18,8 @@ use crate::body::{Body, BoxError};
 
 /// Why a request got no response.
 pub(super) enum Failure {
-    /// The connection had ended and nothing was sent; returns the request.
-    Unsent(Box<Request<Body>>),
+    /// The connection had ended and nothing was sent; returns the request, and why it ended.
+    Unsent(Box<Request<Body>>, BoxError),
     /// The connection broke, or the body could not be read.
     Lost(BoxError),
 }
@@ -36,15 +36,17 @@ pub(super) async fn exchange(
         if let Some(length) = body.size_hint().exact() {
             head.headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
         }
-        let unsent = |head, body| Failure::Unsent(Box::new(Request::from_parts(head, body)));
-        if poll_fn(|context| sender.poll_ready(context)).await.is_err() {
-            return Err(unsent(head, body));
+        let unsent = |head, body, error: h2::Error| {
+            Failure::Unsent(Box::new(Request::from_parts(head, body)), error.into())
+        };
+        if let Err(error) = poll_fn(|context| sender.poll_ready(context)).await {
+            return Err(unsent(head, body, error));
         }
         let request = Request::from_parts(head.clone(), ());
         match sender.send_request(request, body.is_end_stream()) {
             Ok((response, _)) if body.is_end_stream() => (response, None),
             Ok((response, stream)) => (response, Some(send(body, stream))),
-            Err(_) => return Err(unsent(head, body)),
+            Err(error) => return Err(unsent(head, body, error)),
         }
     };
     let mut response = pin!(response);
