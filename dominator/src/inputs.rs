@@ -62,10 +62,14 @@ pub async fn watch_mdb_file(path: PathBuf, is_strict: bool, fleet: Arc<Fleet>) {
             FileState::Unchanged | FileState::Unsteady => known,
             FileState::Changed(stamp, Ok(file)) => {
                 let unknown = unknown_keys::describe(&file.unknown_keys);
-                fleet.note_unknown_keys(unknown.clone());
-                match unknown.filter(|_| is_strict) {
-                    Some(unknown) => fleet.refuse(format!("{}: {unknown}", path.display())),
-                    None => fleet.take(file.machines),
+                match unknown {
+                    Some(unknown) if is_strict => {
+                        fleet.refuse(format!("{}: {unknown}", path.display()));
+                    }
+                    unknown => {
+                        fleet.note_unknown_keys(unknown);
+                        fleet.take(file.machines);
+                    }
                 }
                 stamp
             }

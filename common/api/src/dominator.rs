@@ -438,7 +438,7 @@ impl Method for ClearSafetyShutoff {
 }
 
 /// Retries at once what failed on one machine. An image whose health check failed there is tried
-/// once more.
+/// once more, and triggers that failed are run again.
 pub enum Retry {}
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -153,7 +153,7 @@ const KEYS: [&str; 10] = [
 /// Returns the keys of a valid machine database that nothing reads.
 #[must_use]
 pub fn unknown_keys(text: &str) -> Vec<UnknownKey> {
-    unknown_keys::unknown_keys(&without_comments(text), &KEYS)
+    unknown_keys::find(&without_comments(text), &KEYS)
 }
 
 /// All machines, by host name.

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::filter::{PatternError, Patterns};
 use crate::path::TreePath;
-use crate::unknown_keys::{self, unknown_keys};
+use crate::unknown_keys;
 
 /// The service name that means the machine itself.
 pub const REBOOT: &str = "reboot";
@@ -166,7 +166,7 @@ impl Triggers {
     ///
     /// [`TriggerError::Keys`]
     pub fn check_keys(text: &str) -> Result<(), TriggerError> {
-        let unknown = unknown_keys(&crate::json::without_comments(text), &KEYS);
+        let unknown = unknown_keys::find(&crate::json::without_comments(text), &KEYS);
         match unknown_keys::describe(&unknown) {
             Some(keys) => Err(TriggerError::Keys { keys }),
             None => Ok(()),
@@ -197,6 +197,11 @@ impl Triggers {
             }
         }
         Ok(())
+    }
+
+    /// True if one of the triggers names `service`.
+    pub(crate) fn name(&self, service: &str) -> bool {
+        self.0.iter().any(|trigger| trigger.service == service)
     }
 
     /// The triggers that a change of any of `paths` fires, in the order in which they run.

@@ -37,7 +37,7 @@ impl fmt::Display for UnknownKey {
 /// Returns the keys of the records that are not `known`, each once, by line. `text` is an array of
 /// JSON objects without comments; anything else has no unknown keys.
 #[must_use]
-pub fn unknown_keys(text: &str, known: &[&'static str]) -> Vec<UnknownKey> {
+pub fn find(text: &str, known: &[&'static str]) -> Vec<UnknownKey> {
     let records: Vec<BTreeMap<String, &RawValue>> = serde_json::from_str(text).unwrap_or_default();
     let mut unknown: BTreeMap<String, (usize, usize)> = BTreeMap::new();
     for (key, value) in records.into_iter().flatten() {
@@ -63,7 +63,7 @@ pub fn unknown_keys(text: &str, known: &[&'static str]) -> Vec<UnknownKey> {
     keys
 }
 
-/// Describes them in one line; `None` if there are none.
+/// Describes unknown keys in one line; `None` for an empty list.
 #[must_use]
 pub fn describe(keys: &[UnknownKey]) -> Option<String> {
     let mut texts: Vec<String> = keys.iter().take(NAMED_MAX).map(ToString::to_string).collect();
@@ -94,8 +94,7 @@ mod tests {
             {"RequiredImge": "x"}
         ]"#;
         let known = ["Hostname", "RequiredImage", "PlannedImage", "Tags"];
-        let texts: Vec<String> =
-            unknown_keys(text, &known).iter().map(ToString::to_string).collect();
+        let texts: Vec<String> = find(text, &known).iter().map(ToString::to_string).collect();
         assert_eq!(
             texts,
             [
@@ -105,14 +104,14 @@ mod tests {
                 "line 4: the key `requiredimage` is unknown; is `RequiredImage` meant?",
             ]
         );
-        assert_eq!(unknown_keys("{", &known), []);
-        assert_eq!(unknown_keys("[7]", &known), []);
+        assert_eq!(find("{", &known), []);
+        assert_eq!(find("[7]", &known), []);
     }
 
     #[test]
     fn a_text_names_some_of_them() {
         let text = r#"[{"a": 1, "b": 1, "c": 1, "d": 1, "e": 1, "f": 1}]"#;
-        let keys = unknown_keys(text, &[]);
+        let keys = find(text, &[]);
         assert_eq!(describe(&keys[..1]).unwrap(), "line 1: the key `a` is unknown");
         assert!(describe(&keys).unwrap().ends_with("`e` is unknown; and 1 more"));
         assert_eq!(describe(&[]), None);

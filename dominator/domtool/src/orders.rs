@@ -100,7 +100,8 @@ pub(super) enum Command {
     /// Retry at once what failed on one machine
     ///
     /// If an image failed its health check on the machine and was rolled back, it is offered again
-    /// only after this command, also over a restart of the dominator.
+    /// only after this command, also over a restart of the dominator. Triggers that failed are run
+    /// again, and the signatures of the image are read anew.
     #[command(after_help = "Example: domtool retry web1 --why 'made room'")]
     Retry {
         /// Name of the machine in the machine database
@@ -338,7 +339,8 @@ async fn set_default_image(
     match &request.image {
         Some(image) => {
             eprintln!("{image} is the image of machines without a RequiredImage: {machines} now.");
-            if let Some(remark) = remark_on(client, image).await? {
+            // The order has taken effect, whatever becomes of the question.
+            if let Ok(Some(remark)) = remark_on(client, image).await {
                 eprintln!("warning: {remark}");
             }
         }

@@ -38,15 +38,6 @@ impl Updater {
         }
     }
 
-    async fn drive(&self, calls: Vec<ServiceCall>) -> Vec<TriggerFailure> {
-        let (driver, limit) = (self.driver.clone(), self.service_time_max);
-        let running = tokio::task::spawn_blocking(move || driver.run_all(&calls, limit));
-        running.await.unwrap_or_else(|error| {
-            tracing::error!(%error, "services cannot be started");
-            Vec::new()
-        })
-    }
-
     /// Restarts subd's own service, which stops this process. All state must be saved before.
     pub(super) async fn restart_own(&self) {
         let (driver, limit) = (self.driver.clone(), self.service_time_max);

@@ -9,14 +9,13 @@ use std::sync::Arc;
 
 use api::fault::{Fault, FaultCode};
 use api::subd::{TriggerFailure, UpdatePhase};
-use model::trigger::services::{ServiceCalls, retry_calls};
+use model::trigger::services::{ServiceCall, ServiceCalls, retry_calls};
 use system::clock::wall;
 
 use crate::state::persisted_state::PersistedState;
 use crate::state::{State, note_failures};
 use crate::update::Updater;
 use crate::update::admission::{refuse_if_paused, refuse_if_stuck};
-use crate::update::executor::Services as _;
 
 impl Updater {
     /// Starts to run the triggers that failed. Does nothing if there are none.
@@ -51,22 +50,26 @@ impl Updater {
         Ok(())
     }
 
+    /// Carries out `calls` in a blocking thread, outside of an update. Returns those that failed.
+    pub(super) async fn drive(&self, calls: Vec<ServiceCall>) -> Vec<TriggerFailure> {
+        let (driver, limit) = (self.driver.clone(), self.service_time_max);
+        let asked = calls.clone();
+        let running = tokio::task::spawn_blocking(move || driver.run_all(&calls, limit));
+        running.await.unwrap_or_else(|error| {
+            tracing::error!(%error, "cannot run triggers");
+            let failure = |call: ServiceCall| TriggerFailure {
+                service: call.service,
+                verb: call.verb.name().to_owned(),
+                output: error.to_string(),
+            };
+            asked.into_iter().map(failure).collect()
+        })
+    }
+
     async fn run_again(self: Arc<Self>, failed: Vec<TriggerFailure>, calls: ServiceCalls) {
-        let (own, reboot) = (calls.own, calls.reboot);
-        let updater = Arc::clone(&self);
-        let running = tokio::task::spawn_blocking(move || {
-            let services = updater.services();
-            let mut failures = services.drive(&calls.before);
-            failures.extend(services.drive(&calls.after));
-            failures
-        });
-        let mut failures = match running.await {
-            Ok(failures) => failures,
-            Err(error) => {
-                tracing::error!(%error, "cannot run the triggers again");
-                failed.clone()
-            }
-        };
+        let ServiceCalls { before, after, own, reboot, .. } = calls;
+        let mut failures = self.drive(before).await;
+        failures.extend(self.drive(after).await);
         if reboot {
             failures.extend(self.reboot().await);
         }

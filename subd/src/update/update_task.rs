@@ -226,7 +226,7 @@ impl Updater {
         });
     }
 
-    pub(super) fn services(&self) -> TimedServices<'_> {
+    fn services(&self) -> TimedServices<'_> {
         TimedServices { driver: &self.driver, time_max: self.service_time_max }
     }
 

@@ -186,7 +186,7 @@ pub enum Health {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TriggerFailure {
     pub service: String,
-    /// `stop`, `start`, `reload` or `reboot`.
+    /// `stop`, `start`, `reload`, `restart` or `reboot`.
     pub verb: String,
     /// The error, or the end of its output, and then the end of the service's journal.
     pub output: String,

@@ -123,10 +123,9 @@ impl ServiceCalls {
     /// triggers of the new image, name.
     #[must_use]
     pub fn instead_of_reboot(&self, new: &Triggers) -> Vec<ServiceCall> {
-        let is_known = |name: &str| new.0.iter().any(|trigger| trigger.service == name);
         let is_started = |name: &str| self.after.iter().any(|call| call.service == name);
         let calls = self.restart().into_iter();
-        calls.filter(|call| is_known(&call.service) && !is_started(&call.service)).collect()
+        calls.filter(|call| new.name(&call.service) && !is_started(&call.service)).collect()
     }
 
     /// Returns the calls for a change that was interrupted at an unknown point: everything that was
@@ -225,7 +224,7 @@ pub fn retry_calls<'a>(
         match ServiceVerb::named(verb) {
             Some(ServiceVerb::Stop) => {
                 push_each_once(&mut calls.before, call(ServiceVerb::Stop));
-                if in_force.0.iter().any(|trigger| trigger.service == name) {
+                if in_force.name(name) {
                     push_each_once(&mut calls.after, call(ServiceVerb::Start));
                 }
             }

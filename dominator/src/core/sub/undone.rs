@@ -137,8 +137,8 @@ impl Sub {
         }
     }
 
-    /// Continues with the image that the machine was put back to; with `None` if there is none that
-    /// can be loaded.
+    /// Continues with the image that the machine was put back to; `None` if that is not known, or
+    /// cannot be loaded.
     fn check_kept(
         &mut self,
         view: &View,
