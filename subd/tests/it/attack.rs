@@ -23,7 +23,8 @@ use model::tree::text::to_text;
 use model::tree::{Leaf, Metadata, Node};
 use nix::mount::{MsFlags, mount, umount};
 use nix::unistd::{Uid, setfsuid};
-use rpc::client::Peer;
+use rpc::client::{Client, Peer};
+use rpc::tls::Security;
 use subd::root::Root;
 use subd::scan::pace::Pace;
 
@@ -338,7 +339,9 @@ async fn a_storm_of_waiting_polls_ends_at_once_when_subd_stops() {
             tokio::spawn(async move { client.call::<Poll>(&request).await.map(|_| ()) })
         })
         .collect();
-    sub.poll().await;
+    // The polls above take every stream of their connection, so this one has another.
+    let other = Client::new(sub.client.peer().clone(), &Security::Insecure);
+    other.call::<Poll>(&PollRequest::default()).await.unwrap();
     let started = Instant::now();
     sub.stop().await;
     assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
