@@ -73,6 +73,15 @@ where
     StreamBody::new(frames).boxed_unsync()
 }
 
+/// Returns `body`, which keeps `kept` until it was sent or dropped.
+pub(super) fn keeping(body: Body, kept: impl Send + 'static) -> Body {
+    let keep = move |frame| {
+        let _kept = &kept;
+        frame
+    };
+    body.map_frame(keep).boxed_unsync()
+}
+
 /// Chunks shorter than this are joined with the next ones, in bytes: the size of a frame.
 const GATHERED_BYTES: usize = 16 << 10;
 

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
@@ -16,7 +16,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::caller::{Caller, CallerPermit, CallerPermits};
 use super::connection_counts::Refusal;
 use super::connection_limiter::ConnectionLimiter;
-use super::metrics::{Running, content_type};
+use super::metrics::content_type;
 use super::page::{self, Page, PageRequest, html_response, set, small};
 use super::range::ByteRange;
 use super::replies::Replies;
@@ -250,10 +250,9 @@ impl Service {
     }
 
     async fn call(&self, caller: Caller, name: &str, request: Request<Incoming>) -> Response<Body> {
-        let begun = Instant::now();
-        let running = Running::of(&self.routes.metrics.running);
         let entry = self.routes.methods.get(name);
         let label = entry.map_or(UNKNOWN, |entry| entry.name);
+        let running = self.routes.metrics.started(label);
         let upload = entry.is_some_and(|entry| matches!(entry.kind, Kind::Upload(_)));
         let json = CallEncoding { request: Encoding::Json, reply: Encoding::Json };
         let form = form(request.headers(), upload);
@@ -273,13 +272,18 @@ impl Service {
                 Err(fault)
             }
         };
-        let fault = result.as_ref().err().map(|fault| fault.code);
-        self.routes.metrics.ended(label, begun.elapsed(), fault);
-        drop(running);
         if let Err(fault) = &result {
+            self.routes.metrics.failed(label, fault.code);
             tracing::debug!(method = label, code = ?fault.code, "{}", fault.message);
         }
-        let mut response = result.unwrap_or_else(|fault| fault_response(form.reply, &fault));
+        let mut response = match result {
+            // A stream takes most of its time after its handler has ended.
+            Ok(response) if entry.is_some_and(|entry| matches!(entry.kind, Kind::Download(_))) => {
+                response.map(|body| body::keeping(body, running))
+            }
+            Ok(response) => response,
+            Err(fault) => fault_response(form.reply, &fault),
+        };
         let headers = response.headers_mut();
         headers.insert(PROTOCOL_HEADER, PROTOCOL.into());
         // Uploads may be packed.

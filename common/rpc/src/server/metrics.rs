@@ -1,6 +1,6 @@
 //! The metrics of a server, in the text format of OpenMetrics.
 
-use std::time::Duration;
+use std::time::Instant;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
@@ -54,7 +54,7 @@ pub(super) struct Metrics {
     faults: Family<FaultLabels, Counter>,
     seconds: Family<MethodLabels, Histogram, fn() -> Histogram>,
     /// Calls that run now.
-    pub(super) running: Gauge,
+    running: Gauge,
     /// Connections that are open.
     pub(super) connections: Gauge,
     /// Connections that were accepted.
@@ -87,7 +87,11 @@ impl Metrics {
             "Calls that were refused or failed",
             metrics.faults.clone(),
         );
-        registry.register("rpc_seconds", "How long calls took", metrics.seconds.clone());
+        registry.register(
+            "rpc_seconds",
+            "How long calls took, with all of their streams",
+            metrics.seconds.clone(),
+        );
         registry.register("rpc_running", "Calls that run now", metrics.running.clone());
         registry.register("connections", "Connections that are open", metrics.connections.clone());
         registry.register(
@@ -122,13 +126,20 @@ impl Metrics {
         self.refused.get_or_create(&RefusalLabels { why: refusal.label_and_text().0 }).inc();
     }
 
-    /// Counts a call that ended. `method` must be a known method, not a text from the caller.
-    pub(super) fn ended(&self, method: &'static str, took: Duration, fault: Option<FaultCode>) {
-        self.calls.get_or_create(&MethodLabels { method }).inc();
-        self.seconds.get_or_create(&MethodLabels { method }).observe(took.as_secs_f64());
-        if let Some(code) = fault {
-            self.faults.get_or_create(&FaultLabels { method, code: code.name() }).inc();
+    /// Counts a call from now until the result is dropped. `method` must be a known method, not a
+    /// text from the caller.
+    pub(super) fn started(&self, method: &'static str) -> RunningCall {
+        RunningCall {
+            begun: Instant::now(),
+            calls: self.calls.get_or_create(&MethodLabels { method }).clone(),
+            seconds: self.seconds.get_or_create(&MethodLabels { method }).clone(),
+            _running: Running::of(&self.running),
         }
+    }
+
+    /// Counts the failure of a call.
+    pub(super) fn failed(&self, method: &'static str, code: FaultCode) {
+        self.faults.get_or_create(&FaultLabels { method, code: code.name() }).inc();
     }
 
     pub(super) fn text(&self) -> String {
@@ -154,6 +165,22 @@ impl Collector for CertificateEnd {
             MetricType::Gauge,
         )?;
         gauge.encode(of_gauge)
+    }
+}
+
+/// A call that is not answered yet, with all of its reply. It is counted, with the time that it
+/// took, when this is dropped.
+pub(super) struct RunningCall {
+    begun: Instant,
+    calls: Counter,
+    seconds: Histogram,
+    _running: Running,
+}
+
+impl Drop for RunningCall {
+    fn drop(&mut self) {
+        self.calls.inc();
+        self.seconds.observe(self.begun.elapsed().as_secs_f64());
     }
 }
 

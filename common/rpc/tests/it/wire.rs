@@ -546,6 +546,45 @@ async fn calls_and_faults_are_counted() {
 }
 
 #[tokio::test]
+async fn a_stream_is_a_running_call_until_its_end() {
+    let go_on = Arc::new(Semaphore::new(0));
+    let released = Arc::clone(&go_on);
+    let answer = move |(), _, request: GetObjectsRequest| {
+        let released = Arc::clone(&released);
+        let absent = head_bytes(&ObjectHead::Absent(request.ids[0]));
+        let end = stream::once(async move {
+            let _permit = released.acquire().await;
+            Ok(head_bytes(&ObjectHead::End))
+        });
+        async move { Ok(stream::iter([Ok::<_, io::Error>(absent)]).chain(end)) }
+    };
+    let router = Router::new("test", &Security::Insecure);
+    let server = Server::start(router.download::<GetObjects, _, _>(answer)).await;
+    let client = server.client();
+    let counted = async || {
+        let (_, text) = client.get("/metrics").await.unwrap();
+        let text = String::from_utf8(text.to_vec()).unwrap();
+        let value = |name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name));
+            line.map_or(0, |value| value.trim().parse().unwrap())
+        };
+        let count = "dominator_rpc_seconds_count{method=\"ObjectServer.GetObjects\"}";
+        (value("dominator_rpc_running"), value(count))
+    };
+    let ids = vec![Algorithm::Blake3.digest(b"1")];
+    let mut reader = client.get_objects(&GetObjectsRequest { ids }).await.unwrap();
+    reader.head().await.unwrap();
+    assert_eq!(counted().await, (1, 0));
+    go_on.add_permits(1);
+    assert_eq!(reader.head().await.unwrap(), ObjectHead::End);
+    drop(reader);
+    while counted().await != (0, 1) {
+        tokio::task::yield_now().await;
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
 async fn a_handler_knows_the_address_that_was_dialled() {
     let router = Router::new("testd", &Security::Insecure)
         .page("/", |(), request| async move { Ok(Page::Text(request.caller.local.to_string())) });
