@@ -132,6 +132,11 @@ const LINE_BYTES_MAX: usize = 1_000;
 /// The width of the column of names.
 const WIDTH: usize = 12;
 
+/// Said of two trees that differ in nothing but their digests.
+const OTHER_DIGEST: &str = "the digests of the two trees differ, because each covers paths that \
+                            are left to the machine: what the filter keeps, other file-systems, \
+                            what cannot be changed";
+
 /// Formats an explanation for `domtool explain` and its page.
 #[must_use]
 pub fn explanation_text(why: &Explanation, now: Time) -> String {
@@ -160,6 +165,12 @@ pub fn explanation_text(why: &Explanation, now: Time) -> String {
         None => part("differs", "it was not compared with its image yet"),
         Some(differs) => {
             part("differs", &sums(differs));
+            if let (0, Some(has), Some(must)) =
+                (differs.operations, why.has.root, why.must_have.root)
+                && has != must
+            {
+                part("", OTHER_DIGEST);
+            }
             for danger in &differs.dangers {
                 let cleared = if differs.is_cleared { ", which an operator lets pass" } else { "" };
                 part("DANGER", &format!("{danger}{cleared}"));

@@ -67,6 +67,11 @@ impl Calls {
         self.accepted.take_if(|call| request_id >= call.shown_from || is_shown(call.purpose, view));
     }
 
+    /// True if the last call failed and is tried again.
+    pub(super) fn are_failing(&self) -> bool {
+        self.attempt.why().is_some() || self.failing.0 > 0
+    }
+
     /// True if a Commit was sent and no poll has shown its effect.
     pub(super) fn has_commit(&self) -> bool {
         let under_way = self.under_way.map(|(_, purpose)| purpose);

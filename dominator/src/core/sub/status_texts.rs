@@ -37,6 +37,15 @@ const BLOCKED_NEXT: &str = "the paths are tried again after a minute, then after
                             when the machine is scanned by order";
 const AGAIN_WITHIN_10_MINUTES: &str = "the update is tried again, within ten minutes";
 
+const REMOVE_DISABLE_UPDATES: &str =
+    "remove DisableUpdates from its record in the machine database";
+const MEND_HISTORY: &str = "see what `domtool status` says of the history; free space in the state \
+                            directory of the dominator, or repair its medium";
+
+fn enable_updates() -> Suggestion {
+    command("domtool enable-updates".to_owned(), "enables updates of all machines again")
+}
+
 impl Sub {
     /// Returns the texts for the status that the machine has now.
     pub(super) fn status_texts(&self, now: Now) -> StatusTexts {
@@ -47,7 +56,11 @@ impl Sub {
             texts.remedies.push(self.remedy("resume", what));
         }
         if texts.remedies.is_empty() {
-            texts.remedies.push(by_hand("nothing has to be done"));
+            // Time alone mends nothing that fails.
+            texts.remedies.push(by_hand(match self.calls.are_failing() {
+                true => "see in the detail why it fails; remove the cause, unless it soon succeeds",
+                false => "nothing has to be done",
+            }));
         }
         texts
     }
@@ -92,7 +105,7 @@ impl Sub {
                 "no image is required of the machine: it is polled, and not changed",
                 "a RequiredImage in its record of the machine database, or a default image",
                 "a change of the machine database takes effect at once",
-                vec![by_hand("nothing has to be done if that is intended; else edit its record")],
+                vec![by_hand("if it is to have an image, add a RequiredImage to its record")],
             ),
             Status::ImageNotReady => StatusTexts::new(
                 "the required image is not on the image server, is incomplete, or is invalid",
@@ -288,15 +301,12 @@ impl Sub {
 
     fn texts_of_disabled(&self) -> StatusTexts {
         let (waits_for, remedy) = if self.machine.disable_updates {
-            let remedy = "remove DisableUpdates from its record in the machine database";
-            ("the removal of DisableUpdates from its record", by_hand(remedy))
+            let waits_for = "the removal of DisableUpdates from its record";
+            (waits_for, by_hand(REMOVE_DISABLE_UPDATES))
         } else if self.brake.is_none() && self.history_error.is_some() {
-            let remedy = "see what `domtool status` says of the history; free space in the state \
-                          directory of the dominator, or repair its medium";
-            ("the dominator to be able to record its orders", by_hand(remedy))
+            ("the dominator to be able to record its orders", by_hand(MEND_HISTORY))
         } else {
-            let enable = "domtool enable-updates".to_owned();
-            ("the end of the brake", command(enable, "enables updates of all machines again"))
+            ("the end of the brake", enable_updates())
         };
         StatusTexts::new(
             "it differs from its image, and updates are disabled",
@@ -359,12 +369,17 @@ impl Sub {
         if !leads_to_update {
             return;
         }
-        if self.brake.is_some() {
+        if self.machine.disable_updates {
+            texts.next.push_str("; but its record says DisableUpdates");
+            texts.remedies.push(by_hand(REMOVE_DISABLE_UPDATES));
+        } else if self.brake.is_some() {
             texts.next.push_str("; but no update is carried out while updates are disabled");
+            texts.remedies.push(enable_updates());
         } else if self.paused(now.wall).is_some() {
             texts.next.push_str("; but no update is carried out before the end of the pause");
         } else if self.history_error.is_some() {
             texts.next.push_str("; but no update is carried out before it can be recorded");
+            texts.remedies.push(by_hand(MEND_HISTORY));
         }
     }
 

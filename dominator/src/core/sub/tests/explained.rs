@@ -163,6 +163,46 @@ fn every_status_that_a_machine_can_come_to_is_explained() {
 }
 
 #[test]
+fn nothing_has_to_be_done_only_where_time_alone_helps() {
+    let of = |script: &Script| {
+        let why = script.sub.explain(script.time());
+        let last = why.may.last().unwrap();
+        (why.status.to_string(), format!("{}: {}", last.command, last.what))
+    };
+    let nothing = ": nothing has to be done".to_owned();
+    let mut script = Script::scanning(image("base", &[("/a", "1")]), &[]);
+    assert_eq!(of(&script), ("fetching".into(), nothing.clone()));
+    script.refuse(FailureKind::Unavailable, "cannot be recorded: I/O error");
+    let cause = "see in the detail why it fails; remove the cause, unless it soon succeeds";
+    assert_eq!(of(&script), ("fetching".into(), format!(": {cause}")));
+
+    let mut script = Script::new(image("base", &[("/a", "1")]));
+    assert_eq!(of(&script), ("connecting".into(), nothing));
+    script.step("brake", Event::Brake(Some("storm".into())));
+    let enable = "domtool enable-updates: enables updates of all machines again";
+    assert_eq!(of(&script), ("connecting".into(), enable.into()));
+    Arc::make_mut(&mut script.sub.machine).disable_updates = true;
+    let edit = ": remove DisableUpdates from its record in the machine database";
+    assert_eq!(of(&script), ("connecting".into(), edit.into()));
+}
+
+#[test]
+fn trees_that_differ_only_in_their_digests_are_said_to() {
+    let mut script = Script::scanning(image("base", &[("/a", "1")]), &[("/a", "1")]);
+    let said = |script: &Script, root: Option<model::object::ObjectId>| {
+        let mut why = script.sub.explain(script.time());
+        why.has.root = root;
+        let text = api::dominator::text::explanation_text(&why, Time::default());
+        (why.status, text.contains("in nothing"), text.contains("the digests of the two trees"))
+    };
+    script.poll();
+    let required = script.sub.explain(script.time()).must_have.root;
+    assert_eq!(said(&script, required), (Status::Synced, true, false));
+    let other = Some(model::object::Algorithm::Blake3.digest(b"other"));
+    assert_eq!(said(&script, other), (Status::Synced, true, true));
+}
+
+#[test]
 fn no_explanation_is_empty() {
     let mut script = Script::scanning(image("base", &[("/a", "1")]), &[]);
     for status in Status::ALL {
