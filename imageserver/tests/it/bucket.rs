@@ -103,10 +103,13 @@ impl Drop for Moto {
     }
 }
 
+/// Instead of a status: no answer at all.
+pub const SILENCE: &str = "";
+
 /// Stands in front of a bucket, and answers for it as often as it is told.
 pub struct Gate {
     pub address: SocketAddr,
-    /// The status to answer with, and how often.
+    /// The status to answer with, or [`SILENCE`], and how often.
     answers: Arc<Mutex<(&'static str, u32)>>,
 }
 
@@ -140,6 +143,10 @@ impl Gate {
         let mut first = vec![0; 64 << 10];
         let Ok(length @ 1..) = near.read(&mut first) else { return };
         if let Some(status) = status {
+            if status == SILENCE {
+                while near.read(&mut first).is_ok_and(|length| length > 0) {}
+                return;
+            }
             let answer =
                 format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
             // The other side may have gone.

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use api::fault::{Fault, FaultCode};
 use api::image_server::collection::{Collect, CollectReply, CollectRequest};
+use api::image_server::directories::{MakeDirectory, MakeDirectoryRequest};
 use api::image_server::expiry::{HoldImages, HoldImagesRequest};
 use api::image_server::{
     DeleteImage, DeleteImageRequest, GetImage, GetImageRequest, ListImages, ListImagesRequest,
@@ -15,7 +16,7 @@ use model::image::Image;
 use model::object::ObjectId;
 use model::tree::Tree;
 
-use crate::bucket::{Gate, Moto};
+use crate::bucket::{Gate, Moto, SILENCE};
 use crate::fixture::{
     ALGORITHM, Server, command, directories, fault, image_of, name, stream_of, tree_of, until,
 };
@@ -308,6 +309,25 @@ async fn what_the_bucket_cannot_do_now_is_tried_again_and_then_told() {
         let reply = server.upload(&[content.as_bytes()]).await;
         assert_eq!(reply.added, 1, "{status}");
     }
+}
+
+#[tokio::test]
+async fn a_bucket_that_is_silent_is_named_before_the_caller_gives_up() {
+    let site = Site::new();
+    let gate = Gate::before(site.moto.address);
+    let flags: Vec<String> = site
+        .flags(&[])
+        .into_iter()
+        .map(|flag| flag.replace(&site.moto.address.to_string(), &gate.address.to_string()))
+        .collect();
+    let server = Server::run(command(&site.path("one")).args(flags));
+    gate.answer(SILENCE, u32::MAX);
+    let request = MakeDirectoryRequest { name: name("web"), parents: false, owners: None };
+    let refused = fault(server.client.call::<MakeDirectory>(&request).await.unwrap_err());
+    assert_eq!(refused.code, FaultCode::Unavailable, "{refused}");
+    assert!(refused.message.contains("the bucket s3://images/prod is unavailable"), "{refused}");
+    gate.answer(SILENCE, 0);
+    server.client.call::<MakeDirectory>(&request).await.unwrap();
 }
 
 /// What a server says that does not start.

@@ -24,8 +24,9 @@ use crate::store::error::{StoreError, failed};
 /// The longest time to connect, and the longest time without data from the bucket.
 const SILENCE_MAX: Duration = Duration::from_secs(20);
 
-/// How long a failed request is retried.
-const RETRY_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a failed request is retried. Shorter than [`SILENCE_MAX`], so that a request that got
+/// no answer is not repeated: callers of this server wait for 30 s, and are to be told why.
+const RETRY_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// The most retries of a request.
 const RETRIES_MAX: usize = 6;
