@@ -58,6 +58,8 @@ pub enum Part {
     Serve,
     /// A dominator with ten thousand simulated machines, beside the Go Dominator.
     Fleet,
+    /// Readers of a dominator's pages while its machine database is edited; with --subs 2000.
+    Pages,
     /// The cost of TLS for such a fleet, and for getting an image.
     Tls,
 }
@@ -156,6 +158,7 @@ pub fn run(
     any(Part::Versions, versions::measure)?;
     any(Part::Serve, serve::measure)?;
     any(Part::Fleet, fleet::measure)?;
+    any(Part::Pages, fleet::pages)?;
     any(Part::Tls, tls::measure)?;
     directory.close().context("cannot remove the directory")
 }

@@ -1,6 +1,7 @@
 //! The pages for browsers.
 
 mod events;
+mod shared_page;
 
 use std::sync::Arc;
 
@@ -13,7 +14,10 @@ use model::tree::Time;
 use rpc::page_frame::{Frame, path_escape};
 use rpc::server::{Page, Query, Router};
 
+use shared_page::SharedPage;
+
 use crate::core::alarms::clock_text;
+use crate::core::selectors::Selection;
 use crate::interface::api::{fault_of, selection};
 use crate::runtime::fleet::Fleet;
 use system::clock::wall;
@@ -29,12 +33,17 @@ const DAEMON: &str = "dominator";
 pub struct Pages {
     fleet: Arc<Fleet>,
     frame: Frame,
+    machines: Arc<SharedPage>,
 }
 
 impl Pages {
     fn html(&self, title: &str, body: &impl Template) -> Page {
+        Page::Html(self.text(title, body))
+    }
+
+    fn text(&self, title: &str, body: &impl Template) -> String {
         let body = body.render().expect("writing to a String cannot fail");
-        Page::Html(self.frame.render(title, &body))
+        self.frame.render(title, &body)
     }
 }
 
@@ -46,8 +55,8 @@ pub fn pages<S: Clone + Send + Sync + 'static>(
     let frame = Frame::new(DAEMON, &fleet.shared().security).link("/events", "events");
     router
         .frame(frame.clone())
-        .with_state(Pages { fleet: Arc::clone(fleet), frame })
-        .page("/", async |pages, request| machines_page(&pages, &request.query))
+        .with_state(Pages { fleet: Arc::clone(fleet), frame, machines: Arc::default() })
+        .page("/", async |pages, request| machines_page(pages, &request.query).await)
         .page("/healthz", async |pages, _| match pages.fleet.shared().history.trouble() {
             None => Ok(Page::Text("ok\n".to_owned())),
             Some(why) => Err(Fault::new(FaultCode::Unavailable, why)),
@@ -122,7 +131,7 @@ struct MachinesPage<'a> {
     now: Time,
 }
 
-fn machines_page(pages: &Pages, query: &Query) -> Result<Page, Fault> {
+async fn machines_page(pages: Pages, query: &Query) -> Result<Page, Fault> {
     let status_of = |name: String| {
         let known = Status::ALL.into_iter().find(|status| status.name() == name);
         let unknown = || Fault::new(FaultCode::BadRequest, format!("there is no status `{name}`"));
@@ -137,7 +146,20 @@ fn machines_page(pages: &Pages, query: &Query) -> Result<Page, Fault> {
         tags: query.all("tag").iter().map(|tag| TagFilter::parse(tag)).collect(),
     };
     let is_all = request == ListSubsRequest::default();
-    let subs = pages.fleet.list(&selection(request)?);
+    let selection = selection(request)?;
+    let machines = Arc::clone(&pages.machines);
+    let render = move || machines_html(&pages, &statuses, &selection, is_all);
+    machines.get(query, render).await.map(Page::Html)
+}
+
+/// Renders the machines of a selection; `is_all` if that is every machine.
+fn machines_html(
+    pages: &Pages,
+    statuses: &[Status],
+    selection: &Selection,
+    is_all: bool,
+) -> String {
+    let subs = pages.fleet.list(selection);
     let (status, now) = (pages.fleet.status(), wall());
     let limits = status.budgets.limits.iter().filter(|limit| {
         let LimitUse { repairs, rollouts, waiting, .. } = limit;
@@ -154,13 +176,13 @@ fn machines_page(pages: &Pages, query: &Query) -> Result<Page, Fault> {
         directories: status.directories,
         name: pages.fleet.name(),
         limits: limits.collect(),
-        only_status: if let [status] = statuses[..] { Some(status) } else { None },
+        only_status: if let [status] = *statuses { Some(status) } else { None },
         selected: (!is_all).then(|| counted(subs.len() as u64, "machine")),
         subs: &subs[..subs.len().min(ROWS_MAX)],
         hidden: subs.len().saturating_sub(ROWS_MAX),
         now,
     };
-    Ok(pages.html("Machines", &body))
+    pages.text("Machines", &body)
 }
 
 /// Returns the warnings that stand above all else.

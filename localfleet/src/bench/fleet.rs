@@ -4,6 +4,7 @@
 //! has arrived. Processor time and memory are those of the dominator's process; those of the
 //! simulator are shown too, because both share the same processors.
 
+mod readers;
 mod release;
 
 use std::fs;
@@ -82,6 +83,39 @@ struct Run {
 ///
 /// If a step does not reach its goal in time.
 pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
+    measured(bench, |run, [first, second, third], files| {
+        run.intake(first, files)?;
+        run.plan(second)?;
+        run.idle()?;
+        run.drift()?;
+        run.update(second, "", fixture::SMALL.files)?;
+        run.restart()?;
+        run.release(third, second)?;
+        run.disturbed(first)
+    })
+}
+
+/// Measures pages and edits of the machine database, with many readers.
+///
+/// # Errors
+///
+/// If a step does not reach its goal in time.
+pub fn pages(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
+    measured(bench, |run, [first, ..], files| {
+        run.intake(first, files)?;
+        run.readers(first)
+    })
+}
+
+/// The image of each machine, by its number.
+type ImageOf<'names> = &'names dyn Fn(usize) -> String;
+
+/// Starts a fleet, and gives it to `steps` with the first image of each machine, its small update,
+/// its new release, and the number of files of an image.
+fn measured(
+    bench: &mut Bench<'_>,
+    steps: impl FnOnce(&mut Run, [ImageOf<'_>; 3], usize) -> anyhow::Result<()>,
+) -> anyhow::Result<Vec<Row>> {
     let (subs, files) = (bench.arguments.subs, usize::try_from(bench.arguments.files)?);
     allow_connections(subs.into())?;
     let directory = bench.fleet_directory("fleet");
@@ -94,19 +128,9 @@ pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
     let all = SimulatedFleet::start(fleet, &bench.programs, subs, &images, &others, &[])?;
     let name = format!("{subs} subs");
     let mut run = Run { all, subs, name, is_disturbed: false, rows: Vec::new() };
-    let of = |names: &[String]| {
-        let names = names.to_vec();
-        move |number: usize| names[number % names.len()].clone()
-    };
-    let (first, second, third) = (of(&images), of(&updates), of(&releases));
-    run.intake(&first, files)?;
-    run.plan(&second)?;
-    run.idle()?;
-    run.drift()?;
-    run.update(&second, "", fixture::SMALL.files)?;
-    run.restart()?;
-    run.release(&third, &second)?;
-    run.disturbed(&first)?;
+    let of = |names: Vec<String>| move |number: usize| names[number % names.len()].clone();
+    let (first, second, third) = (of(images), of(updates), of(releases));
+    steps(&mut run, [&first, &second, &third], files)?;
     let Run { mut all, rows, .. } = run;
     all.stop()?;
     drop(all);
