@@ -68,7 +68,7 @@ struct Inner {
     peer: Peer,
     security: Security,
     /// True if objects may be packed.
-    packs: bool,
+    packs: AtomicBool,
     /// True if the server has announced that it accepts packed objects.
     is_packing_known: AtomicBool,
     /// For large messages; without limit if `None`.
@@ -112,7 +112,7 @@ impl Client {
         let inner = Inner {
             peer,
             security: security.clone(),
-            packs,
+            packs: AtomicBool::new(packs),
             is_packing_known: AtomicBool::new(false),
             memory,
             grown: Mutex::default(),
@@ -121,11 +121,17 @@ impl Client {
         Self { inner: Arc::new(inner) }
     }
 
+    /// Decides whether objects are packed from now on.
+    pub fn set_packing(&self, packs: bool) {
+        self.inner.packs.store(packs, Ordering::Relaxed);
+    }
+
     /// Returns true if objects of an upload may be packed: the server has announced in an earlier
     /// reply that it accepts them.
     #[must_use]
     pub fn may_pack(&self) -> bool {
-        self.inner.packs && self.inner.is_packing_known.load(Ordering::Relaxed)
+        self.inner.packs.load(Ordering::Relaxed)
+            && self.inner.is_packing_known.load(Ordering::Relaxed)
     }
 
     #[must_use]
@@ -207,7 +213,7 @@ impl Client {
     ) -> Result<ObjectReader, CallError> {
         let method = GetObjects::NAME;
         let mut http_request = self.encoded::<GetObjects>(request)?;
-        if self.inner.packs {
+        if self.inner.packs.load(Ordering::Relaxed) {
             let encoding = HeaderValue::from_static(packing::ENCODING);
             http_request.headers_mut().insert(ACCEPT_ENCODING, encoding);
         }

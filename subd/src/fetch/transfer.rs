@@ -7,7 +7,7 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use api::object_server::GetObjectsRequest;
 use api::object_stream::ObjectHead;
@@ -24,7 +24,7 @@ use crate::cache::Cache;
 use crate::fetch::SOURCE_PORT;
 use crate::fetch::network::Network;
 use crate::fetch::policy::SourceError;
-use crate::fetch::policy::{Request, requests};
+use crate::fetch::policy::{LinkUse, Request, requests};
 use crate::fetch::record::FetchRecord;
 use crate::fetch::writer::{Writer, WriterMessage};
 use crate::limits::Budgets;
@@ -99,23 +99,29 @@ impl Transfer {
         let mut reader = asking.await?.map_err(|error| call_error(&error))?;
         let (sender, receiver) = mpsc::channel(QUEUE_MAX);
         let reading = async move {
+            let mut link = LinkUse::default();
             loop {
-                let head = self.in_time(reader.head()).await?;
+                let head = self.timed(&mut link, self.in_time(reader.head())).await?;
                 let (id, size_bytes) = match head.map_err(|error| stream_error(&error))? {
                     ObjectHead::Object { id, size_bytes } => (id, size_bytes),
                     // An absent object stays missing, which is noticed at the end.
                     ObjectHead::Absent(_) => continue,
-                    ObjectHead::End => return Ok(()),
+                    ObjectHead::End => {
+                        self.note_link(link);
+                        return Ok(());
+                    }
                 };
                 if !send(&sender, WriterMessage::Begin { id, size_bytes, rest: false }).await {
                     return Ok(());
                 }
                 loop {
-                    let chunk = self.in_time(reader.chunk()).await?;
+                    let chunk = self.timed(&mut link, self.in_time(reader.chunk())).await?;
                     let Some(chunk) = chunk.map_err(|error| stream_error(&error))? else {
                         break;
                     };
-                    if !self.pass(&sender, chunk, reader.take_wire_bytes()).await {
+                    let wire_bytes = reader.take_wire_bytes();
+                    link.wire_bytes += wire_bytes;
+                    if !self.pass(&sender, chunk, wire_bytes, &mut link).await {
                         return Ok(());
                     }
                 }
@@ -152,16 +158,18 @@ impl Transfer {
         };
         let (sender, receiver) = mpsc::channel(QUEUE_MAX);
         let reading = async move {
+            let mut link = LinkUse::default();
             let mut open = send(&sender, WriterMessage::Begin { id, size_bytes, rest }).await;
             let mut left = if rest { size_bytes - from } else { size_bytes };
             while open && left > 0 {
-                let chunk = self.in_time(download.chunk()).await?;
+                let chunk = self.timed(&mut link, self.in_time(download.chunk())).await?;
                 match chunk.map_err(|error| stream_error(&error))? {
                     // The writer refuses more than was requested.
                     Some(chunk) => {
                         left = left.saturating_sub(chunk.len() as u64);
                         let wire_bytes = chunk.len() as u64;
-                        open = self.pass(&sender, chunk, wire_bytes).await;
+                        link.wire_bytes += wire_bytes;
+                        open = self.pass(&sender, chunk, wire_bytes, &mut link).await;
                     }
                     None => {
                         return Err(SourceError::Cut(format!(
@@ -173,6 +181,7 @@ impl Transfer {
             if open {
                 send(&sender, WriterMessage::End).await;
             }
+            self.note_link(link);
             Ok(())
         };
         self.written(&[object], receiver, reading).await
@@ -238,14 +247,32 @@ impl Transfer {
         sender: &mpsc::Sender<WriterMessage>,
         chunk: Bytes,
         wire_bytes: u64,
+        link: &mut LinkUse,
     ) -> bool {
         let bytes = chunk.len() as u64;
-        if self.network.take(wire_bytes, self.local).await {
+        if self.timed(link, self.network.take(wire_bytes, self.local)).await {
             self.budgets.write.take(bytes).await;
         } else {
             self.budgets.write.note(bytes);
         }
         send(sender, WriterMessage::Chunk(chunk)).await
+    }
+
+    /// Counts how long is waited for the network.
+    async fn timed<T>(&self, link: &mut LinkUse, network: impl Future<Output = T>) -> T {
+        let begun = Instant::now();
+        let result = network.await;
+        link.waited += begun.elapsed();
+        result
+    }
+
+    /// Decides in which form the next objects are asked for.
+    fn note_link(&self, link: LinkUse) {
+        if !self.local
+            && let Some(packs) = link.must_pack()
+        {
+            self.client.set_packing(packs);
+        }
     }
 
     /// Waits for the source, with a time limit.

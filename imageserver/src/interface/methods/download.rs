@@ -1,7 +1,7 @@
 //! `ObjectServer.GetObjects` and `GET /objects/<id>`: sends content, one chunk at a time.
 //!
 //! A chunk is read when the transport asks for it, so a slow reader costs at most two chunks of
-//! memory and no thread. Content is verified before its first byte is sent. It is packed for
+//! memory and no thread; a quick one, up to five. Content is verified before its first byte is sent. It is packed for
 //! clients that accept packed content; an object that is stored packed is sent as it is.
 //!
 //! There are as many packers as processors. A stream uses one if it is free, and otherwise sends
@@ -11,6 +11,7 @@ use std::io::{self, Read as _};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, TryLockError};
 use std::thread::available_parallelism;
+use std::time::{Duration, Instant};
 
 use api::fault::{Fault, FaultCode};
 use api::object_server::GetObjects;
@@ -50,28 +51,43 @@ pub(super) fn objects(
     chunks(state, ObjectStream::next)
 }
 
+/// How many chunks are read at a time for a reader who takes each within [`QUICK`]: handing one
+/// over to another thread costs more than reading it.
+const QUICK_CHUNKS: u32 = 4;
+const QUICK: Duration = Duration::from_millis(2);
+
 /// Streams the chunks of `state`, which may block. An error ends the stream.
 fn chunks<S: Send + 'static>(
     state: S,
     next: fn(&mut S) -> io::Result<Option<Bytes>>,
 ) -> impl Stream<Item = io::Result<Bytes>> + Send {
-    let chunks = unfold(Some(state), move |state| async move {
-        let mut state = state?;
+    let steps = unfold(Some((state, Instant::now(), 1)), move |last| async move {
+        let (mut state, given, count) = last?;
+        let is_quick = given.elapsed() < QUICK * count;
+        let count = if is_quick { QUICK_CHUNKS } else { 1 };
         let step = tokio::task::spawn_blocking(move || {
-            let chunk = next(&mut state);
-            (chunk, state)
-        });
-        match step.await {
-            Err(lost) => Some((Err(io::Error::other(lost)), None)),
-            Ok((Err(error), _)) => {
-                tracing::error!("a download was interrupted: {}", error_chain(&error));
-                Some((Err(error), None))
+            let mut chunks = Vec::new();
+            for _ in 0..count {
+                match next(&mut state) {
+                    Ok(Some(chunk)) => chunks.push(Ok(chunk)),
+                    Ok(None) => break,
+                    Err(error) => {
+                        tracing::error!("a download was interrupted: {}", error_chain(&error));
+                        chunks.push(Err(error));
+                        return (chunks, None);
+                    }
+                }
             }
-            Ok((Ok(None), _)) => None,
-            Ok((Ok(Some(chunk)), state)) => Some((Ok(chunk), Some(state))),
-        }
+            (chunks, Some(state))
+        });
+        let (chunks, state) =
+            step.await.unwrap_or_else(|lost| (vec![Err(io::Error::other(lost))], None));
+        let next = state.map(|state| (state, Instant::now(), count));
+        (!chunks.is_empty()).then_some((chunks, next))
     });
-    chunks.flat_map(|chunk| iter(Pieces(chunk.map(Some))))
+    steps.flat_map(|chunks| {
+        iter(chunks.into_iter().flat_map(|chunk: io::Result<Bytes>| Pieces(chunk.map(Some))))
+    })
 }
 
 /// A chunk in pieces: the transport holds up to three pieces in memory for each reader.
