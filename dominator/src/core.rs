@@ -15,6 +15,7 @@ pub mod mdb_diff;
 pub mod network_budget;
 pub mod orders;
 pub mod required_image;
+pub mod rollback;
 pub mod selectors;
 pub mod settings;
 pub mod sources;

@@ -40,6 +40,7 @@ use crate::core::event_filter::EventFilter;
 use crate::core::identity::KnownIdentity;
 use crate::core::orders::Order;
 use crate::core::orders::Pauses;
+use crate::core::rollback::Rollbacks;
 use crate::core::settings::Settings;
 use crate::storage::database::{
     OpenDatabase, PausesJson, RowJson, SETTINGS, SettingsRow, StoredValue, no_panic,
@@ -145,6 +146,8 @@ pub struct Storage {
     pub brake: StoredValue<Option<Arc<Brake>>>,
     /// The pauses that operators ordered.
     pub pauses: StoredValue<Pauses, PausesJson>,
+    /// The machines that operators keep at their former images.
+    pub rollbacks: StoredValue<Rollbacks>,
     /// The image of machines whose record names none.
     pub default_image: StoredValue<Option<Arc<DefaultImage>>>,
     /// The configuration of subs.
@@ -204,6 +207,7 @@ impl Storage {
         Ok(Self {
             brake: StoredValue::load_or_default_as(row("brake"), RowJson)?,
             pauses: StoredValue::load_or_default_as(row("pauses"), PausesJson)?,
+            rollbacks: StoredValue::load_or_default_as(row("rollbacks"), RowJson)?,
             default_image: StoredValue::load_or_default_as(row("default-image"), RowJson)?,
             settings: StoredValue::load_or_default_as(row("subs"), RowJson)?,
             machines: StoredValue::load_or_default_as(row("machines"), RowJson)?,
@@ -304,6 +308,17 @@ impl Storage {
         self.database.with("read", |database| {
             let table = database.begin_read()?.open_table(history_log::UNDONE)?;
             Ok(table.get(host)?.and_then(|row| row_of(row.value()).ok()))
+        })
+    }
+
+    /// Returns the images that machines had before the required ones, as far as the history tells.
+    /// `required` has the required image of each machine that is asked about.
+    pub fn former_images(
+        &self,
+        required: BTreeMap<String, ImageName>,
+    ) -> Result<BTreeMap<String, ImageName>, StorageError> {
+        self.database.with("read", |database| {
+            history_query::former_images(&database.begin_read()?, required)
         })
     }
 

@@ -5,6 +5,7 @@ pub mod explain;
 pub mod mdb;
 pub mod orders;
 pub mod plan;
+pub mod rollback;
 pub mod settings;
 pub mod text;
 

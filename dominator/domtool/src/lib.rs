@@ -5,6 +5,7 @@ mod backup;
 mod cert;
 mod database;
 mod events;
+mod lasting_orders;
 mod machine_database;
 mod machine_orders;
 mod methods;

@@ -23,7 +23,7 @@ use system::clock::wall;
 use tokio::time::Instant;
 use tool::{Format, Output};
 
-use super::{ToolError, call, silent, who};
+use super::{ToolError, call, lasting_orders, silent, who};
 
 /// How long to wait until the dominator knows what the image server has.
 const REMARK_TIME_MAX: Duration = Duration::from_secs(10);
@@ -146,6 +146,33 @@ pub(super) enum Command {
         #[command(flatten)]
         why: OptionalWhy,
     },
+    /// Bring machines back to their former images, until their records require other ones
+    ///
+    /// The former image of a machine is the last one that it had beside the required one. The order
+    /// changes nothing in the machine database. It holds over a restart of the dominator, and ends
+    /// when another image is required of the machine: to make it permanent, set RequiredImage to
+    /// the former image. It does not override disable-updates, a pause or the safety shutoff. If
+    /// the former image of one machine is not known or was deleted, nothing is ordered.
+    #[command(after_help = "Examples:\n  \
+        domtool rollback web1 --why 'web/8 crashes'\n  \
+        domtool rollback 'web*' --why 'web/8 crashes'\n  \
+        domtool rollback --end web1 --why 'web/8 was not the cause'")]
+    Rollback {
+        /// Names of machines, or patterns: `*` matches any text, `?` one character
+        #[arg(value_name = "HOST", required = true)]
+        hosts: Vec<String>,
+        /// End the rollback: the machines get the images of their records again
+        #[arg(long)]
+        end: bool,
+        #[command(flatten)]
+        why: OptionalWhy,
+    },
+    /// List the machines that operators have rolled back, and to which images
+    ListRollbacks,
+    /// List the machines that operators have paused, and until when
+    ///
+    /// The status is `paused` only of machines that differ from their images.
+    ListPauses,
     /// Make the pending update of one machine even if the machine refuses to be disturbed
     ///
     /// The order holds once, for the plan that is pending now. It does not override
@@ -211,6 +238,7 @@ impl Command {
                 | Self::Explain { .. }
                 | Self::Pause { .. }
                 | Self::Resume { .. }
+                | Self::Rollback { .. }
                 | Self::ForceDisruptive { .. }
         )
     }
@@ -265,6 +293,11 @@ pub(super) async fn run(
             eprintln!("Updates of {} are no longer paused.", count_and_names(&reply.hostnames));
             Ok(format.render(&reply, |reply| lines(&reply.hostnames)).into())
         }
+        Command::Rollback { hosts, end, why } => {
+            lasting_orders::rollback(client, format, hosts, *end, &why.why).await
+        }
+        Command::ListRollbacks => lasting_orders::list_rollbacks(client, format).await,
+        Command::ListPauses => lasting_orders::list_pauses(client, format).await,
         Command::ForceDisruptive { hostname, why } => {
             let (hostname, reason) = (hostname.clone(), why.why.clone());
             let request = ForceDisruptiveUpdateRequest { hostname, reason, who: who() };
@@ -370,7 +403,7 @@ fn lines(hostnames: &[String]) -> String {
 }
 
 /// Returns the number of machines, with their names if they are few.
-fn count_and_names(hostnames: &[String]) -> String {
+pub(super) fn count_and_names(hostnames: &[String]) -> String {
     let count = counted(hostnames.len() as u64, "machine");
     if hostnames.len() > NAMED { count } else { format!("{count} ({})", hostnames.join(", ")) }
 }

@@ -29,6 +29,8 @@ pub struct Order {
     pub verb: &'static str,
     /// The machine or image; empty for the whole fleet.
     pub about: String,
+    /// What exactly is ordered, such as the end of a pause; empty if `verb` says it.
+    pub what: String,
     pub who: String,
     /// The reason; empty if none was given.
     pub why: String,
@@ -47,13 +49,20 @@ impl Order {
     /// Makes an order about the whole fleet, without a reason.
     #[must_use]
     pub fn new(verb: &'static str, who: &str) -> Self {
-        Self { verb, about: String::new(), who: who.to_owned(), why: String::new() }
+        let (about, what, why) = Default::default();
+        Self { verb, about, what, who: who.to_owned(), why }
     }
 
     /// Sets the machine or image.
     #[must_use]
     pub fn about(self, about: impl Display) -> Self {
         Self { about: about.to_string(), ..self }
+    }
+
+    /// Sets what exactly is ordered.
+    #[must_use]
+    pub fn what(self, what: String) -> Self {
+        Self { what, ..self }
     }
 
     /// Sets the reason.
@@ -65,7 +74,7 @@ impl Order {
     /// Checks that all texts are short enough to be recorded.
     pub fn checked(self) -> Result<Self, OrderTextError> {
         let is_short = |text: &String| text.len() <= ORDER_TEXT_MAX;
-        let are_short = [&self.about, &self.who, &self.why].into_iter().all(is_short);
+        let are_short = [&self.about, &self.what, &self.who, &self.why].into_iter().all(is_short);
         if are_short { Ok(self) } else { Err(OrderTextError::TooLong) }
     }
 
@@ -197,7 +206,8 @@ mod tests {
     fn orders_are_put_together_and_their_texts_are_short_and_say_why() {
         let order = Order::new("retry", "ann").about("web1").why("repaired");
         let (about, who, why) = ("web1".to_owned(), "ann".to_owned(), "repaired".to_owned());
-        assert_eq!(order, Order { verb: "retry", about, who, why });
+        let what = String::new();
+        assert_eq!(order, Order { verb: "retry", about, what, who, why });
         let long = "x".repeat(ORDER_TEXT_MAX + 1);
         assert_eq!(order.clone().checked(), Ok(order.clone()));
         assert_eq!(order.clone().reasoned("it is"), Ok(order.clone()));

@@ -1,7 +1,9 @@
-//! The image that each machine must have: the default image, and warnings about images.
+//! The image that each machine must have: by its record, by default or by a rollback; and warnings
+//! about images.
 // tidy: core
 
 use api::dominator::orders::DefaultImage;
+use api::dominator::rollback::Rollback;
 use model::display::{counted, utc};
 use model::image::{DEPRECATED, ImageName, Notes};
 use model::mdb::Machine;
@@ -22,10 +24,25 @@ pub struct DefaultImageError {
     pub moved: String,
 }
 
-/// Returns the image that a machine must have.
+/// Returns the image that a machine must have unless it is rolled back.
 #[must_use]
-pub fn required(machine: &Machine, default: Option<&DefaultImage>) -> Option<ImageName> {
+pub fn ordinary(machine: &Machine, default: Option<&DefaultImage>) -> Option<ImageName> {
     machine.required().or_else(|| default.map(|default| default.image.clone()))
+}
+
+/// Returns the image that a machine must have. A rollback is of no effect if it is from another
+/// image than the ordinary one.
+#[must_use]
+pub fn required(
+    machine: &Machine,
+    default: Option<&DefaultImage>,
+    rollback: Option<&Rollback>,
+) -> Option<ImageName> {
+    let ordinary = ordinary(machine, default);
+    match rollback.filter(|rollback| ordinary.as_ref() == Some(&rollback.from)) {
+        Some(rollback) => Some(rollback.image.clone()),
+        None => ordinary,
+    }
 }
 
 /// Counts those of `machines` whose record names no image, and those of them that would be updated
@@ -82,10 +99,10 @@ mod tests {
         let image = name("rescue");
         let default = DefaultImage { image, who: "ann".to_owned(), since: Time::default() };
         let required: Vec<Option<ImageName>> =
-            machines.values().map(|machine| required(machine, Some(&default))).collect();
+            machines.values().map(|machine| ordinary(machine, Some(&default))).collect();
         let rescue = Some(name("rescue"));
         assert_eq!(required, [rescue.clone(), Some(name("own")), rescue.clone(), rescue]);
-        assert_eq!(super::required(&machines["a"], None), None);
+        assert_eq!(ordinary(&machines["a"], None), None);
 
         let (x, y) = (name("x"), name("y"));
         let table = [

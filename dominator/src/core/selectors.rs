@@ -90,14 +90,10 @@ impl Selection {
         Ok(Self { request, hosts })
     }
 
-    /// True if a machine with this status is selected. A record that names no image has the
-    /// `default` image.
+    /// True if a machine with this status, which must have the image `required`, is selected.
     #[must_use]
-    pub fn wants(&self, machine: &Machine, default: Option<&str>, status: Status) -> bool {
-        let image = match (machine.required(), default) {
-            (None, Some(default)) => default,
-            _ => &machine.required_image,
-        };
+    pub fn wants(&self, machine: &Machine, required: Option<&str>, status: Status) -> bool {
+        let image = required.unwrap_or(&machine.required_image);
         let within = |wanted: &[String], path: &str| {
             wanted.is_empty() || wanted.iter().any(|wanted| is_within(path, wanted))
         };
@@ -183,9 +179,11 @@ mod tests {
                 Some(_) => Status::Synced,
                 None => Status::ImageUndefined,
             };
-            let chosen = machines
-                .values()
-                .filter(|machine| selection.wants(machine, Some("rescue"), status(machine)));
+            let is_chosen = |machine: &&Machine| {
+                let required = machine.required().map_or("rescue".to_owned(), String::from);
+                selection.wants(machine, Some(&required), status(machine))
+            };
+            let chosen = machines.values().filter(is_chosen);
             chosen.map(|machine| machine.hostname.clone()).collect()
         };
         let texts = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();

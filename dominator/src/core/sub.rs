@@ -209,6 +209,7 @@ impl Sub {
             }
             Event::IdentityJudged(verdict) => self.identity.take(verdict),
             Event::DefaultImage(default) => self.orders.default = default,
+            Event::RolledBack(rollback) => self.orders.rollback = rollback,
             Event::Scanned(request_id, result) => self.take_scan_answer(request_id, result),
             Event::Polled(request_id, reply) => {
                 if self.polls.next == Polling::UnderWay(request_id) {

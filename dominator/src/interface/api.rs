@@ -9,6 +9,7 @@ use api::dominator::explain::Explain;
 use api::dominator::mdb::ShowMdb;
 use api::dominator::orders::WatchSub;
 use api::dominator::plan::{CheckMdb, PlanMachine, PlanMachines};
+use api::dominator::rollback::ListLastingOrders;
 use api::dominator::settings::GetSubConfiguration;
 use api::dominator::{GetStatus, ListSubs, ListSubsReply, ListSubsRequest, ShowSub};
 use api::fault::{Fault, FaultCode};
@@ -20,6 +21,7 @@ use tokio_util::task::TaskTracker;
 use crate::core::identity::TrustError;
 use crate::core::mdb_admission::AcceptError;
 use crate::core::orders::PauseError;
+use crate::core::rollback::RollbackError;
 use crate::core::selectors::{HostsError, Selection};
 use crate::runtime::fleet::{Fleet, OrderError};
 use crate::runtime::identities::TrustOrderError;
@@ -42,6 +44,7 @@ pub fn methods(router: Router<ApiState>) -> Router<ApiState> {
             api.fleet.show(&request.hostname).map_err(|error| fault_of(&error))
         })
         .method::<GetStatus, _>(async |api, _, ()| Ok(api.fleet.status()))
+        .method::<ListLastingOrders, _>(async |api, _, ()| Ok(api.fleet.lasting_orders()))
         .method::<ShowMdb, _>(async |api, _, request| {
             api.fleet.mdb(request.held).map_err(|error| fault_of(&error))
         })
@@ -88,11 +91,19 @@ pub fn fault_of(error: &OrderError) -> Fault {
         | OrderError::NoEffect { .. }
         | OrderError::Hosts(HostsError::NoMatch { .. })
         | OrderError::Pause { source: PauseError::NotPaused { .. } }
+        | OrderError::Rollback {
+            source:
+                RollbackError::NoImage { .. }
+                | RollbackError::Unknown { .. }
+                | RollbackError::Gone { .. }
+                | RollbackError::NotRolledBack { .. },
+        }
         | OrderError::NotStopped { .. }
         | OrderError::NotChanged { .. }
         | OrderError::NoCopy
         | OrderError::Accept { source: AcceptError::NothingHeld } => FaultCode::NotFound,
-        OrderError::Accept { source: AcceptError::OtherHeld } => FaultCode::Stale,
+        OrderError::Accept { source: AcceptError::OtherHeld }
+        | OrderError::Rollback { source: RollbackError::Changed { .. } } => FaultCode::Stale,
         OrderError::Storage { .. }
         | OrderError::Read { .. }
         | OrderError::Unsaved { .. }

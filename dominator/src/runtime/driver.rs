@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use api::access::{OwnedItem, Owners};
+use api::dominator::rollback::Rollback;
 use futures_util::StreamExt as _;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
@@ -278,6 +279,7 @@ struct Driver {
     shared: Arc<Shared>,
     client: Client,
     machine: Arc<Machine>,
+    rollback: Option<Arc<Rollback>>,
     image: WatchedImage,
     planned: WatchedImage,
     running: FuturesUnordered<BoxFuture<'static, Event>>,
@@ -292,6 +294,7 @@ impl Driver {
             handle,
             shared,
             machine,
+            rollback: None,
             image: WatchedImage::default(),
             planned: WatchedImage::default(),
             running: FuturesUnordered::new(),
@@ -302,7 +305,13 @@ impl Driver {
     /// Takes a new record of the machine, and subscribes to its images.
     fn assigned(&mut self, machine: Arc<Machine>) -> Event {
         self.machine = Arc::clone(&machine);
-        let name = required(&machine, self.shared.default_image().as_deref());
+        let default = self.shared.default_image();
+        let rollback = self.shared.state.rollbacks.get().of(&machine, default.as_deref()).cloned();
+        let name = required(&machine, default.as_deref(), rollback.as_deref());
+        if self.rollback != rollback {
+            self.rollback.clone_from(&rollback);
+            self.step(Event::RolledBack(rollback));
+        }
         let image = self.image.subscribe(name, &self.shared.images);
         let planned = self.planned.subscribe(machine.planned(), &self.shared.images);
         Event::Assigned { machine, image, planned }

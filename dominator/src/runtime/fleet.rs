@@ -4,6 +4,7 @@ mod machine_database;
 mod orders;
 mod plan;
 mod records;
+mod rollback;
 mod settings;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,6 +29,7 @@ use crate::core::orders::PauseError;
 use crate::core::orders::{Order, OrderTextError};
 use crate::core::required_image::DefaultImageError;
 use crate::core::required_image::warning_text;
+use crate::core::rollback::RollbackError;
 use crate::core::selectors::{HostsError, Selection, select_hosts};
 use crate::core::settings::SettingsError;
 use crate::core::sub::SubOrder;
@@ -52,6 +54,11 @@ pub enum OrderError {
     Accept { source: AcceptError },
     #[error(transparent)]
     Pause { source: PauseError },
+    #[error(transparent)]
+    Rollback {
+        #[from]
+        source: RollbackError,
+    },
     #[error(transparent)]
     DefaultImage { source: DefaultImageError },
     #[error("the configuration is not changed")]
@@ -254,9 +261,10 @@ impl Fleet {
             .filter_map(|watched| {
                 let address = watched.handle.address(port);
                 watched.handle.with_sub(|sub| {
-                    let default = sub.default_image().map(|default| default.image.as_str());
+                    let required = sub.required();
+                    let required = required.as_ref().map(ImageName::as_str);
                     selection
-                        .wants(&watched.machine, default, sub.status())
+                        .wants(&watched.machine, required, sub.status())
                         .then(|| sub.summary(address))
                 })
             })

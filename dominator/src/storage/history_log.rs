@@ -304,8 +304,8 @@ pub(super) fn append_order(
     time: Time,
     order: &Order,
 ) -> Result<(), redb::Error> {
-    let Order { verb, about, who, why } = order.clone();
-    let row = OrderRow { time, verb: verb.to_owned(), about, who, why };
+    let Order { verb, about, what, who, why } = order.clone();
+    let row = OrderRow { time, verb: verb.to_owned(), about, what, who, why };
     let row = serde_json::to_vec(&row).expect("an order is a plain structure");
     let mut log = HistoryLog::open(write)?;
     log.add(Stream::Orders, time, &row)?;

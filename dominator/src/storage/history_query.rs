@@ -7,10 +7,13 @@ use api::dominator::events::{
     EVENTS_MAX, EventDetails, EventKind, EventPosition, HistoryEvent, ListEventsReply,
     ListEventsRequest, PathChange, UpdateSummary,
 };
+use api::subd::UpdateOutcome;
+use model::image::ImageName;
 use redb::{ReadOnlyTable, ReadTransaction};
 
 use crate::core::event_filter::EventFilter;
-use crate::storage::history_log::{CHUNKS, ENDS, LISTS, SEGMENT_BITS, SEGMENTS, Stream};
+use crate::core::rollback::{FormerImage, former_image};
+use crate::storage::history_log::{CHUNKS, ENDS, LISTS, SEGMENT_BITS, SEGMENTS, Stream, UPDATES};
 use crate::storage::history_rows::{
     EndRow, ListDigest, OrderRow, StatusRow, UpdateRow, bytes_of, count_of, row_of,
 };
@@ -168,13 +171,15 @@ impl Search<'_> {
 
     fn order(&mut self, number: u64, row: &[u8]) -> Option<EventPosition> {
         let order: OrderRow = serde_json::from_slice(row).ok()?;
-        let OrderRow { time, verb, about, who, why } = order;
+        let OrderRow { time, verb, about, what, who, why } = order;
         if is_pattern(&about) {
             self.work += PATTERN_WORK;
         }
         let is_wanted = self.filter.wants_who(&who) && self.filter.wants_order(time, &verb, &about);
         if self.is_new(number) && is_wanted {
             self.bytes += row.len();
+            let why = [what, why].into_iter().filter(|text| !text.is_empty());
+            let why = why.collect::<Vec<_>>().join("; ");
             self.give(number, time, about, EventDetails::Order { verb, who, why });
         }
         None
@@ -309,6 +314,33 @@ impl Search<'_> {
         self.lists.insert(*list, Arc::clone(&chunks));
         Ok(chunks)
     }
+}
+
+/// Returns the images that machines had before the required ones; see `Storage::former_images`.
+pub(super) fn former_images(
+    read: &ReadTransaction,
+    mut required: BTreeMap<String, ImageName>,
+) -> Result<BTreeMap<String, ImageName>, redb::Error> {
+    let (updates, ends) = (read.open_table(UPDATES)?, read.open_table(ENDS)?);
+    let mut found = BTreeMap::new();
+    for entry in updates.range(0..)?.rev() {
+        if required.is_empty() {
+            break;
+        }
+        let (number, row) = entry?;
+        let Ok(row) = row_of::<UpdateRow>(row.value()) else { continue };
+        let Some(image) = required.get(&row.host) else { continue };
+        let end = ends.get(number.value())?.and_then(|end| EndRow::of(end.value()).ok());
+        let is_done = end.is_some_and(|end| end.outcome == UpdateOutcome::Done);
+        let former = former_image(image, &row.image, &row.former, is_done);
+        if former != FormerImage::Older {
+            required.remove(&row.host);
+        }
+        if let FormerImage::Known(image) = former {
+            found.insert(row.host, image);
+        }
+    }
+    Ok(found)
 }
 
 fn summary(row: &UpdateRow, end: Option<EndRow>) -> UpdateSummary {

@@ -37,6 +37,9 @@ pub struct OrderRow {
     pub verb: String,
     /// A machine, an image; empty for the whole fleet.
     pub about: String,
+    /// What exactly was ordered; empty if `verb` says it. Former releases recorded none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub what: String,
     pub who: String,
     /// Empty if no reason was given.
     pub why: String,

@@ -28,9 +28,10 @@ const SOURCE: &str = "dominator.redb.source";
 pub const REPLACED: &str = "dominator.redb.replaced";
 
 /// The settings that are salvaged.
-const SAVED_SETTINGS: [&str; 8] = [
+const SAVED_SETTINGS: [&str; 9] = [
     "brake",
     "pauses",
+    "rollbacks",
     "default-image",
     "subs",
     "machines",

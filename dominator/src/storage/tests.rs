@@ -11,6 +11,7 @@ use api::dominator::events::{
     ChangeReason, EventDetails, EventKind, EventPosition, HistoryEvent, PathChange, PathOperation,
 };
 use api::dominator::orders::UpdatePause;
+use api::dominator::rollback::{Rollback, RolledBackMachine};
 use api::subd::UpdateOutcome;
 use model::object::Algorithm;
 use model::path::TreePath;
@@ -147,6 +148,52 @@ fn a_value_is_json_in_its_row_and_a_default_value_has_no_row() {
     assert_eq!(row("machines").unwrap(), text);
     state.machines.set(Some(BTreeMap::new())).unwrap();
     assert_eq!(row("machines").unwrap(), "{}");
+}
+
+#[test]
+fn rollbacks_are_saved_with_their_orders_and_former_images_are_found_in_the_history() {
+    let directory = tempfile::tempdir().unwrap();
+    let name = |text: &str| ImageName::new(text).unwrap();
+    let rollback = RolledBackMachine {
+        hostname: "a".to_owned(),
+        rollback: Rollback {
+            from: name("web/8"),
+            image: name("web/7"),
+            who: "ann".to_owned(),
+            why: "it crashes".to_owned(),
+            since: at(7),
+        },
+    };
+    let state = Storage::open(directory.path()).unwrap();
+    let records = [
+        update(1, "a", 1, &[]),
+        end(2, "a", 1, UpdateOutcome::Done),
+        update(3, "b", 1, &[]),
+        end(4, "b", 1, UpdateOutcome::RolledBack("no".to_owned())),
+    ];
+    state.append(&records, ROOM, Some(at(5))).unwrap();
+    let order = Order::new("rollback", "ann").about("a").why("it crashes");
+    let change = |rollbacks: &mut Rollbacks| {
+        rollbacks.add(vec![rollback.clone()]);
+        Ok::<_, StorageError>(())
+    };
+    state.rollbacks.modify_through(change, with_order(&order)).unwrap();
+    drop(state);
+
+    let state = Storage::open(directory.path()).unwrap();
+    assert_eq!(state.rollbacks.get().all(), [rollback]);
+    let kinds = vec![EventKind::Order];
+    let events = ask(&state, &ListEventsRequest { kinds, ..ListEventsRequest::default() });
+    let (verb, who) = ("rollback".to_owned(), "ann".to_owned());
+    assert_eq!(events[0].what, EventDetails::Order { verb, who, why: "it crashes".to_owned() });
+    let required = |pairs: &[(&str, &str)]| -> BTreeMap<String, ImageName> {
+        pairs.iter().map(|(host, image)| ((*host).to_owned(), name(image))).collect()
+    };
+    let asked = required(&[("a", "web/8"), ("b", "web/8"), ("c", "web/8")]);
+    let found = state.former_images(asked).unwrap();
+    assert_eq!(found, required(&[("a", "web/7"), ("b", "web/7")]));
+    let found = state.former_images(required(&[("a", "web/9"), ("b", "web/9")])).unwrap();
+    assert_eq!(found, required(&[("a", "web/8"), ("b", "web/7")]));
 }
 
 const ROOM: HistoryLimits = HistoryLimits { bytes: 1 << 30, seconds: 1 << 40 };

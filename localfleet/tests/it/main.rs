@@ -19,6 +19,7 @@ mod liar;
 mod orders;
 mod plan;
 mod private;
+mod rollback;
 mod signed;
 mod simulated;
 mod snapshot;

@@ -9,7 +9,7 @@ use crate::converges::{CONVERGE_MAX, Scenario};
 use crate::trees;
 
 /// Runs domtool; gives its exit code, data and talk.
-fn domtool(scenario: &Scenario, words: &[&str]) -> (i32, String, String) {
+pub fn domtool(scenario: &Scenario, words: &[&str]) -> (i32, String, String) {
     let output = scenario.fleet.domtool(words).unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
@@ -46,8 +46,21 @@ fn a_pause_outlives_a_kill_and_a_fast_update_repairs_drift_now() {
     assert!(out.starts_with("sub-1: paused: "), "{out}");
     scenario.wait_until(what, all_so);
 
+    // A machine that is in sync is listed too, and the history says until when it is paused.
+    let (code, _, talk) = domtool(&scenario, &["pause", "sub-2", "--until", "3h", "--why", "w"]);
+    assert_eq!(code, 0, "{talk}");
+    let (code, out, talk) = domtool(&scenario, &["list-pauses"]);
+    assert_eq!(code, 0, "{talk}");
+    let rows: Vec<Vec<&str>> =
+        out.lines().map(|line| line.split_whitespace().take(2).collect()).collect();
+    assert_eq!(rows, [["HOST", "STATUS"], ["sub-1", "paused"], ["sub-2", "synced"]], "{out}");
+    let (code, out, talk) = domtool(&scenario, &["audit", "--host", "sub-1"]);
+    assert_eq!(code, 0, "{talk}");
+    let (_, end) = out.split_once(": until ").unwrap();
+    assert!(end.contains("Z; works"), "{out}");
+
     let (code, out, talk) = domtool(&scenario, &["resume", "sub-*"]);
-    assert_eq!((code, out.as_str()), (0, "sub-1\n"), "{talk}");
+    assert_eq!((code, out.as_str()), (0, "sub-1\nsub-2\n"), "{talk}");
     scenario.fleet.wait_synced("test/2", CONVERGE_MAX, |_| {}).unwrap();
     scenario.verify(second.path());
 

@@ -164,7 +164,8 @@ pub enum EventDetails {
     Order {
         verb: String,
         who: String,
-        /// The reason; empty if none was given.
+        /// What exactly was ordered, such as the end of a pause, and the reason; empty if the verb
+        /// says it and no reason was given.
         why: String,
     },
     /// Changes of status could not be recorded.

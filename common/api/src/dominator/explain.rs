@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Status;
 use super::orders::{DefaultImage, UpdatePause};
+use super::rollback::Rollback;
 use crate::subd::LastUpdate;
 use crate::{
     access::Access,
@@ -71,6 +72,8 @@ pub enum ImageSource {
     /// The default for machines whose record names none.
     Default(DefaultImage),
     Nobody,
+    /// The order of an operator, although the record or the default is another one.
+    Rollback(Rollback),
 }
 
 /// The state that a machine must have.

@@ -2,6 +2,7 @@
 
 use crate::dominator::events::{ChangeReason, EventDetails, EventKind, PathChange, UpdateSummary};
 use crate::dominator::explain::{DifferenceSummary, Explanation, ImageSource, RequiredState};
+use crate::dominator::rollback::Rollback;
 use crate::dominator::{PollSummary, SubDetail};
 use crate::subd::{
     Activity, FetchFailure, Health, LastFetch, LastUpdate, Load, ResourceUse, TriggerFailure,
@@ -228,6 +229,7 @@ fn must_have(must: &RequiredState) -> String {
             utc(default.since),
             default.who
         ),
+        ImageSource::Rollback(rollback) => rollback_text(rollback),
         ImageSource::Nobody => {
             return "no image: its record names none, and there is no default".to_owned();
         }
@@ -238,6 +240,14 @@ fn must_have(must: &RequiredState) -> String {
         (None, None) => "not looked for yet".to_owned(),
     };
     format!("{}, {source}; {state}", must.image)
+}
+
+/// Returns from which image, by whom and why a machine was rolled back.
+#[must_use]
+pub fn rollback_text(rollback: &Rollback) -> String {
+    let Rollback { from, who, why, .. } = rollback;
+    let why = if why.is_empty() { String::new() } else { format!(": {why}") };
+    format!("rolled back from {from} by {who}{why}")
 }
 
 fn sums(differs: &DifferenceSummary) -> String {
@@ -282,6 +292,10 @@ pub fn sub_facts(detail: &SubDetail, now: Time) -> Vec<(&'static str, String)> {
         ("last seen", maybe(summary.last_seen)),
         ("last synced", maybe(summary.last_synced)),
     ];
+    let ordinary = detail.machine.required();
+    if let Some(from) = ordinary.filter(|from| from.as_str() != summary.required_image) {
+        facts.push(("ROLLED BACK", format!("from {from}, which its record requires")));
+    }
     if let Some(address) = summary.address {
         facts.push(("address", address.to_string()));
     }

@@ -67,6 +67,7 @@ fn sets_may_call_what_they_must() {
             Dominator.ClearSafetyShutoff
             Dominator.DisableUpdates
             Dominator.EnableUpdates
+            Dominator.EndRollback
             Dominator.Explain
             Dominator.FastUpdate
             Dominator.ForceDisruptiveUpdate
@@ -74,6 +75,7 @@ fn sets_may_call_what_they_must() {
             Dominator.GetStatus
             Dominator.GoOn
             Dominator.ListEvents
+            Dominator.ListLastingOrders
             Dominator.ListSubs
             Dominator.PauseUpdates
             Dominator.PlanMachine
@@ -81,6 +83,7 @@ fn sets_may_call_what_they_must() {
             Dominator.ResumeImage
             Dominator.ResumeUpdates
             Dominator.Retry
+            Dominator.RollBack
             Dominator.SetConfiguration
             Dominator.SetDefaultImage
             Dominator.ShowMdb

@@ -173,6 +173,9 @@ fn methods_of_the_dominator_have_these_bytes() {
     pinned.method::<dominator::explain::Explain>(samples::explain());
     pinned.method::<dominator::orders::PauseUpdates>(samples::pause_updates());
     pinned.method::<dominator::orders::ResumeUpdates>(samples::resume_updates());
+    pinned.method::<dominator::rollback::RollBack>(samples::roll_back());
+    pinned.method::<dominator::rollback::EndRollback>(samples::end_rollback());
+    pinned.method::<dominator::rollback::ListLastingOrders>(samples::list_lasting_orders());
     pinned.method::<dominator::orders::ForceDisruptiveUpdate>(samples::force_disruptive_update());
     pinned.method::<dominator::orders::GoOn>(samples::go_on());
     pinned.method::<dominator::orders::FastUpdate>(samples::fast_update());

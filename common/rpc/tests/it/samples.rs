@@ -15,6 +15,7 @@ use api::dominator::explain::*;
 use api::dominator::mdb::*;
 use api::dominator::orders::{TrustRequest, *};
 use api::dominator::plan::*;
+use api::dominator::rollback::*;
 use api::dominator::settings::*;
 use api::dominator::*;
 use api::image_server::expiry::AcceptClockReply;
@@ -673,6 +674,28 @@ pub fn resume_updates() -> (ResumeUpdatesRequest, ResumeUpdatesReply) {
     let request =
         ResumeUpdatesRequest { hosts: texts(&["web*"]), who: "ann".to_owned(), why: why() };
     (request, ResumeUpdatesReply { hostnames: texts(&["web-1"]) })
+}
+
+fn rolled_back() -> Vec<RolledBackMachine> {
+    let (from, image, who) = (name("web/2"), name("web/1"), "ann".to_owned());
+    let rollback = Rollback { from, image, who, why: why(), since: time() };
+    vec![RolledBackMachine { hostname: "web-1".to_owned(), rollback }]
+}
+
+pub fn roll_back() -> (RollBackRequest, RollBackReply) {
+    let request = RollBackRequest { hosts: texts(&["web*"]), why: why(), who: "ann".to_owned() };
+    (request, RollBackReply { machines: rolled_back() })
+}
+
+pub fn end_rollback() -> (EndRollbackRequest, EndRollbackReply) {
+    let request = EndRollbackRequest { hosts: texts(&["web*"]), why: why(), who: "ann".to_owned() };
+    (request, EndRollbackReply { machines: rolled_back() })
+}
+
+pub fn list_lasting_orders() -> ((), ListLastingOrdersReply) {
+    let (hostname, pause, status) = ("db-1".to_owned(), update_pause(), Status::Synced);
+    let paused = vec![PausedMachine { hostname, pause, status }];
+    ((), ListLastingOrdersReply { paused, rolled_back: rolled_back() })
 }
 
 pub fn force_disruptive_update() -> (ForceDisruptiveUpdateRequest, Done) {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use api::dominator::Status;
 use api::dominator::orders::{DefaultImage, UpdatePause};
+use api::dominator::rollback::Rollback;
 use api::subd::{
     CleanupRequest, FetchRequest, Limits, OfferImageRequest, PollReply, PollRequest,
     PrepareRequest, SetConfigurationRequest, SubVersion, UpdateOutcome,
@@ -188,6 +189,8 @@ pub enum Event {
     IdentityJudged(IdentityVerdict),
     /// The default image has changed to this. [`Event::Assigned`] follows.
     DefaultImage(Option<Arc<DefaultImage>>),
+    /// An operator has rolled the machine back, or has ended that. [`Event::Assigned`] follows.
+    RolledBack(Option<Arc<Rollback>>),
     /// The machine has scanned: its report of this version, or a later one, contains the result. Or
     /// it cannot scan at once.
     Scanned(RequestId, Result<SubVersion, Failure>),

@@ -72,10 +72,11 @@ impl Sub {
     }
 
     fn must_have(&self) -> RequiredState {
-        let source = match (self.machine.required(), self.default_image()) {
-            (Some(_), _) => ImageSource::Record,
-            (None, Some(default)) => ImageSource::Default(default.clone()),
-            (None, None) => ImageSource::Nobody,
+        let source = match (self.rollback(), self.machine.required(), self.default_image()) {
+            (Some(rollback), _, _) => ImageSource::Rollback(rollback.clone()),
+            (None, Some(_), _) => ImageSource::Record,
+            (None, None, Some(default)) => ImageSource::Default(default.clone()),
+            (None, None, None) => ImageSource::Nobody,
         };
         let (digest, root, missing) = match &self.image {
             ImageState::Ready(image) => (Some(image.digest), Some(image.tree.digest()), None),

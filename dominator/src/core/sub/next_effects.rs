@@ -11,6 +11,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use api::dominator::Status;
+use api::dominator::text::rollback_text;
 use api::object_server::IDS_MAX;
 use api::planning::Planned;
 use api::subd::{
@@ -240,7 +241,8 @@ impl Sub {
             return Continue((Status::TriggerFailed, detail));
         }
         let more = unchecked_health(view, image).into_iter().chain(left_alone(view));
-        for more in more.chain(prefetch).chain(self.pause_text()) {
+        let rollback = self.rollback().map(rollback_text);
+        for more in more.chain(prefetch).chain(rollback).chain(self.pause_text()) {
             write!(detail, "; {more}").expect("writing to a String cannot fail");
         }
         Continue((Status::Synced, detail))

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use api::dominator::Status;
 use api::dominator::orders::{DefaultImage, UpdatePause, WatchSubReply};
+use api::dominator::rollback::Rollback;
 use api::planning::Planned;
 use api::subd::SubVersion;
 use model::display::utc;
@@ -42,6 +43,7 @@ pub(super) struct Orders {
     is_paused: bool,
     /// The image of machines whose record names none.
     pub(super) default: Option<Arc<DefaultImage>>,
+    pub(super) rollback: Option<Arc<Rollback>>,
     /// The plan to carry out even if the machine does not allow disruptive updates.
     pub(super) forced_plan: Option<ObjectId>,
     /// True if the triggers that failed are to be run again.
@@ -145,7 +147,15 @@ impl Sub {
     /// Returns the image that the machine must have.
     #[must_use]
     pub fn required(&self) -> Option<ImageName> {
-        required_image::required(&self.machine, self.default_image())
+        let rollback = self.orders.rollback.as_deref();
+        required_image::required(&self.machine, self.default_image(), rollback)
+    }
+
+    /// Returns the rollback of the machine, if it is in force.
+    #[must_use]
+    pub fn rollback(&self) -> Option<&Rollback> {
+        let ordinary = required_image::ordinary(&self.machine, self.default_image());
+        self.orders.rollback.as_deref().filter(|rollback| ordinary.as_ref() == Some(&rollback.from))
     }
 
     /// Returns the pending plan: made from the latest scan and image, not empty, and not begun.

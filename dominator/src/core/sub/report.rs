@@ -24,7 +24,6 @@ use model::tree::{Time, Tree};
 use super::plans::Missing;
 use super::polls::Reachability;
 use super::{Check, Effect, StatusAndDetail, Step, Sub, View, stop};
-use crate::core::required_image;
 
 /// How many operations of a plan are shown.
 const OPERATIONS_MAX: usize = 200;
@@ -217,11 +216,15 @@ impl Sub {
         }
     }
 
-    /// Returns what would prevent an update now if the record of the machine was `machine`. Does
-    /// not consider the brake and budgets, which are not those of one machine.
+    /// Returns what would prevent an update now if the record of the machine was `machine`, and its
+    /// image `required`. Does not consider the brake and budgets, which are not those of one
+    /// machine.
     #[must_use]
-    pub fn update_obstacles(&self, machine: &Machine) -> Vec<(Status, String)> {
-        let required = required_image::required(machine, self.default_image());
+    pub fn update_obstacles(
+        &self,
+        machine: &Machine,
+        required: Option<&ImageName>,
+    ) -> Vec<(Status, String)> {
         let mut obstacles = Vec::new();
         if machine.disable_updates {
             let why = "the machine database says DisableUpdates".to_owned();
@@ -231,7 +234,7 @@ impl Sub {
         if self.shown.status == Status::WrongMachine {
             obstacles.push((self.shown.status, self.shown.detail.clone()));
         }
-        if self.shown.status == Status::ImageStopped && required == self.required() {
+        if self.shown.status == Status::ImageStopped && required == self.required().as_ref() {
             obstacles.push((self.shown.status, self.shown.detail.clone()));
         }
         let Some(view) = &self.view else { return obstacles };
@@ -243,7 +246,7 @@ impl Sub {
         if let Some(why) = view.stuck() {
             obstacles.push((Status::UpdateStuck, why.to_owned()));
         } else if let Some(name) = required
-            && let Some(undone) = self.undone(&name)
+            && let Some(undone) = self.undone(name)
         {
             let why = format!("its health check failed there: {}", undone.why.trim_end());
             obstacles.push((Status::HealthFailed, why));

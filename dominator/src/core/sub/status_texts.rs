@@ -55,6 +55,10 @@ impl Sub {
             let what = "ends the pause, which otherwise prevents the next update";
             texts.remedies.push(self.remedy("resume", what));
         }
+        if self.rollback().is_some() {
+            let what = "ends the rollback: the machine gets the image of its record again";
+            texts.remedies.push(self.remedy_with("rollback", "--end", what));
+        }
         if texts.remedies.is_empty() {
             // Time alone mends nothing that fails.
             texts.remedies.push(by_hand(match self.calls.are_failing() {

@@ -7,6 +7,7 @@ mod held;
 mod limits_sync;
 mod orders;
 pub(crate) mod recorder;
+mod rolled_back;
 mod room;
 mod script;
 mod signature_offer;

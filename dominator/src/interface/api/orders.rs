@@ -10,6 +10,7 @@ use api::dominator::orders::{
     ResumeImage, ResumeUpdates, ResumeUpdatesRequest, SetDefaultImage, SetDefaultImageRequest,
     Trust,
 };
+use api::dominator::rollback::{EndRollback, EndRollbackRequest, RollBack, RollBackRequest};
 use api::dominator::settings::{
     SetSubConfiguration, SetSubConfigurationReply, SetSubConfigurationRequest,
 };
@@ -102,6 +103,18 @@ pub(super) fn methods(router: Router<ApiState>) -> Router<ApiState> {
                 to_the_end(tracker, async move { fleet.resume_updates(request).await }).await
             },
         )
+        .method_of_owners::<RollBack, _>(async |ApiState { fleet, tracker }, caller, request| {
+            let hosts = expect_may_all::<RollBack>(&caller, &fleet, request.hosts)?;
+            let who = caller.name_or(request.who);
+            let request = RollBackRequest { hosts, who, ..request };
+            to_the_end(tracker, async move { fleet.roll_back(request).await }).await
+        })
+        .method_of_owners::<EndRollback, _>(async |ApiState { fleet, tracker }, caller, request| {
+            let hosts = expect_may_all::<EndRollback>(&caller, &fleet, request.hosts)?;
+            let who = caller.name_or(request.who);
+            let request = EndRollbackRequest { hosts, who, ..request };
+            to_the_end(tracker, async move { fleet.end_rollback(request).await }).await
+        })
         .method_of_owners::<ForceDisruptiveUpdate, _>(
             async |ApiState { fleet, tracker }, caller, request| {
                 expect_may::<ForceDisruptiveUpdate>(&caller, &fleet, &request.hostname)?;

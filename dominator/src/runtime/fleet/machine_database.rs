@@ -58,6 +58,7 @@ impl Fleet {
         tracing::warn!(who, why, %digest, "the machine database that was held is accepted");
         self.carry_out(admission, outcome.changes);
         self.forget_pauses();
+        self.forget_rollbacks();
         Ok(())
     }
 
@@ -109,6 +110,7 @@ impl Fleet {
                 "the machine database has changed",
             );
             self.forget_pauses();
+            self.forget_rollbacks();
         }
     }
 

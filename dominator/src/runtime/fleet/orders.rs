@@ -10,7 +10,7 @@ use api::dominator::orders::{
     SetDefaultImageReply, SetDefaultImageRequest, WATCH_WAIT_MS_MAX, WatchSubReply,
     WatchSubRequest,
 };
-use model::display::{counted, error_chain, safe_text};
+use model::display::{counted, error_chain, safe_text, utc};
 use model::image::ImageName;
 
 use super::{Fleet, FleetState, OrderError};
@@ -35,7 +35,9 @@ impl Fleet {
         let PauseUpdatesRequest { hosts, end, reason, who } = request;
         let new = pause(end, reason, who, now).map_err(|source| OrderError::Pause { source })?;
         let (new, about) = (Arc::new(new), named(&hosts));
-        let order = Order::new("pause", &new.who).about(&about).why(&new.reason).checked()?;
+        let until = format!("until {}", utc(new.until));
+        let order = Order::new("pause", &new.who).about(&about).what(until).why(&new.reason);
+        let order = order.checked()?;
         let pause = Arc::clone(&new);
         let save = move |fleet: &Self| {
             let change = |pauses: &mut Pauses| {
@@ -49,7 +51,7 @@ impl Fleet {
         };
         let hostnames: Vec<String> = self.on_thread(save).await?;
         tracing::warn!(
-            who = %new.who, reason = %new.reason, until = %model::display::utc(new.until),
+            who = %new.who, reason = %new.reason, until = %utc(new.until),
             hosts = about, "updates of {} are paused", machines(hostnames.len())
         );
         // The state machines learn of the pause before Commits are dropped. Otherwise each would
@@ -272,13 +274,20 @@ impl Fleet {
         };
         let (machines, former) = self.on_thread(save).await?;
         tracing::warn!(%who, %why, image = named, machines, "the default image is set");
-        let inner = self.locked();
-        let after = self.wanted_images(&inner);
-        // The old image stays until no driver watches it.
-        let former = former.map(|former| former.image.clone());
-        self.shared.images.want(&after.iter().cloned().chain(former).collect());
-        self.shared.default_image_changed.send_replace(());
-        self.shared.images.want(&after);
+        {
+            let inner = self.locked();
+            let after = self.wanted_images(&inner);
+            // The old image stays until no driver watches it.
+            let former = former.map(|former| former.image.clone());
+            self.shared.images.want(&after.iter().cloned().chain(former).collect());
+            self.shared.default_image_changed.send_replace(());
+            self.shared.images.want(&after);
+        }
+        let forget = |fleet: &Self| {
+            fleet.forget_rollbacks();
+            Ok(())
+        };
+        self.on_thread(forget).await?;
         Ok(SetDefaultImageReply { machines })
     }
 
@@ -315,16 +324,17 @@ impl Fleet {
     pub(super) fn wanted_images(&self, inner: &FleetState) -> BTreeSet<ImageName> {
         let mut images = inner.admission.current().images();
         images.extend(self.shared.default_image().map(|default| default.image.clone()));
+        images.extend(self.rollback_images(inner.admission.current().machines().values()));
         images
     }
 }
 
 /// Returns the names and patterns of an order, cut to what is recorded.
-fn named(hosts: &[String]) -> String {
+pub(super) fn named(hosts: &[String]) -> String {
     let text = safe_text(&hosts.join(" "), ABOUT_BYTES_MAX);
     if text.len() > ABOUT_BYTES_MAX { format!("{text} ({} names)", hosts.len()) } else { text }
 }
 
-fn machines(count: usize) -> String {
+pub(super) fn machines(count: usize) -> String {
     counted(count as u64, "machine")
 }

@@ -26,6 +26,7 @@ use model::tree::Tree;
 
 use super::{Fleet, OrderError};
 use crate::core::required_image;
+use crate::core::rollback::Rollbacks;
 use crate::core::sub::PreviewInput;
 use crate::runtime::driver::{Handle, client_of, peer_of};
 use crate::runtime::shared::Shared;
@@ -52,17 +53,19 @@ impl Fleet {
         let PlanMachineRequest { hostname, image } = request;
         let _turn = self.planning.lock().await;
         let (handle, mut machine) = self.find(&hostname)?;
+        let mut run = PreviewRun::new(&self.shared);
         if let Some(image) = image {
             machine.required_image = image.as_str().to_owned();
+            run.rollbacks = Arc::default();
         }
-        let mut run = PreviewRun::new(&self.shared);
+        let required = run.required_name(&machine);
         let made = run.plan(&handle, &machine).await;
         let made = made.map_err(|(gap, why)| OrderError::NoPlan { hostname, gap, why })?;
         let (preview, mut waits) = handle.with_sub(|sub| {
             let nothing = Default::default();
             let cached = sub.view().map_or(&nothing, |view| &*view.cache);
             let preview = Preview::new(&made.image, &made.planned, cached, &made.former);
-            (preview, sub.update_obstacles(&machine))
+            (preview, sub.update_obstacles(&machine, required.as_ref()))
         });
         if let Some(why) = self.shared.history.trouble() {
             let why = format!("the history cannot be written: {why}");
@@ -147,6 +150,7 @@ struct PreviewRun<'a> {
     shared: &'a Arc<Shared>,
     /// The image of machines whose record names none.
     default: Option<Arc<DefaultImage>>,
+    rollbacks: Arc<Rollbacks>,
     images: BTreeMap<ImageName, Result<Arc<RequiredImage>, String>>,
     formers: BTreeMap<ImageName, Arc<FormerImage>>,
     scopes: Vec<(ObjectId, Patterns, Scope)>,
@@ -160,6 +164,7 @@ impl<'a> PreviewRun<'a> {
         Self {
             shared,
             default: shared.default_image(),
+            rollbacks: shared.state.rollbacks.get(),
             images: BTreeMap::new(),
             formers: BTreeMap::new(),
             scopes: Vec::new(),
@@ -181,7 +186,8 @@ impl<'a> PreviewRun<'a> {
                     Ok(made) => self.outlook(&handle, made),
                     Err(missing) => unknown(missing),
                 };
-                (outlook, handle.with_sub(|sub| sub.update_obstacles(machine)))
+                let required = self.required_name(machine);
+                (outlook, handle.with_sub(|sub| sub.update_obstacles(machine, required.as_ref())))
             }
             Err(missing) => (unknown(missing), Vec::new()),
         };
@@ -207,9 +213,16 @@ impl<'a> PreviewRun<'a> {
         Err((NoPlanReason::OtherAddress, why))
     }
 
-    /// Returns the image that `machine` requires, by its record or by default.
+    /// Returns the name of the image that a machine with the record `machine` must have.
+    fn required_name(&self, machine: &Machine) -> Option<ImageName> {
+        let default = self.default.as_deref();
+        let rollback = self.rollbacks.of(machine, default);
+        required_image::required(machine, default, rollback.map(|rollback| &**rollback))
+    }
+
+    /// Returns the image that a machine with the record `machine` must have.
     async fn required(&mut self, machine: &Machine) -> Result<Arc<RequiredImage>, MissingPart> {
-        let Some(name) = required_image::required(machine, self.default.as_deref()) else {
+        let Some(name) = self.required_name(machine) else {
             let why = "the record names no image for it, and there is no default image".to_owned();
             return Err((NoPlanReason::ImageUndefined, why));
         };

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use api::image_server::{GetImage, GetImageRequest};
 use model::display::error_chain;
-use model::image::ImageName;
 use model::image::required::RequiredImage;
+use model::image::{Content, ImageName};
 use model::lock::locked;
 use model::trigger::Triggers;
 
@@ -175,9 +175,15 @@ impl Images {
         if let Some(Ok(image)) = self.find_loaded(name, Purpose::Question) {
             return Ok(image.content.triggers.clone());
         }
+        self.get_content(name).await.map(|content| content.triggers)
+    }
+
+    /// Asks the image server for the content of the image `name`, without its tree. The error says
+    /// why it is not known.
+    pub async fn get_content(&self, name: &ImageName) -> Result<Content, String> {
         let request = GetImageRequest { name: name.clone(), wait_ms: 0 };
         match self.client.call_within::<GetImage>(&request, NOTES_LIMIT).await {
-            Ok(image) if image.content.name == *name => Ok(image.content.triggers),
+            Ok(image) if image.content.name == *name => Ok(image.content),
             Ok(image) => Err(format!("the image server gives {}", image.content.name)),
             Err(error) => Err(error_chain(&error)),
         }

@@ -20,7 +20,9 @@ fn pause(until: i64) -> Option<Arc<UpdatePause>> {
 #[test]
 fn obstacles_to_an_update_are_listed() {
     let mut script = Script::scanning(image("base", &[("/a", "1")]), &[]);
-    let update_obstacles = |script: &Script| script.sub.update_obstacles(&script.sub.machine);
+    let update_obstacles = |script: &Script| {
+        script.sub.update_obstacles(&script.sub.machine, script.sub.required().as_ref())
+    };
     assert_eq!(update_obstacles(&script), []);
     script.step("pause", Event::Ordered(SubOrder::Pause(pause(100))));
     let paused = "updates are paused until 1970-01-01T00:01:40Z by ann: works".to_owned();

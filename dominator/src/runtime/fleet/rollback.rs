@@ -1,0 +1,228 @@
+//! Rolls machines back to their former images, and lists the orders that last.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use api::dominator::orders::UpdatePause;
+use api::dominator::rollback::{
+    EndRollbackReply, EndRollbackRequest, ListLastingOrdersReply, PausedMachine, RollBackReply,
+    RollBackRequest, Rollback, RolledBackMachine,
+};
+use model::display::error_chain;
+use model::image::ImageName;
+use model::lock::locked;
+use model::mdb::Machine;
+
+use super::orders::{machines, named};
+use super::{DrivenMachine, Fleet, OrderError};
+use crate::core::orders::Order;
+use crate::core::required_image::ordinary;
+use crate::core::rollback::{RollbackError, Rollbacks};
+use crate::core::selectors::select_hosts;
+use crate::storage::with_order;
+
+impl Fleet {
+    /// Brings machines back to their former images until other images are required of them, after a
+    /// restart too. On an error nothing is changed.
+    pub async fn roll_back(
+        self: &Arc<Self>,
+        request: RollBackRequest,
+    ) -> Result<RollBackReply, OrderError> {
+        let RollBackRequest { hosts, why, who } = request;
+        let about = named(&hosts);
+        let found = self.on_thread(move |fleet| fleet.find_former(&hosts)).await?;
+        self.check_stored(&found).await?;
+        let ways: BTreeSet<String> =
+            found.values().map(|(from, image)| format!("from {from} to {image}")).collect();
+        let what = named(&Vec::from_iter(ways));
+        let order = Order::new("rollback", &who).about(&about).what(what).why(&why).checked()?;
+        let since = self.shared.clock.now().wall;
+        let rolled_back = |(hostname, (from, image)): (String, (ImageName, ImageName))| {
+            let rollback = Rollback { from, image, who: who.clone(), why: why.clone(), since };
+            RolledBackMachine { hostname, rollback }
+        };
+        let rolled_back: Vec<_> = found.into_iter().map(rolled_back).collect();
+        let added = rolled_back.clone();
+        let save = move |fleet: &Self| {
+            // The machine database must not change between the check and the order.
+            let _decision = locked(&fleet.mdb_decisions);
+            fleet.check_unchanged(&added)?;
+            let change = |rollbacks: &mut Rollbacks| {
+                rollbacks.add(added);
+                Ok(())
+            };
+            fleet.state().rollbacks.modify_through(change, with_order(&order))
+        };
+        self.on_thread(save).await?;
+        let count = machines(rolled_back.len());
+        tracing::warn!(%who, %why, hosts = about, "{count} are rolled back");
+        self.assign_again(&rolled_back);
+        Ok(RollBackReply { machines: rolled_back })
+    }
+
+    /// Ends rollbacks. On an error the machines stay rolled back.
+    pub async fn end_rollback(
+        self: &Arc<Self>,
+        request: EndRollbackRequest,
+    ) -> Result<EndRollbackReply, OrderError> {
+        let EndRollbackRequest { hosts, why, who } = request;
+        let about = named(&hosts);
+        let order = Order::new("end-rollback", &who).about(&about).why(&why).checked()?;
+        let save = move |fleet: &Self| {
+            let change = |rollbacks: &mut Rollbacks| {
+                let hostnames = select_hosts(&hosts, &fleet.locked().watched)?;
+                let ended = rollbacks.end(hostnames);
+                if ended.is_empty() {
+                    let source = RollbackError::NotRolledBack { hosts };
+                    return Err(OrderError::Rollback { source });
+                }
+                Ok(ended)
+            };
+            fleet.state().rollbacks.modify_through(change, with_order(&order))
+        };
+        let ended: Vec<RolledBackMachine> = self.on_thread(save).await?;
+        let count = machines(ended.len());
+        tracing::warn!(%who, %why, hosts = about, "the rollbacks of {count} are ended");
+        self.assign_again(&ended);
+        Ok(EndRollbackReply { machines: ended })
+    }
+
+    /// Lists the machines that operators have paused or rolled back.
+    pub fn lasting_orders(&self) -> ListLastingOrdersReply {
+        let now = self.shared.clock.now().wall;
+        let (pauses, rolled_back) = (self.state().pauses.get(), self.state().rollbacks.get().all());
+        let paused = |(hostname, watched): (&String, &DrivenMachine)| {
+            let pause = pauses.get(hostname).filter(|pause| pause.holds(now))?;
+            let status = watched.handle.with_sub(|sub| sub.status());
+            let (hostname, pause) = (hostname.clone(), UpdatePause::clone(pause));
+            Some(PausedMachine { hostname, pause, status })
+        };
+        let paused = self.locked().watched.iter().filter_map(paused).collect();
+        ListLastingOrdersReply { paused, rolled_back }
+    }
+
+    /// Returns the required image and the former one of each machine that `hosts` mean. Blocks on
+    /// the disk.
+    fn find_former(
+        &self,
+        hosts: &[String],
+    ) -> Result<BTreeMap<String, (ImageName, ImageName)>, OrderError> {
+        let default = self.shared.default_image();
+        let (mut required, mut found, mut without) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
+        {
+            let inner = self.locked();
+            for hostname in select_hosts(hosts, &inner.watched)? {
+                let watched = inner.watched(&hostname)?;
+                let Some(from) = ordinary(&watched.machine, default.as_deref()) else {
+                    without.push(hostname);
+                    continue;
+                };
+                let has = watched.handle.with_sub(|sub| sub.view()?.report.last_image.clone());
+                match has.filter(|has| *has != from) {
+                    Some(has) => found.insert(hostname, (from, has)).map(drop),
+                    None => required.insert(hostname, from).map(drop),
+                };
+            }
+        }
+        if !without.is_empty() {
+            return Err(RollbackError::NoImage { hosts: without }.into());
+        }
+        let former = self.state().former_images(required.clone());
+        let former = former.map_err(|source| OrderError::Read { source })?;
+        for (hostname, from) in required {
+            match former.get(&hostname) {
+                Some(image) => found.insert(hostname, (from, image.clone())).map(drop),
+                None => Some(without.push(hostname)),
+            };
+        }
+        if !without.is_empty() {
+            return Err(RollbackError::Unknown { hosts: without }.into());
+        }
+        Ok(found)
+    }
+
+    /// Fails if the image server does not have one of the former images.
+    async fn check_stored(
+        &self,
+        found: &BTreeMap<String, (ImageName, ImageName)>,
+    ) -> Result<(), OrderError> {
+        let images: BTreeSet<&ImageName> = found.values().map(|(_, image)| image).collect();
+        for image in images {
+            if let Err(why) = self.shared.images.get_content(image).await {
+                let of = |(host, (_, other)): (&String, &(ImageName, ImageName))| {
+                    (other == image).then(|| host.clone())
+                };
+                let hosts = found.iter().filter_map(of).collect();
+                return Err(RollbackError::Gone { image: image.clone(), hosts, why }.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Fails if another image is required of one of the machines since its former one was looked
+    /// for.
+    fn check_unchanged(&self, rolled_back: &[RolledBackMachine]) -> Result<(), OrderError> {
+        let default = self.shared.default_image();
+        let inner = self.locked();
+        let is_other = |one: &&RolledBackMachine| {
+            let record = inner.watched.get(&one.hostname).map(|watched| &watched.machine);
+            record.and_then(|record| ordinary(record, default.as_deref()))
+                != Some(one.rollback.from.clone())
+        };
+        let changed: Vec<&RolledBackMachine> = rolled_back.iter().filter(is_other).collect();
+        if changed.is_empty() {
+            return Ok(());
+        }
+        let hosts = changed.into_iter().map(|one| one.hostname.clone()).collect();
+        Err(RollbackError::Changed { hosts }.into())
+    }
+
+    /// Has the drivers of these machines look for their images again. The former images stay until
+    /// no driver watches them.
+    fn assign_again(&self, rolled_back: &[RolledBackMachine]) {
+        let inner = self.locked();
+        let after = self.wanted_images(&inner);
+        let before = rolled_back.iter().map(|one| one.rollback.image.clone());
+        self.shared.images.want(&after.iter().cloned().chain(before).collect());
+        for one in rolled_back {
+            if let Some(watched) = inner.watched.get(&one.hostname) {
+                watched.handle.assign(Arc::clone(&watched.machine));
+            }
+        }
+        self.shared.images.want(&after);
+    }
+
+    /// Returns the images at which operators keep machines.
+    pub(super) fn rollback_images<'a>(
+        &self,
+        records: impl Iterator<Item = &'a Arc<Machine>>,
+    ) -> Vec<ImageName> {
+        let (rollbacks, default) = (self.state().rollbacks.get(), self.shared.default_image());
+        let image =
+            |record: &Arc<Machine>| Some(rollbacks.of(record, default.as_deref())?.image.clone());
+        records.filter_map(image).collect()
+    }
+
+    /// Removes the rollbacks that are over because other images are required. Blocks on the disk.
+    pub(super) fn forget_rollbacks(&self) {
+        let default = self.shared.default_image();
+        let forgotten = self.state().rollbacks.modify(|rollbacks| {
+            let inner = self.locked();
+            let find = |host: &str| inner.watched.get(host).map(|watched| &*watched.machine);
+            rollbacks.remove_ended(find, default.as_deref())
+        });
+        match forgotten {
+            Ok(ended) if ended.is_empty() => {}
+            Ok(ended) => {
+                let (hosts, why) = (named(&ended), "other images are required");
+                tracing::warn!(hosts, "{} are no longer rolled back: {why}", machines(ended.len()));
+                self.shared.audit.record_decision("end-rollback", &format!("hosts={hosts}"), why);
+            }
+            // The next change of the machine database tries it again.
+            Err(error) => tracing::error!(
+                "cannot forget rollbacks, of which other images are required: {}",
+                error_chain(&error)
+            ),
+        }
+    }
+}
