@@ -20,10 +20,10 @@ pub(super) struct SetArguments {
     level: LevelArgs,
     /// A limit and its value, 1 to 100 per cent; an empty value removes it
     #[arg(value_name = "LIMIT=PERCENT", required_unless_present = "unset")]
-    #[arg(value_parser = parse_change)]
+    #[arg(value_parser = Limit::parse_change)]
     values: Vec<(Limit, Option<u8>)>,
     /// Remove the value of this limit; may be repeated
-    #[arg(long, value_name = "LIMIT", value_parser = parse_limit)]
+    #[arg(long, value_name = "LIMIT", value_parser = Limit::parse)]
     unset: Vec<Limit>,
     /// Reason, shown to everyone who looks at the limits
     #[arg(long, value_name = "TEXT", alias = "reason")]
@@ -53,24 +53,6 @@ impl LevelArgs {
             (None, None) => Level::Fleet,
         }
     }
-}
-
-fn parse_limit(text: &str) -> Result<Limit, String> {
-    Limit::ALL.into_iter().find(|limit| limit.name() == text).ok_or_else(|| {
-        let names = Limit::ALL.map(Limit::name);
-        format!("the limits are {}", names.join(", "))
-    })
-}
-
-fn parse_change(text: &str) -> Result<(Limit, Option<u8>), String> {
-    let (name, value) = text.split_once('=').ok_or("expected LIMIT=PERCENT")?;
-    let limit = parse_limit(name)?;
-    if value.is_empty() {
-        return Ok((limit, None));
-    }
-    let percent = value.parse().ok().filter(|percent| (1..=100).contains(percent));
-    let percent = percent.ok_or_else(|| format!("`{value}` is not a number from 1 to 100"))?;
-    Ok((limit, Some(percent)))
 }
 
 #[derive(Debug, Args)]
@@ -171,28 +153,5 @@ fn remark(machine: &MachineConfiguration, limit: Limit) -> &'static str {
     match (received, limit.of(&reported.ceilings)) {
         (Some(received), Some(ceiling)) if received > ceiling => "cut by the machine's own ceiling",
         _ => "",
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn values_are_read_as_operators_write_them() {
-        let table = [
-            ("network-percent=5", Ok((Limit::NetworkPercent, Some(5)))),
-            ("cpu-percent=", Ok((Limit::CpuPercent, None))),
-            ("cpu-percent=0", Err("`0` is not a number from 1 to 100")),
-            ("cpu-percent=300", Err("`300` is not a number from 1 to 100")),
-            ("cpu-percent", Err("expected LIMIT=PERCENT")),
-            (
-                "cpu=1",
-                Err("the limits are cpu-percent, scan-percent, write-percent, network-percent"),
-            ),
-        ];
-        for (text, expected) in table {
-            assert_eq!(parse_change(text), expected.map_err(str::to_owned), "{text}");
-        }
     }
 }

@@ -24,7 +24,7 @@ use system::clock::wall;
 use super::change::tag_of;
 use super::directories::OwnerArgs;
 use super::signatures::{Signer, SignerArgs};
-use super::{Context, VerbResult, get_image};
+use super::{Context, VerbResult, get_image, server};
 use crate::image_checks::{self, RequiredPaths};
 use crate::image_source::{Source, SourceArgs, SourceTree};
 use crate::input_files::computed::{self, ComputedRules};
@@ -221,7 +221,7 @@ pub(super) async fn make_image(
         .call_within::<AddImage>(&request, ADD_LIMIT)
         .await
         .map_err(|error| Failure::from_image_call(&error, &name))?;
-    report(context, &name, reply.digest, tree, sent)
+    report(context, &name, reply.digest, tree, sent).await
 }
 
 /// Reads the packages of `tree`, which must be uploaded.
@@ -243,7 +243,7 @@ async fn send_build_log(
     sent.map(|_| Some(id)).map_err(|error| Failure::from_call(&error))
 }
 
-pub(super) fn report(
+pub(super) async fn report(
     context: &Context,
     name: &ImageName,
     digest: ObjectId,
@@ -260,6 +260,9 @@ pub(super) fn report(
         count(sent.objects.saturating_sub(sent.sent)),
         if sent.objects.saturating_sub(sent.sent) == 1 { "was" } else { "were" },
     );
+    if let Some(remark) = server::unfollowed(context, name).await {
+        eprintln!("{remark}");
+    }
     context.print_if_json(&Report {
         name,
         digest,

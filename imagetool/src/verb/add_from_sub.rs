@@ -127,7 +127,7 @@ pub async fn run(context: &Context, args: AddFromSubArgs) -> VerbResult {
     let request = AddImageRequest { content, notes };
     let reply = context.client.call_within::<AddImage>(&request, ADD_LIMIT).await;
     let reply = reply.map_err(|error| Failure::from_image_call(&error, &args.name))?;
-    report(context, &args.name, reply.digest, &tree, sent)
+    report(context, &args.name, reply.digest, &tree, sent).await
 }
 
 fn sub_failure(host: &str, error: &SubError) -> Failure {

@@ -100,7 +100,7 @@ struct ListedImage {
     packages: Vec<Package>,
 }
 
-fn glob_of(text: &str) -> Result<GlobMatcher, globset::Error> {
+pub(super) fn glob_of(text: &str) -> Result<GlobMatcher, globset::Error> {
     let glob = GlobBuilder::new(text).literal_separator(true).build()?;
     Ok(glob.compile_matcher())
 }

@@ -9,10 +9,11 @@ use api::image_server::expiry::AcceptClock;
 use api::image_server::replication::directories::TroubledDirectories;
 use api::image_server::replication::{GetReplication, GetReplicationReply, LinkState, MasterState};
 use model::display::{ago, rough_duration};
+use model::image::ImageName;
 use model::tree::Time;
 use system::clock::wall;
 
-use super::{Context, VerbResult, print};
+use super::{Context, VerbResult, list, print};
 use crate::output::failure::{Failure, Outcome};
 use crate::output::progress::Unit;
 use crate::output::{plural, size, time};
@@ -36,6 +37,31 @@ pub async fn replication(context: &Context, _args: ReplicationArgs) -> VerbResul
     let reply = reply.map_err(|error| Failure::from_call(&error))?;
     print(&context.format.render(&reply, |_| replication_text(&reply, wall())))?;
     Ok(outcome(&reply))
+}
+
+/// Says that a new image is on the master alone, because the server is a replica that does not
+/// follow its name.
+pub(super) async fn unfollowed(context: &Context, name: &ImageName) -> Option<String> {
+    // The image is added, whatever becomes of the question.
+    let reply = context.client.call::<GetReplication>(&Done {}).await.ok()?;
+    unfollowed_text(&reply.master?, name)
+}
+
+fn unfollowed_text(master: &MasterState, name: &ImageName) -> Option<String> {
+    let matches = |pattern: &String| {
+        let pattern = pattern.strip_prefix('/').unwrap_or(pattern);
+        list::glob_of(pattern).is_ok_and(|glob| glob.is_match(name.as_str()))
+    };
+    let is_followed = (master.include.is_empty() || master.include.iter().any(matches))
+        && !master.exclude.iter().any(matches);
+    (!is_followed).then(|| {
+        format!(
+            "warning: {name} is on the master {}, and not on this server: it is a replica that \
+             does not follow this name (imagetool replication shows which). Machines cannot get \
+             the image from here, unless --replicate-include and --replicate-exclude are changed",
+            master.address
+        )
+    })
 }
 
 fn outcome(reply: &GetReplicationReply) -> Outcome {
@@ -219,7 +245,6 @@ mod tests {
     use api::image_server::replication::{
         ReplicaState, ReplicationTrouble, ServerId, TroubledImage,
     };
-    use model::image::ImageName;
 
     use super::*;
 
@@ -289,6 +314,21 @@ mod tests {
             )
         );
         assert_eq!(outcome(&root), Outcome::Done);
+
+        let strings = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
+        let table: [(&[&str], &[&str], bool); 5] = [
+            (&[], &[], true),
+            (&["base/**"], &[], true),
+            (&["/base/*"], &[], true),
+            (&["web/**", "other"], &[], false),
+            (&["base/**"], &["**/1"], false),
+        ];
+        for (include, exclude, is_followed) in table {
+            let (include, exclude) = (strings(include), strings(exclude));
+            let told =
+                unfollowed_text(&MasterState { include, exclude, ..master() }, &name("base/1"));
+            assert_eq!(told.is_none(), is_followed, "{told:?}");
+        }
 
         let level = reply(Some(master()));
         assert_eq!(

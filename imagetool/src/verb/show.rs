@@ -1,5 +1,6 @@
 //! `imagetool show`: describes an image, its tree, its build log and its packages.
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
 
 use api::access::Owners;
@@ -55,6 +56,14 @@ struct Report<'call> {
     notes: &'call Notes,
     #[serde(skip_serializing_if = "Option::is_none")]
     tree: Option<Vec<String>>,
+}
+
+/// The JSON output of --build-log.
+#[derive(Debug, Serialize)]
+struct BuildLog<'call> {
+    name: &'call ImageName,
+    digest: ObjectId,
+    build_log: Cow<'call, str>,
 }
 
 pub async fn run(context: &Context, args: ShowArgs) -> VerbResult {
@@ -114,7 +123,14 @@ async fn print_build_log(context: &Context, image: &Image) -> VerbResult {
         let message = format!("the image server does not have the build log of {name}");
         return Err(Failure::from_text(message));
     }
-    print_bytes(&log)?;
+    match context.format {
+        Format::Json => {
+            // JSON has no bytes that are no text.
+            let build_log = String::from_utf8_lossy(&log);
+            print_json(&BuildLog { name, digest: id, build_log })?;
+        }
+        Format::Table => print_bytes(&log)?,
+    }
     Ok(Outcome::Done)
 }
 

@@ -212,7 +212,7 @@ fn limits_reach_a_real_machine_and_outlive_its_restart_and_the_dominators() {
 
     // What is set by hand holds until the dominator sees it.
     let address = scenario.fleet.subs[0].address;
-    let by_hand = ["set-config", "--network-percent", "1"];
+    let by_hand = ["set-config", "network-percent=1"];
     assert!(scenario.fleet.subtool(address, &by_hand).unwrap().status.success());
     wait_told(&scenario, "sub-1", &wanted);
     set(&scenario, &["--fleet", "--unset", "network-percent"]);

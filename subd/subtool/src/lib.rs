@@ -14,6 +14,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use api::dominator::settings::Limit;
 use api::subd::Limits;
 use clap::{Args, Parser, Subcommand};
 use daemon::{EXIT_FAILED, SecurityArgs, config, exit};
@@ -106,7 +107,7 @@ enum Command {
     ///
     /// The machine's own configuration is a ceiling: these limits can only be lower, and a higher
     /// one changes nothing. Limits that are not named stay as they are.
-    #[command(after_help = "Example: subtool --subd web1 set-config --scan-percent 1")]
+    #[command(after_help = "Example: subtool --subd web1 set-config scan-percent=1")]
     SetConfig(LimitArgs),
     /// Refuse every update until a time, also over restarts of subd
     ///
@@ -190,36 +191,48 @@ enum Command {
 }
 
 /// The limits of a machine.
-#[derive(Clone, Copy, Debug, Args)]
+#[derive(Clone, Debug, Args)]
 #[group(required = true, multiple = true)]
 struct LimitArgs {
-    /// Of one core, for the content and media passes
-    #[arg(long, value_name = "1-100", value_parser = clap::value_parser!(u8).range(1..=100))]
-    cpu_percent: Option<u8>,
-    /// Of the device's speed, for reading it
-    #[arg(long, value_name = "1-100", value_parser = clap::value_parser!(u8).range(1..=100))]
-    scan_percent: Option<u8>,
-    /// Of the device's speed, for writing what is fetched
-    #[arg(long, value_name = "1-100", value_parser = clap::value_parser!(u8).range(1..=100))]
-    write_percent: Option<u8>,
-    /// Of the network's speed, for fetching
-    #[arg(long, value_name = "1-100", value_parser = clap::value_parser!(u8).range(1..=100))]
-    network_percent: Option<u8>,
+    /// A limit and its value, 1 to 100 per cent; an empty value removes it. The limits are
+    /// cpu-percent (of one core, for the content and media passes), scan-percent and write-percent
+    /// (of the device's speed, for reading it and for writing what is fetched) and network-percent
+    /// (of the network's speed, for fetching)
+    #[arg(value_name = "LIMIT=PERCENT", value_parser = Limit::parse_change)]
+    values: Vec<(Limit, Option<u8>)>,
     /// First remove all limits that were set over the network
     #[arg(long)]
     reset: bool,
+    // As former releases had it.
+    #[arg(long, hide = true, value_parser = clap::value_parser!(u8).range(1..=100))]
+    cpu_percent: Option<u8>,
+    #[arg(long, hide = true, value_parser = clap::value_parser!(u8).range(1..=100))]
+    scan_percent: Option<u8>,
+    #[arg(long, hide = true, value_parser = clap::value_parser!(u8).range(1..=100))]
+    write_percent: Option<u8>,
+    #[arg(long, hide = true, value_parser = clap::value_parser!(u8).range(1..=100))]
+    network_percent: Option<u8>,
 }
 
 impl LimitArgs {
     /// Returns the limits that replace `old`.
-    fn after(self, old: Limits) -> Limits {
-        let old = if self.reset { Limits::default() } else { old };
-        Limits {
-            cpu_percent: self.cpu_percent.or(old.cpu_percent),
-            scan_percent: self.scan_percent.or(old.scan_percent),
-            write_percent: self.write_percent.or(old.write_percent),
-            network_percent: self.network_percent.or(old.network_percent),
+    fn after(&self, old: Limits) -> Limits {
+        let mut limits = if self.reset { Limits::default() } else { old };
+        let former = [
+            (Limit::CpuPercent, self.cpu_percent),
+            (Limit::ScanPercent, self.scan_percent),
+            (Limit::WritePercent, self.write_percent),
+            (Limit::NetworkPercent, self.network_percent),
+        ];
+        for (limit, value) in former.into_iter().filter(|(_, value)| value.is_some()) {
+            let name = limit.name();
+            eprintln!("warning: the next release has no --{name}: write {name}=PERCENT");
+            *limit.of_mut(&mut limits) = value;
         }
+        for (limit, value) in &self.values {
+            *limit.of_mut(&mut limits) = *value;
+        }
+        limits
     }
 }
 

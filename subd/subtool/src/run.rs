@@ -57,7 +57,7 @@ pub(super) async fn run(arguments: &Arguments, security: &Security) -> Result<Ou
         Command::Scan { content, media } => session.scan(*content, *media, &mut progress).await,
         Command::Show => session.show().await,
         Command::GetConfig => session.get_config().await,
-        Command::SetConfig(limits) => session.set_config(*limits).await,
+        Command::SetConfig(limits) => session.set_config(limits).await,
         Command::Pause(pause) => session.pause(pause).await,
         Command::Resume => {
             if session.machine.poll().await?.paused.is_none() {
@@ -191,7 +191,7 @@ impl Session<'_> {
         Ok(self.data(&configuration, || table(configuration_rows(&configuration))).into())
     }
 
-    async fn set_config(&self, limits: LimitArgs) -> Result<Output, ToolError> {
+    async fn set_config(&self, limits: &LimitArgs) -> Result<Output, ToolError> {
         let old = self.machine.call::<GetConfiguration>(&()).await?.limits;
         let limits = Some(limits.after(old));
         let request = SetConfigurationRequest { scan: None, limits };

@@ -128,9 +128,12 @@ async fn scans_now_and_waits_for_the_end_of_each_pass() {
 async fn limits_are_set_kept_and_forgotten() {
     let sub = Sub::start().await;
     let ceiling = "The machine's own configuration is a ceiling: a higher limit changes nothing.\n";
-    let set = subtool(&sub, &["set-config", "--cpu-percent", "3", "--scan-percent", "1"]);
+    let set = subtool(&sub, &["set-config", "cpu-percent=3", "scan-percent=1"]);
     assert_eq!((set.code, set.err.as_str()), (0, ceiling));
-    subtool(&sub, &["set-config", "--network-percent", "5"]);
+    let former = subtool(&sub, &["set-config", "--network-percent", "5", "write-percent="]);
+    let warning =
+        "warning: the next release has no --network-percent: write network-percent=PERCENT\n";
+    assert_eq!((former.code, former.err), (0, format!("{warning}{ceiling}")));
     let shown = subtool(&sub, &["get-config"]).out;
     let shown: Vec<String> =
         shown.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
@@ -150,7 +153,7 @@ async fn limits_are_set_kept_and_forgotten() {
     let reset: serde_json::Value = serde_json::from_str(&reset.out).unwrap();
     let none = serde_json::Value::Null;
     assert_eq!(reset["limits"]["cpu_percent"], none);
-    for words in [&["set-config"][..], &["set-config", "--cpu-percent", "0"]] {
+    for words in [&["set-config"][..], &["set-config", "cpu-percent=0"]] {
         assert_eq!(subtool(&sub, words).code, 2, "{words:?}");
     }
     sub.stop().await;

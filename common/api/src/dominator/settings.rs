@@ -47,6 +47,34 @@ impl Limit {
         }
     }
 
+    /// Parses the name of a limit.
+    ///
+    /// # Errors
+    ///
+    /// Names the known ones.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        Self::ALL.into_iter().find(|limit| limit.name() == text).ok_or_else(|| {
+            let names = Self::ALL.map(Self::name);
+            format!("the limits are {}", names.join(", "))
+        })
+    }
+
+    /// Parses `LIMIT=PERCENT`, as operators write it; without a value the limit is to be removed.
+    ///
+    /// # Errors
+    ///
+    /// If it is no such text.
+    pub fn parse_change(text: &str) -> Result<(Self, Option<u8>), String> {
+        let (name, value) = text.split_once('=').ok_or("expected LIMIT=PERCENT")?;
+        let limit = Self::parse(name)?;
+        if value.is_empty() {
+            return Ok((limit, None));
+        }
+        let percent = value.parse().ok().filter(|percent| (1..=100).contains(percent));
+        let percent = percent.ok_or_else(|| format!("`{value}` is not a number from 1 to 100"))?;
+        Ok((limit, Some(percent)))
+    }
+
     /// Returns its value in `limits`.
     #[must_use]
     pub fn of(self, limits: &Limits) -> Option<u8> {
@@ -190,4 +218,27 @@ impl Method for GetSubConfiguration {
     const REPLY_BYTES_MAX: usize = 64 << 20;
     type Request = GetSubConfigurationRequest;
     type Reply = GetSubConfigurationReply;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_read_as_operators_write_them() {
+        let table = [
+            ("network-percent=5", Ok((Limit::NetworkPercent, Some(5)))),
+            ("cpu-percent=", Ok((Limit::CpuPercent, None))),
+            ("cpu-percent=0", Err("`0` is not a number from 1 to 100")),
+            ("cpu-percent=300", Err("`300` is not a number from 1 to 100")),
+            ("cpu-percent", Err("expected LIMIT=PERCENT")),
+            (
+                "cpu=1",
+                Err("the limits are cpu-percent, scan-percent, write-percent, network-percent"),
+            ),
+        ];
+        for (text, expected) in table {
+            assert_eq!(Limit::parse_change(text), expected.map_err(str::to_owned), "{text}");
+        }
+    }
 }

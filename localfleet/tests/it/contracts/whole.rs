@@ -150,7 +150,7 @@ fn machine(site: &Site, seen: &mut Seen) {
     seen.run(site, 2, "subtool poll", 0);
     seen.run(site, 2, "subtool scan --content --media", 0);
     seen.run(site, 2, "subtool show", 0);
-    seen.run(site, 2, "subtool set-config --scan-percent 50", 0);
+    seen.run(site, 2, "subtool set-config scan-percent=50", 0);
     seen.run(site, 2, "subtool get-config", 0);
     seen.run(site, 2, "subtool set-config --reset", 0);
     seen.run(site, 2, "subtool pause --for 2h --reason works", 0);
