@@ -238,7 +238,10 @@ pub async fn run(arguments: Arguments) -> ExitCode {
     let client = Client::new(peer, &security);
     match run_command(&client, arguments.format, &arguments.command).await {
         Ok(output) => output.print(),
-        Err(error) => exit(EXIT_FAILED, &error_chain(&error), error.hints(&arguments.command)),
+        Err(error) => {
+            let hint = error.hint(&arguments.command);
+            exit(EXIT_FAILED, &error_chain(&error), hint.as_slice())
+        }
     }
 }
 
@@ -280,24 +283,23 @@ enum ToolError {
 }
 
 impl ToolError {
-    fn hints(&self, command: &Command) -> &'static [&'static str] {
+    fn hint(&self, command: &Command) -> Option<&'static str> {
         match self {
-            Self::Call(CallError::Connect { .. }) => {
-                &["is the dominator running? give its address: --dominator HOST:PORT"]
-            }
             Self::Call(error) if error.code() == Some(FaultCode::NotFound) => {
                 if command.is_about_machines() {
-                    &["domtool list-subs shows the machines and what they wait for"]
+                    Some("domtool list-subs shows the machines and what they wait for")
                 } else if matches!(command, Command::Mdb { .. }) {
-                    &["domtool mdb diff FILE compares a file with the machine database in force"]
+                    Some("domtool mdb diff FILE compares a file with the machine database in force")
                 } else {
-                    &[]
+                    None
                 }
             }
+            Self::Call(error) => error
+                .connect_hint("is the dominator running? give its address: --dominator HOST:PORT"),
             Self::NoMatch { .. } | Self::NoneHas { .. } => {
-                &["domtool list-subs --status STATUS shows the machines to decide on"]
+                Some("domtool list-subs --status STATUS shows the machines to decide on")
             }
-            _ => &[],
+            _ => None,
         }
     }
 }

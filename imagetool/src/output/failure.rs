@@ -56,19 +56,19 @@ impl Failure {
     /// Describes a failed call to the image server.
     pub fn from_call(error: &CallError) -> Self {
         let failure = Self::new(error);
-        match error {
-            CallError::Connect { .. } => failure.hint(
-                "is the image server running, and is this its address? Set it with --imageserver \
-                 HOST:PORT or DOMINATOR_IMAGESERVER",
-            ),
-            _ => match error.code() {
-                Some(FaultCode::NoSpace) => failure
-                    .hint("make space on the file-system of the image server's data directory"),
-                Some(FaultCode::Version) => {
-                    failure.hint("use the imagetool of the image server's release")
-                }
-                _ => failure,
-            },
+        let unreached = "is the image server running, and is this its address? Set it with \
+                         --imageserver HOST:PORT or DOMINATOR_IMAGESERVER";
+        if let Some(hint) = error.connect_hint(unreached) {
+            return failure.hint(hint);
+        }
+        match error.code() {
+            Some(FaultCode::NoSpace) => {
+                failure.hint("make space on the file-system of the image server's data directory")
+            }
+            Some(FaultCode::Version) => {
+                failure.hint("use the imagetool of the image server's release")
+            }
+            _ => failure,
         }
     }
 

@@ -9,6 +9,7 @@ mod blocked;
 mod contracts;
 mod converges;
 mod disks;
+mod documents;
 mod events;
 mod faults;
 mod former;

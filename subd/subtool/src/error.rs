@@ -122,8 +122,10 @@ impl ToolError {
     pub fn hints(&self) -> Vec<&'static str> {
         match self {
             Self::Address { .. } => vec!["an address is HOST or HOST:PORT"],
-            Self::Call { source: CallError::Connect { .. } } => {
-                vec!["is subd running there? say where: --subd HOST:PORT, or DOMINATOR_SUBD"]
+            Self::Call { source: source @ CallError::Connect { .. } } => {
+                let unreached = "is subd running there? say where: --subd HOST:PORT, or \
+                                 DOMINATOR_SUBD";
+                Vec::from_iter(source.connect_hint(unreached))
             }
             Self::Call { source } => match source.code() {
                 Some(FaultCode::Held) => {
@@ -134,8 +136,9 @@ impl ToolError {
                 }
                 _ => Vec::new(),
             },
-            Self::Image { source: GetImageError::Call { .. } } => {
-                vec!["is the imageserver running? say where: --imageserver HOST:PORT"]
+            Self::Image { source: GetImageError::Call { source, .. } } => {
+                let unreached = "is the imageserver running? say where: --imageserver HOST:PORT";
+                vec![source.connect_hint(unreached).unwrap_or(unreached)]
             }
             Self::Image { source: GetImageError::NotThere { .. } } => {
                 vec!["imagetool list shows the images that there are"]

@@ -45,6 +45,10 @@ pub enum Remedy {
     Report,
 }
 
+/// A hint where a peer answers, and TLS with it fails.
+const TLS_HINT: &str = "something answers at this address, so the address is not the cause: \
+    domtool cert show DIR shows for which names a certificate is, and who issued it";
+
 impl CallError {
     /// Returns the fault, if the server answered one.
     #[must_use]
@@ -59,6 +63,20 @@ impl CallError {
     #[must_use]
     pub fn code(&self) -> Option<FaultCode> {
         self.fault().map(|fault| fault.code)
+    }
+
+    /// Returns a hint for whoever runs a tool that cannot connect: [`TLS_HINT`] if TLS failed with
+    /// what answers, else `unreached`. `None` for other errors.
+    #[must_use]
+    pub fn connect_hint(&self, unreached: &'static str) -> Option<&'static str> {
+        match self {
+            // The kind of the errors of rustls.
+            Self::Connect { source, .. } if source.kind() == io::ErrorKind::InvalidData => {
+                Some(TLS_HINT)
+            }
+            Self::Connect { .. } => Some(unreached),
+            _ => None,
+        }
     }
 
     /// Returns what to do about the error.
