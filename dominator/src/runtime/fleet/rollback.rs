@@ -118,10 +118,11 @@ impl Fleet {
                     continue;
                 };
                 let has = watched.handle.with_sub(|sub| sub.view()?.report.last_image.clone());
-                match has.filter(|has| *has != from) {
-                    Some(has) => found.insert(hostname, (from, has)).map(drop),
-                    None => required.insert(hostname, from).map(drop),
-                };
+                if let Some(has) = has.filter(|has| *has != from) {
+                    found.insert(hostname, (from, has));
+                } else {
+                    required.insert(hostname, from);
+                }
             }
         }
         if !without.is_empty() {
@@ -130,10 +131,11 @@ impl Fleet {
         let former = self.state().former_images(required.clone());
         let former = former.map_err(|source| OrderError::Read { source })?;
         for (hostname, from) in required {
-            match former.get(&hostname) {
-                Some(image) => found.insert(hostname, (from, image.clone())).map(drop),
-                None => Some(without.push(hostname)),
-            };
+            if let Some(image) = former.get(&hostname) {
+                found.insert(hostname, (from, image.clone()));
+            } else {
+                without.push(hostname);
+            }
         }
         if !without.is_empty() {
             return Err(RollbackError::Unknown { hosts: without }.into());

@@ -198,12 +198,18 @@ fn orders(site: &mut Site, seen: &mut Seen) {
     seen.run(site, 2, "domtool disable-updates stop", 0);
     seen.run(site, 2, "domtool status", 0);
     site.require(&all("web/2"));
-    for host in ["sub-1", "sub-2"] {
+    let wait_held = |host: &str| {
         site.wait_status(host, "updates-disabled");
         site.wait_idle(host);
         // What was fetched meanwhile asked for a new plan.
         site.wait_status(host, "updates-disabled");
-    }
+    };
+    ["sub-1", "sub-2"].into_iter().for_each(wait_held);
+    seen.run(site, 2, "domtool list-pauses", 0);
+    seen.run(site, 2, "domtool rollback sub-2 --why meant", 0);
+    seen.run(site, 2, "domtool list-rollbacks", 0);
+    seen.run(site, 2, "domtool rollback --end sub-2", 0);
+    wait_held("sub-2");
     seen.run(site, 2, "domtool show-sub sub-2", 0);
     seen.run(site, 2, "domtool explain sub-2", 0);
     seen.run(site, 2, "domtool force-disruptive sub-1 --why meant", 0);
