@@ -210,6 +210,10 @@ impl Fleet {
         let default = self.shared.default_image();
         let forgotten = self.state().rollbacks.modify(|rollbacks| {
             let inner = self.locked();
+            // Nothing is known of machines before the first machine database.
+            if inner.watched.is_empty() {
+                return Vec::new();
+            }
             let find = |host: &str| inner.watched.get(host).map(|watched| &*watched.machine);
             rollbacks.remove_ended(find, default.as_deref())
         });
