@@ -106,6 +106,7 @@ pub const METHODS: &[Decoders] = decoders![
     image_server::private::ChangeReaders,
     image_server::private::GetPrivateDirectories,
     subd::GetDirectoryBlocks,
+    subd::PreviewScan,
 ];
 
 /// The longest value that is encoded again, in bytes.

@@ -16,8 +16,8 @@ use api::subd::{
     Cleanup, Commit, Configuration, DIRECTORIES_MAX, EncodedDirectory, Fetch, GetConfiguration,
     GetDirectories, GetDirectoriesReply, GetDirectoryBlocks, GetDirectoryBlocksReply,
     GetDirectoryBlocksRequest, GetRefusedChanges, GetRefusedChangesReply, HAVE_MAX, OfferImage,
-    POLL_WAIT_MS_MAX, Poll, PollReply, PollRequest, Prepare, ScanCounters, SetConfiguration,
-    SetConfigurationRequest,
+    POLL_WAIT_MS_MAX, Poll, PollReply, PollRequest, Prepare, PreviewScan, PreviewScanReply,
+    PreviewScanRequest, ScanCounters, SetConfiguration, SetConfigurationRequest,
 };
 use model::display::error_chain;
 use model::escape::ByteText;
@@ -40,8 +40,8 @@ use crate::interface::metrics::SubMetrics;
 use crate::interface::operator::refuse_if_paused;
 use crate::limits::Budgets;
 use crate::root::Root;
-use crate::scan::{Pause, Scanner};
-use crate::state::{Measured, ReportState, State};
+use crate::scan::{Pause, PreviewState, Scanner};
+use crate::state::{Measured, ReportState, Snapshot, State};
 use crate::update::Updater;
 
 mod metrics;
@@ -109,15 +109,46 @@ impl Service {
         Measured { space, counters, load, ceilings, clock: wall() }
     }
 
+    /// Scans for a preview, or returns what was found.
+    async fn preview(&self, request: PreviewScanRequest) -> Result<PreviewScanReply, Fault> {
+        if let Some(why) = self.report_state.read(State::unusable_settings) {
+            return Err(Fault::new(FaultCode::Unavailable, why));
+        }
+        let wait = Duration::from_millis(request.wait_ms.min(POLL_WAIT_MS_MAX).into());
+        let state = tokio::select! {
+            state = self.scanner.preview(&request.scan, wait) => state?,
+            () = self.stop.cancelled() => {
+                return Err(Fault::new(FaultCode::Unavailable, "subd is stopping"));
+            }
+        };
+        Ok(match state {
+            PreviewState::Scanning(hashed_bytes) => {
+                PreviewScanReply { hashed_bytes, ..PreviewScanReply::default() }
+            }
+            PreviewState::Done(snapshot, age) => PreviewScanReply {
+                scan: snapshot.report.clone(),
+                left_alone: snapshot.left_alone.clone(),
+                age_seconds: u32::try_from(age.as_secs()).unwrap_or(u32::MAX),
+                hashed_bytes: 0,
+            },
+        })
+    }
+
+    /// The scans whose directories are returned: the one in force, and the last preview.
+    fn snapshots(&self) -> Vec<Arc<Snapshot>> {
+        let in_force = self.report_state.read(|state| state.snapshot.clone());
+        in_force.into_iter().chain(self.scanner.previewed()).collect()
+    }
+
     fn directories(&self, digests: &[ObjectId]) -> Result<GetDirectoriesReply, Fault> {
         if digests.len() > DIRECTORIES_MAX {
             return Err(too_many(digests.len(), DIRECTORIES_MAX, "digests"));
         }
-        let snapshot = self.report_state.read(|state| state.snapshot.clone());
+        let snapshots = self.snapshots();
         let mut reply = GetDirectoriesReply { directories: Vec::new(), absent: Vec::new() };
         let mut bytes = 0;
         for digest in digests {
-            let found = snapshot.as_ref().and_then(|snapshot| snapshot.directory(digest));
+            let found = snapshots.iter().find_map(|snapshot| snapshot.directory(digest));
             let Some(directory) = found else {
                 reply.absent.push(*digest);
                 continue;
@@ -145,8 +176,8 @@ impl Service {
         if request.have.len() > HAVE_MAX {
             return Err(too_many(request.have.len(), HAVE_MAX, "digests"));
         }
-        let snapshot = self.report_state.read(|state| state.snapshot.clone());
-        let found = snapshot.as_ref().and_then(|snapshot| snapshot.directory(digest));
+        let snapshots = self.snapshots();
+        let found = snapshots.iter().find_map(|snapshot| snapshot.directory(digest));
         let Some(directory) = found else {
             let text = format!("the scanned tree has no directory {digest}");
             return Err(Fault::new(FaultCode::NotFound, text));
@@ -251,6 +282,7 @@ pub fn router(service: &Arc<Service>, security: &Security) -> Router<Arc<Service
             let changes = |state: &State| state.refused_changes().into_values().cloned().collect();
             Ok(GetRefusedChangesReply { changes: service.report_state.read(changes) })
         })
+        .method::<PreviewScan, _>(async |service, _, request| service.preview(request).await)
         .method::<GetConfiguration, _>(async |service, _, ()| service.configuration())
         .method::<SetConfiguration, _>(async |service, _, request| {
             blocking(move || service.configure(request)).await

@@ -25,6 +25,7 @@ use crate::limits::budget::Budget;
 use crate::limits::rates::{Ceilings, Rates, Speeds, rates};
 
 pub mod budget;
+pub mod memory;
 pub mod rates;
 pub mod throughput;
 

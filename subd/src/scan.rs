@@ -8,6 +8,10 @@
 //! metadata pass nor a request. A file whose content differs from the tree is then read again by a
 //! metadata pass, which is the only pass that changes the tree.
 //!
+//! A *preview* is a metadata pass with other settings, whose result is not published. It starts
+//! from a copy of what the last pass has left, so that only unknown files are hashed, and gives way
+//! to every metadata pass.
+//!
 //! [`Pace`] says how often passes come, [`Budgets`] how much they take meanwhile. No pass leaves
 //! anything in the page cache that was not there before.
 //!
@@ -24,6 +28,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use api::fault::Fault;
 use api::subd::{Alarm, ScanCounters};
 use model::filter::Patterns;
 use model::lock::locked;
@@ -31,7 +36,7 @@ use model::path::TreePath;
 use model::scope::ScanSettings;
 use thread::{Mailbox, ScanControl};
 use tokio::sync::watch;
-use tokio::time::MissedTickBehavior;
+use tokio::time::{Instant, MissedTickBehavior, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::limits::Budgets;
@@ -43,12 +48,17 @@ pub mod coverage;
 pub mod known_entries;
 pub mod pace;
 pub mod pass;
+mod preview;
 pub mod progress;
 pub mod reading;
 mod thread;
 mod worker;
 
+pub use preview::PreviewState;
 pub use thread::{Pause, Stopped};
+
+/// The stack of the thread: what is known of a deep tree is copied for a preview.
+const STACK_BYTES: usize = 32 << 20;
 
 /// The handle of the scanning thread. Dropping it ends the thread.
 #[derive(Debug)]
@@ -71,6 +81,7 @@ impl Scanner {
         let worker = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("scan".to_owned())
+            .stack_size(STACK_BYTES)
             .spawn(move || worker::run(&worker, &root, pace))?;
         Ok(Self { shared, thread: Mutex::new(Some(thread)) })
     }
@@ -123,6 +134,33 @@ impl Scanner {
     pub async fn scan_touched(&self, paths: BTreeSet<TreePath>) -> Result<Arc<Snapshot>, Stopped> {
         let answer = self.shared.change(|mailbox: &mut Mailbox| mailbox.request(paths));
         answer.await.map_err(|_| Stopped)
+    }
+
+    /// Returns what a scan by `settings` finds beside the one in force. Has it made if that is not
+    /// known, and waits `wait` for its end.
+    ///
+    /// # Errors
+    ///
+    /// A fault that says why it is not made, or has failed.
+    pub async fn preview(
+        &self,
+        settings: &ScanSettings,
+        wait: Duration,
+    ) -> Result<PreviewState, Fault> {
+        let deadline = Instant::now() + wait;
+        loop {
+            let ended = self.shared.preview_ended.notified();
+            let state = self.shared.ask_preview(settings)?;
+            let is_done = matches!(state, PreviewState::Done(..));
+            if is_done || timeout_at(deadline, ended).await.is_err() {
+                return Ok(state);
+            }
+        }
+    }
+
+    /// Returns what the last preview found, as long as it is kept.
+    pub fn previewed(&self) -> Option<Arc<Snapshot>> {
+        self.shared.mailbox().preview.found().cloned()
     }
 
     /// Waits until the scanner has closed all of the tree, and stops it until the returned value is

@@ -65,6 +65,7 @@ pub fn methods() -> Vec<MethodInfo> {
         MethodInfo::of::<subd::HoldMachine>(),
         MethodInfo::of::<subd::TakeOver>(),
         MethodInfo::of::<subd::RetryTriggers>(),
+        MethodInfo::of::<subd::PreviewScan>(),
         MethodInfo::of::<dominator::orders::GoOn>(),
         reserve("Subd.AddObjects", Power),
         MethodInfo::of::<image_server::AddImage>(),

@@ -12,6 +12,7 @@ mod holder;
 mod limits;
 mod operator;
 mod poll;
+mod preview_scan;
 mod refused;
 
 use std::sync::Arc;
@@ -49,6 +50,7 @@ pub use poll::{
     LastUpdate, POLL_WAIT_MS_MAX, Poll, PollReply, PollRequest, ScanCounters, ScanReport,
     SubIdentity, SubVersion, TriggerFailure, UNREADABLE_MAX, UpdateOutcome, UpdatePhase,
 };
+pub use preview_scan::{PreviewScan, PreviewScanReply, PreviewScanRequest};
 pub use refused::{GetRefusedChanges, GetRefusedChangesReply, REFUSED_MAX};
 
 /// Returns directories of the scanned tree by digest.

@@ -116,6 +116,7 @@ impl Set {
                 "Subd.OfferImage",
                 "Subd.Poll",
                 "Subd.Prepare",
+                "Subd.PreviewScan",
                 "Subd.RetryTriggers",
                 "Subd.ScanNow",
                 "Subd.SetConfiguration",
@@ -134,8 +135,14 @@ impl Set {
             // An operator can pause and scan a machine by hand while no dominator runs. Files of
             // machines are left out because they may have secrets of other teams.
             Self::Operator => {
-                let orders: &[&str] =
-                    &["Dominator.*", "Subd.Pause", "Subd.Resume", "Subd.ScanNow", "Subd.TakeOver"];
+                let orders: &[&str] = &[
+                    "Dominator.*",
+                    "Subd.Pause",
+                    "Subd.PreviewScan",
+                    "Subd.Resume",
+                    "Subd.ScanNow",
+                    "Subd.TakeOver",
+                ];
                 &[orders, IMAGES, MACHINES]
             }
             Self::Uploader => &[&["ImageServer.AddImage", "ObjectServer.AddObjects"], IMAGES],

@@ -5,13 +5,16 @@ mod fleet_plan;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use api::dominator::Status;
 use api::dominator::plan::{
-    CheckMdb, CheckMdbRequest, PlanMachine, PlanMachineReply, PlanMachineRequest, PlanMachines,
-    PlanMachinesRequest,
+    CheckMdb, CheckMdbRequest, MachinePlan, PlanMachine, PlanMachineReply, PlanMachineRequest,
+    PlanMachines, PlanMachinesRequest, PlanOutcome,
 };
+use api::fault::FaultCode;
 use clap::Args;
 use daemon::EXIT_DONE;
 use daemon::mdb_file::read;
+use model::display::safe_text;
 use model::image::ImageName;
 use model::mdb::Machine;
 use rpc::client::Client;
@@ -20,14 +23,18 @@ use tool::{EXIT_DIFFERENT, Format, Output};
 use super::ToolError;
 use fleet_plan::FleetPlan;
 
-/// Time limit for one answer: the dominator may have to get an image first.
+/// Time limit for one answer, because the dominator may have to get an image first, and for waiting
+/// until machines have scanned for their plans.
 const LIMIT: Duration = Duration::from_secs(600);
 
 /// Machines in one request.
 const BATCH: usize = 500;
 
-/// Interval of progress messages.
+/// Interval of progress messages, and of questions whether a scan has ended.
 const PROGRESS: Duration = Duration::from_secs(1);
+
+/// The longest text of a machine in a progress message, in bytes.
+const SAID_BYTES_MAX: usize = 500;
 
 #[derive(Debug, Args)]
 pub(super) struct Command {
@@ -70,7 +77,7 @@ pub(super) async fn run(
         (None, hostname) => {
             let hostname = hostname.clone().unwrap_or_default();
             let request = PlanMachineRequest { hostname, image: command.image.clone() };
-            let reply = client.call_within::<PlanMachine>(&request, LIMIT).await?;
+            let reply = plan_machine(client, &request).await?;
             let code = if reply.preview.same { EXIT_DONE } else { EXIT_DIFFERENT };
             let text = format.render(&reply, machine_text);
             Ok(Output { text, code })
@@ -87,7 +94,26 @@ fn machine_text(reply: &PlanMachineReply) -> String {
     text
 }
 
-/// Asks for plans in batches, and prints progress on stderr if that takes long.
+/// Asks for the plan of one machine, and waits while the machine scans for it.
+async fn plan_machine(
+    client: &Client,
+    request: &PlanMachineRequest,
+) -> Result<PlanMachineReply, ToolError> {
+    let start = Instant::now();
+    loop {
+        match client.call_within::<PlanMachine>(request, LIMIT).await {
+            Err(error) if error.code() == Some(FaultCode::Busy) && start.elapsed() < LIMIT => {
+                let said = error.fault().map(|fault| fault.message.as_str()).unwrap_or_default();
+                eprintln!("waiting: {}", safe_text(said, SAID_BYTES_MAX));
+                tokio::time::sleep(PROGRESS).await;
+            }
+            result => return Ok(result?),
+        }
+    }
+}
+
+/// Asks for plans in batches, and prints progress on stderr if that takes long. Waits for machines
+/// that scan for their plan.
 async fn plan_fleet(client: &Client, file: PathBuf, all: bool) -> Result<FleetPlan, ToolError> {
     let machines = read(&file)?.machines;
     let request = CheckMdbRequest { machines: machines.values().cloned().collect() };
@@ -96,23 +122,75 @@ async fn plan_fleet(client: &Client, file: PathBuf, all: bool) -> Result<FleetPl
         let differs = |names: &Vec<String>| names.binary_search(&machine.hostname).is_ok();
         all || differs(&database.added) || differs(&database.changed)
     };
-    let wanted: Vec<Machine> = request.machines.iter().filter(is_concerned).cloned().collect();
+    let mut wanted: Vec<Machine> = request.machines.iter().filter(is_concerned).cloned().collect();
     drop(request);
-    let mut plan = FleetPlan::new(database);
-    let (mut done, mut progress_shown) = (0, Instant::now());
-    while done < wanted.len() {
-        if progress_shown.elapsed() >= PROGRESS {
-            eprintln!("planned for {done} of {} machines", wanted.len());
-            progress_shown = Instant::now();
+    let mut run = FleetRun { plan: FleetPlan::new(database), done: 0, shown: Instant::now() };
+    let (count, start) = (wanted.len(), Instant::now());
+    loop {
+        let is_last = start.elapsed() > LIMIT;
+        wanted = run.ask(client, &wanted, count, is_last).await?;
+        if wanted.is_empty() {
+            break;
         }
-        let batch = &wanted[done..wanted.len().min(done + BATCH)];
-        let request = PlanMachinesRequest { machines: batch.to_vec() };
-        let reply = client.call_within::<PlanMachines>(&request, LIMIT).await?;
-        if reply.machines.is_empty() {
-            return Err(ToolError::NoProgress);
-        }
-        done += reply.machines.len();
-        plan.add(reply);
+        tokio::time::sleep(PROGRESS).await;
     }
-    Ok(plan)
+    run.plan.machines.sort_by(|one, other| one.hostname.cmp(&other.hostname));
+    Ok(run.plan)
+}
+
+/// The plans so far.
+struct FleetRun {
+    plan: FleetPlan,
+    done: usize,
+    /// When the progress was shown last.
+    shown: Instant,
+}
+
+impl FleetRun {
+    /// Asks for the plans of `machines`, of `count` altogether. Returns those that scan for their
+    /// plans now, unless this is the last time.
+    async fn ask(
+        &mut self,
+        client: &Client,
+        mut machines: &[Machine],
+        count: usize,
+        is_last: bool,
+    ) -> Result<Vec<Machine>, ToolError> {
+        let mut scanning = Vec::new();
+        while !machines.is_empty() {
+            if self.shown.elapsed() >= PROGRESS {
+                eprintln!("planned for {} of {count} machines", self.done);
+                self.shown = Instant::now();
+            }
+            let batch = &machines[..machines.len().min(BATCH)];
+            let request = PlanMachinesRequest { machines: batch.to_vec() };
+            let mut reply = client.call_within::<PlanMachines>(&request, LIMIT).await?;
+            let answered = reply.machines.len();
+            if answered == 0 || answered > batch.len() {
+                return Err(ToolError::NoProgress);
+            }
+            let is_planned = |plan: &MachinePlan| is_last || scan_of(plan).is_none();
+            let unplanned = batch.iter().zip(&reply.machines).filter(|(_, plan)| !is_planned(plan));
+            scanning.extend(unplanned.map(|(machine, _)| machine.clone()));
+            if let Some(first) = reply.machines.iter().find(|plan| !is_planned(plan)) {
+                let why = safe_text(scan_of(first).unwrap_or_default(), SAID_BYTES_MAX);
+                eprintln!("waiting: {}: {why}", first.hostname);
+                self.shown = Instant::now();
+            }
+            reply.machines.retain(is_planned);
+            self.done += reply.machines.len();
+            self.plan.add(reply);
+            machines = &machines[answered..];
+        }
+        Ok(scanning)
+    }
+}
+
+/// Returns what the machine says of the scan that it makes for its plan, if it does.
+fn scan_of(plan: &MachinePlan) -> Option<&str> {
+    let scan = plan.waits.iter().find(|(status, _)| *status == Status::Rescanning);
+    matches!(plan.outlook, PlanOutcome::Unknown { .. })
+        .then_some(scan)
+        .flatten()
+        .map(|(_, why)| why.as_str())
 }

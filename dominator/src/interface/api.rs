@@ -121,6 +121,7 @@ pub fn fault_of(error: &OrderError) -> Fault {
         | OrderError::Pause { .. } => FaultCode::BadRequest,
         OrderError::DefaultImage { .. } => FaultCode::Held,
         OrderError::TooManyMachines => FaultCode::TooLarge,
+        OrderError::NoPlan { is_scanning: true, .. } => FaultCode::Busy,
         OrderError::NoPlan { .. } => FaultCode::Unavailable,
         OrderError::Stopping => FaultCode::Unavailable,
     };

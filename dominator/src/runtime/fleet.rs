@@ -67,7 +67,13 @@ pub enum OrderError {
         source: SettingsError,
     },
     #[error("there is no plan for {hostname}: {}: {why}", gap.name())]
-    NoPlan { hostname: String, gap: NoPlanReason, why: String },
+    NoPlan {
+        hostname: String,
+        gap: NoPlanReason,
+        why: String,
+        /// True if the machine scans for the plan now.
+        is_scanning: bool,
+    },
     #[error("at most {MACHINES_MAX} machines are planned for in one call")]
     TooManyMachines,
     #[error("updates to {image} have not stopped; domtool list-stopped tells which have")]

@@ -184,7 +184,8 @@ async fn a_plan_for_a_database_names_every_machine_and_why() {
         .collect();
     let gone = unknown("image-missing", "the image server has no image gone yet");
     let undefined = "the record names no image for it, and there is no default image";
-    let other = "it does not scan with the settings of other; they are sent before the update";
+    let other = "it does not scan with the settings of other, and its subd is of a release that \
+                 cannot do so for a plan; they are sent before the update";
     let refused = plan["machines"][9]["outlook"]["unknown"]["why"].as_str().unwrap();
     let expected = [
         ("b", &update(0, 1, "3")),

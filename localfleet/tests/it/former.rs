@@ -99,6 +99,24 @@ fn a_former_subd_gets_images_and_repairs_and_says_what_is_in_its_way() {
     scenario.wait_until("it is repaired without the obstacle", is_synced);
     scenario.verify(&trees[0]);
 
+    // It cannot scan with the settings of another image for a plan.
+    fs::write(scenario.directory.path().join("filter"), "/srv/data$\n").unwrap();
+    scenario.add("test/3", &trees[0]);
+    for (output, said) in [
+        (
+            scenario.fleet.domtool(&["plan", "sub-1", "--image", "test/3"]),
+            "other-scan: it does not scan with the settings of test/3, and its subd is of a",
+        ),
+        (
+            scenario.fleet.subtool(address, &["show-update", "test/3"]),
+            "and its subd is of a release that cannot do so for a preview",
+        ),
+    ] {
+        let output = output.unwrap();
+        let complaint = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(1) && complaint.contains(said), "{complaint}");
+    }
+
     let metrics = runtime.block_on(client_of(address, &Security::Insecure).get("/metrics"));
     let metrics = String::from_utf8(metrics.unwrap().1.to_vec()).unwrap();
     let unknown = "dominator_rpc_faults_total{method=\"unknown\",code=\"no-method\"}";

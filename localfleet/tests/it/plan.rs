@@ -6,6 +6,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use api::dominator::Status;
 use api::subd::{CacheReport, Poll, PollRequest, SubVersion};
 use serde_json::{Value, json};
 use testing::eventually;
@@ -159,6 +160,62 @@ fn what_is_planned_is_not_done_and_the_edit_does_what_was_planned() {
     let words = ["plan", "--all", "--mdb", mdb.to_str().unwrap()];
     let (code, plan) = domtool(&scenario, &words);
     assert_eq!((code, &plan["pairs"][0]["same"]), (0, &json!(2)));
+    scenario.fleet.stop().unwrap();
+}
+
+#[test]
+fn a_first_adoption_and_another_filter_are_planned_and_the_machines_stay_as_they_are() {
+    let tree = tempfile::tempdir().unwrap();
+    trees::make(tree.path(), 1);
+    let mut scenario = Scenario::start(2);
+    scenario.add("test/1", tree.path());
+    scenario.fleet.require(None).unwrap();
+    scenario.wait_until("no image is required", |subs| {
+        subs.len() == 2 && subs.iter().all(|sub| sub.status == Status::ImageUndefined)
+    });
+    let before = settled(&scenario);
+    let database = fs::read_to_string(scenario.fleet.mdb()).unwrap();
+    let mut machines: Value = serde_json::from_str(&database).unwrap();
+    for machine in machines.as_array_mut().unwrap() {
+        machine["RequiredImage"] = json!("test/1");
+    }
+    let candidate = scenario.directory.path().join("candidate.json");
+    fs::write(&candidate, machines.to_string()).unwrap();
+    let fleet = ["plan", "--mdb", candidate.to_str().unwrap()];
+    let one = ["plan", "sub-1", "--image", "test/1"];
+    let ((code, plan), (same_code, preview)) = std::thread::scope(|scope| {
+        let other = scope.spawn(|| domtool(&scenario, &one));
+        (domtool(&scenario, &fleet), other.join().unwrap())
+    });
+    assert_eq!((code, same_code, &plan["unknown"]), (3, 3, &json!({})), "{plan}");
+    assert_eq!(plan["machines"].as_array().unwrap().len(), 2, "{plan}");
+    assert_eq!(preview["waits"], json!([]));
+    let planned =
+        |preview: &Value| preview["preview"]["plan"]["operations"].as_array().unwrap().len();
+    let operations = planned(&preview);
+    assert_eq!(fs::read_to_string(scenario.fleet.mdb()).unwrap(), database);
+    assert_eq!(all(&scenario), before, "a plan must change nothing");
+    scenario.converge("test/1");
+    scenario.verify(tree.path());
+    let poll = scenario.fleet.detail("sub-1").unwrap().poll.unwrap();
+    assert_eq!(poll.last_update.unwrap().operations as usize, operations);
+
+    // The machine keeps what the next image does not keep.
+    fs::write(scenario.directory.path().join("filter"), "/srv/data$\n").unwrap();
+    scenario.add("test/2", tree.path());
+    let before = settled(&scenario);
+    let (code, preview) = domtool(&scenario, &["plan", "sub-1", "--image", "test/2"]);
+    let removed = &preview["preview"]["plan"]["operations"][0]["path"];
+    assert_eq!((code, planned(&preview), removed), (3, 1, &json!("/var/log/own")), "{preview}");
+    assert_eq!(all(&scenario), before, "a plan must change nothing");
+    let subtool = |image: &str| {
+        let output =
+            scenario.fleet.subtool(scenario.fleet.subs[0].address, &["show-update", image]);
+        output.unwrap().status.code()
+    };
+    // The dominator that requires test/1 is not in the way.
+    assert_eq!((subtool("test/2"), subtool("test/1")), (Some(3), Some(0)));
+    assert_eq!(all(&scenario), before, "a plan must change nothing");
     scenario.fleet.stop().unwrap();
 }
 

@@ -41,12 +41,12 @@ fn a_machine_is_updated_paused_and_installed_anew_by_hand() {
     }
     scenario.add("test/4", &tiny);
 
-    // The machine scans as nobody has asked yet.
-    let (code, _, said) = subtool(&scenario, &["show-update", "test/1"]);
-    assert_eq!(code, 1, "{said}");
-    assert!(said.contains("does not scan with the settings of test/1"), "{said}");
-    let (code, preview, said) = subtool(&scenario, &["show-update", "test/1", "--rescan"]);
+    // The machine scans as nobody has asked yet, and goes on so.
+    let before = subtool(&scenario, &["get-config"]).1;
+    let (code, preview, said) = subtool(&scenario, &["show-update", "test/1"]);
     assert_eq!((code, &preview["same"]), (3, &false.into()), "{said}");
+    assert!(said.contains("Scanning with the settings of test/1, for this alone."), "{said}");
+    assert_eq!(subtool(&scenario, &["get-config"]).1, before);
     let verbs = |when: &str| -> Vec<String> {
         let calls = preview["services"][when].as_array().unwrap();
         let words = calls.iter().map(|call| format!("{} {}", call["service"], call["verb"]));

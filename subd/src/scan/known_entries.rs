@@ -144,7 +144,7 @@ pub fn special_leaf(status: &Status, xattrs: Xattrs, device: Device) -> Leaf {
 }
 
 /// A directory as it was read.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct KnownDirectory {
     pub stamp: Stamp,
     pub xattrs: Xattrs,
@@ -154,7 +154,7 @@ pub struct KnownDirectory {
 }
 
 /// The entries of a directory as they were read.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum KnownEntries {
     /// Those of the directory that was built, in its order.
     OfBuilt(Box<[Mark]>),
@@ -163,7 +163,7 @@ pub enum KnownEntries {
 }
 
 /// What is known of an entry besides what the tree says of it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum Mark {
     /// Nothing: a further name of a file.
     Nothing,
@@ -175,7 +175,7 @@ pub enum Mark {
 const _: () = assert!(size_of::<Mark>() == 24);
 
 /// An entry as it was read.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum KnownEntry {
     /// Not a directory.
     Leaf(KnownLeaf),

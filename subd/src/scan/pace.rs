@@ -87,6 +87,8 @@ pub enum PassKind {
     Content,
     /// Hashes every file, around the page cache.
     Media,
+    /// A scan with other settings.
+    Preview,
 }
 
 impl fmt::Display for PassKind {
@@ -95,6 +97,7 @@ impl fmt::Display for PassKind {
             Self::Metadata => "metadata pass",
             Self::Content => "content pass",
             Self::Media => "media pass",
+            Self::Preview => "scan for a preview",
         })
     }
 }

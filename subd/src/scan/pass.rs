@@ -112,6 +112,13 @@ pub struct PassMemory {
     pub unfinished: BTreeMap<TreePath, Unfinished>,
 }
 
+impl PassMemory {
+    /// Returns a memory with what this one has read to its end.
+    pub fn copy(&self) -> Self {
+        Self { root: self.root.clone(), unfinished: BTreeMap::new() }
+    }
+}
+
 /// Walks the tree once. `memory` is what the last pass left, and then what this pass leaves.
 ///
 /// # Errors

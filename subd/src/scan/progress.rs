@@ -30,6 +30,11 @@ impl Progress {
         locked(&self.work)
     }
 
+    /// The time since the start of the scanner.
+    pub fn elapsed(&self) -> Duration {
+        self.start.elapsed()
+    }
+
     /// Records the start of work on `path` in a pass that may take `limit`, or longer while it
     /// makes progress.
     pub fn begin(&self, pass: PassKind, path: TreePath, limit: Duration, may_be_long: bool) {

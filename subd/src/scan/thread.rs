@@ -6,15 +6,19 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
 
+use api::fault::{Fault, FaultCode};
 use model::filter::Patterns;
 use model::lock::locked;
 use model::path::TreePath;
 use model::scope::{ScanSettings, Scope};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{Notify, oneshot, watch};
 
+use crate::limits::memory::available_memory;
 use crate::limits::{Budgets, Usage};
 use crate::scan::pace::REST_MIN;
+use crate::scan::preview::{Preview, PreviewState, check_memory};
 use crate::scan::progress::{Counters, Progress};
 use crate::state::Snapshot;
 
@@ -41,6 +45,7 @@ pub(super) struct Mailbox {
     pub(super) leaving: Vec<oneshot::Sender<()>>,
     /// The passes that were requested, without limits.
     pub(super) boost: Boost,
+    pub(super) preview: Preview,
     pub(super) stop: bool,
 }
 
@@ -60,6 +65,7 @@ impl Mailbox {
     ) -> oneshot::Receiver<Arc<Snapshot>> {
         let (sender, receiver) = oneshot::channel();
         if !self.stop {
+            self.preview.invalidate();
             self.waiting.retain(|waiting| !waiting.is_closed());
             self.waiting.push(sender);
             self.request_reread(paths);
@@ -88,6 +94,8 @@ pub(super) struct ScanControl {
     pub(super) counters: Counters,
     pub(super) budgets: Arc<Budgets>,
     pub(super) progress: Progress,
+    /// Notified when a preview ends.
+    pub(super) preview_ended: Notify,
     snapshots: watch::Sender<Arc<Snapshot>>,
 }
 
@@ -113,6 +121,7 @@ impl ScanControl {
                 pauses: 0,
                 leaving: Vec::new(),
                 boost: Boost::default(),
+                preview: Preview::default(),
                 stop: false,
             }),
             wakeup: Condvar::new(),
@@ -120,6 +129,7 @@ impl ScanControl {
             counters: Counters::default(),
             budgets,
             progress: Progress::default(),
+            preview_ended: Notify::new(),
             snapshots: watch::Sender::new(Arc::new(first)),
         }
     }
@@ -134,6 +144,7 @@ impl ScanControl {
 
     pub(super) fn boost(&self, content: bool, media: bool) {
         self.change(|mailbox| {
+            mailbox.preview.invalidate();
             mailbox.boost.metadata = true;
             mailbox.boost.content |= content;
             mailbox.boost.media |= media;
@@ -161,6 +172,51 @@ impl ScanControl {
             self.progress.moved();
             rest = self.budgets.scan.charge(0);
         }
+    }
+
+    /// As [`ScanControl::throttle`], for a preview by `settings`: all that it uses is limited, and
+    /// it gives way to the metadata pass that is due at `metadata_due`.
+    pub(super) fn throttle_preview(
+        &self,
+        taken: &mut Usage,
+        settings: &Arc<ScanSettings>,
+        metadata_due: Instant,
+    ) {
+        self.progress.moved();
+        let Budgets { cpu, scan, .. } = &*self.budgets;
+        let charge = |cpu_us, read_bytes| {
+            let rest = cpu.charge(cpu_us).max(scan.charge(read_bytes));
+            rest.filter(|rest| *rest >= REST_MIN)
+        };
+        let step = taken.step();
+        let mut rest = charge(step.cpu_us(), step.read_bytes);
+        loop {
+            let mailbox = self.mailbox();
+            let is_wanted =
+                mailbox.preview.wanted().is_some_and(|wanted| Arc::ptr_eq(wanted, settings));
+            if !is_wanted || mailbox.is_urgent() || metadata_due <= Instant::now() {
+                self.interrupt.store(true, Ordering::Release);
+            }
+            let Some(time) = rest.filter(|_| !self.interrupt.load(Ordering::Acquire)) else {
+                return;
+            };
+            drop(self.wakeup.wait_timeout(mailbox, time).unwrap_or_else(PoisonError::into_inner));
+            self.progress.moved();
+            rest = charge(0, 0);
+        }
+    }
+
+    /// Asks what a scan by `settings` finds, and has it made if that is not known.
+    pub(super) fn ask_preview(&self, settings: &ScanSettings) -> Result<PreviewState, Fault> {
+        let report = self.snapshot().report.clone();
+        let entries = report.map_or(0, |report| report.totals.entries);
+        let (now, hashed) = (self.progress.elapsed(), self.counters.read().hashed_bytes);
+        self.change(|mailbox| match mailbox.stop {
+            true => Err(Fault::new(FaultCode::Unavailable, "the scanner has ended")),
+            false => mailbox
+                .preview
+                .ask(settings, now, hashed, || check_memory(entries, available_memory())),
+        })
     }
 
     pub(super) fn mailbox(&self) -> MutexGuard<'_, Mailbox> {

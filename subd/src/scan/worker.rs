@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use api::subd::ScanReport;
 use model::display::error_chain;
 use model::path::TreePath;
-use model::scope::ScanSettings;
+use model::scope::{ScanSettings, Scope};
 use model::tree::{Child, Leaf, Tree};
 use tokio::sync::oneshot;
 
@@ -29,6 +29,8 @@ use crate::scan::reading::{CHUNK_BYTES, ReadFrom};
 use crate::scan::thread::{Mailbox, ScanControl};
 use crate::state::Snapshot;
 
+mod preview_pass;
+
 /// The priority of the thread (`nice`).
 const NICENESS: i32 = 15;
 
@@ -42,6 +44,7 @@ pub(super) fn run(shared: &ScanControl, root: &Root, pace: Pace) {
         pace,
         buffer: AlignedBuffer::new(CHUNK_BYTES),
         memory: PassMemory::default(),
+        preview: None,
         settings: None,
         metadata_due: now,
         not_before: now,
@@ -85,6 +88,7 @@ enum NextWork {
     Stop,
     Metadata(PathCoverage, BTreeSet<TreePath>, Vec<oneshot::Sender<Arc<Snapshot>>>),
     Files(ReadFrom, Tree),
+    Preview(Arc<ScanSettings>),
 }
 
 /// The schedule of one kind of pass over all files.
@@ -129,6 +133,8 @@ struct Worker<'worker> {
     pace: Pace,
     buffer: AlignedBuffer,
     memory: PassMemory,
+    /// What a preview that was interrupted has left, with its settings.
+    preview: Option<(Arc<ScanSettings>, PassMemory)>,
     /// The settings of the last metadata pass that was started.
     settings: Option<Arc<ScanSettings>>,
     metadata_due: Instant,
@@ -159,6 +165,7 @@ impl Worker<'_> {
                     self.run_metadata_pass(&coverage, reread_paths, waiting);
                 }
                 NextWork::Files(via, tree) => self.scan_chunk(via, &tree),
+                NextWork::Preview(settings) => self.run_preview(&settings),
             }
         }
     }
@@ -197,6 +204,9 @@ impl Worker<'_> {
             }
             let until = match &self.shared.snapshot().tree {
                 Some(tree) => {
+                    if let Some(settings) = mailbox.preview.wanted() {
+                        return NextWork::Preview(Arc::clone(settings));
+                    }
                     let (via, ready) = self.next_file_pass(now);
                     if ready <= now {
                         return NextWork::Files(via, tree.clone());
@@ -205,7 +215,9 @@ impl Worker<'_> {
                 }
                 None => metadata_due,
             };
-            mailbox = self.wait(mailbox, Some(until));
+            let elapsed = self.shared.progress.elapsed();
+            let dropped = mailbox.preview.forget_old(elapsed).map(|at| now + (at - elapsed));
+            mailbox = self.wait(mailbox, Some(dropped.map_or(until, |at| at.min(until))));
         }
     }
 
@@ -329,31 +341,37 @@ impl Worker<'_> {
             return self.request_again(reread_paths, waiting);
         }
         self.shared.publish(|current| {
-            let report = ScanReport {
-                kept_directories: found.kept_directories,
-                externally_linked: found.externally_linked,
-                unreadable: found.unreadable,
-                occupied: found.occupied,
-                times: self.root.times(),
-                ..ScanReport::of(current.scope, &found.tree)
-            };
-            let is_same =
-                current.report.as_ref() == Some(&report) && current.left_alone == found.left_alone;
-            (!is_same).then(|| Snapshot {
-                settings: Arc::clone(&current.settings),
-                scope: current.scope,
-                revision: 0,
-                tree: Some(found.tree),
-                report: Some(report),
-                left_alone: found.left_alone,
-                index: OnceLock::new(),
-            })
+            let next = self.snapshot_of(Arc::clone(&current.settings), found);
+            let is_same = current.report == next.report && current.left_alone == next.left_alone;
+            (!is_same).then_some(next)
         });
         drop(mailbox);
         let snapshot = self.shared.snapshot();
         for waiting in waiting {
             // The receiver may have stopped waiting.
             let _gone = waiting.send(Arc::clone(&snapshot));
+        }
+    }
+
+    /// Returns what a pass by `settings` found.
+    fn snapshot_of(&self, settings: Arc<ScanSettings>, found: PassResult) -> Snapshot {
+        let scope = Scope::of(&settings, self.shared.exclusions.lines());
+        let report = ScanReport {
+            kept_directories: found.kept_directories,
+            externally_linked: found.externally_linked,
+            unreadable: found.unreadable,
+            occupied: found.occupied,
+            times: self.root.times(),
+            ..ScanReport::of(scope, &found.tree)
+        };
+        Snapshot {
+            settings,
+            scope,
+            revision: 0,
+            tree: Some(found.tree),
+            report: Some(report),
+            left_alone: found.left_alone,
+            index: OnceLock::new(),
         }
     }
 

@@ -55,7 +55,10 @@ pub enum ToolError {
         seconds: u64,
         what: String,
     },
-    #[error("the machine does not scan with the settings of {image}, so they cannot be compared")]
+    #[error(
+        "the machine does not scan with the settings of {image}, and its subd is of a release that \
+         cannot do so for a preview"
+    )]
     OtherScope { image: ImageName },
     #[error("the update is blocked: {}", .0.join("; "))]
     Blocked(Vec<String>),
@@ -144,7 +147,7 @@ impl ToolError {
                 vec!["imagetool list shows the images that there are"]
             }
             Self::OtherScope { .. } => {
-                vec!["--rescan sets the scan settings of the image; it changes no file"]
+                vec!["upgrade its subd; push-image works without this"]
             }
             Self::Unsafe(_) => {
                 vec![

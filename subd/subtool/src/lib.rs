@@ -132,13 +132,12 @@ enum Command {
     },
     /// Show what an update to an image would change, and why; nothing is changed
     ///
-    /// Exits with 0 if the machine equals the image, and with 3 if it differs.
+    /// A machine that does not scan with the settings of the image does so once for this, within
+    /// its limits; its own settings stay. Exits with 0 if the machine equals the image, and with 3
+    /// if it differs.
     ShowUpdate {
         /// The image
         image: ImageName,
-        /// Set the scan settings of the image on the machine, if it has others
-        #[arg(long)]
-        rescan: bool,
     },
     /// Update the machine to an image: the whole cycle of a dominator, once
     ///

@@ -6,8 +6,10 @@ use std::time::Duration;
 use api::fault::FaultCode;
 use api::method::Method;
 use api::planning::{PlanJob, PlanKey, Planned};
-use api::subd::{GetRefusedChanges, Poll, PollReply, PollRequest, SetConfiguration};
-use api::subd::{ScanReport, SetConfigurationRequest};
+use api::subd::{
+    GetRefusedChanges, Poll, PollReply, PollRequest, PreviewScan, PreviewScanReply,
+    PreviewScanRequest, ScanReport, SetConfiguration, SetConfigurationRequest,
+};
 use model::filter::Patterns;
 use model::image::required::RequiredImage;
 use model::plan::RefusedChanges;
@@ -180,15 +182,64 @@ impl Machine {
         if !Self::scans_for(image, &reply)? {
             return Ok(None);
         }
+        let refused = self.refused_changes().await?;
+        self.planned(image, reply, scan, tree, refused).await.map(Some)
+    }
+
+    /// As [`Machine::compare`], of a machine that does not scan with the settings of `image`: it
+    /// does once for this, and its own settings stay. Calls `look` with what it has hashed.
+    pub async fn compare_by_preview(
+        &self,
+        image: &Arc<RequiredImage>,
+        mut look: impl FnMut(u64),
+    ) -> Result<Comparison, ToolError> {
+        let wait_ms = u32::try_from(NEWS_WAIT.as_millis()).unwrap_or(u32::MAX);
+        let request = PreviewScanRequest { scan: image.scan.clone(), wait_ms };
+        loop {
+            match self.call::<PreviewScan>(&request).await {
+                Ok(PreviewScanReply { scan: Some(scan), left_alone, .. }) => {
+                    match self.reader.from_sub(&self.client, scan.root, None).await {
+                        Ok(tree) => {
+                            let reply = self.poll().await?;
+                            let refused = self.refused_changes().await?.with(left_alone);
+                            return self.planned(image, reply, scan.into(), tree, refused).await;
+                        }
+                        Err(TreeReadError::Changed) => {}
+                        Err(error) => return Err(error.into()),
+                    }
+                }
+                Ok(PreviewScanReply { hashed_bytes, .. }) => look(hashed_bytes),
+                Err(error) => match error.code() {
+                    Some(FaultCode::NoMethod) => {
+                        return Err(ToolError::OtherScope { image: image.name().clone() });
+                    }
+                    Some(FaultCode::Busy) => tokio::time::sleep(NEWS_WAIT).await,
+                    _ => return Err(error.into()),
+                },
+            }
+            if self.is_late() {
+                return Err(self.too_long("the scan with the settings of the image has not ended"));
+            }
+        }
+    }
+
+    async fn planned(
+        &self,
+        image: &Arc<RequiredImage>,
+        reply: PollReply,
+        scan: Arc<ScanReport>,
+        tree: Tree,
+        refused: RefusedChanges,
+    ) -> Result<Comparison, ToolError> {
         let job = PlanJob {
             key: PlanKey { image: image.digest, scan: 0 },
             tree,
             scan: Arc::clone(&scan),
             exclusions: Patterns::new(&reply.exclusions)?,
             image: Arc::clone(image),
-            refused: Arc::new(self.refused_changes().await?),
+            refused: Arc::new(refused),
         };
         let planned = self.reader.compute(move || job.run()).await??;
-        Ok(Some(Comparison { reply, scan, planned }))
+        Ok(Comparison { reply, scan, planned })
     }
 }

@@ -74,9 +74,7 @@ pub(super) async fn run(arguments: &Arguments, security: &Security) -> Result<Ou
             eprintln!("Until now {former} gave orders.");
             Ok(session.data(&reply, String::new).into())
         }
-        Command::ShowUpdate { image, rescan } => {
-            session.show_update(image, *rescan, &mut progress).await
-        }
+        Command::ShowUpdate { image } => session.show_update(image, &mut progress).await,
         Command::PushImage { image, force_unsafe, force_disruption, go_on, source } => {
             let sources = match source.as_slice() {
                 [] => vec![session.images.peer().authority()],
@@ -220,17 +218,18 @@ impl Session<'_> {
     async fn show_update(
         &self,
         name: &ImageName,
-        rescan: bool,
         progress: &mut Progress,
     ) -> Result<Output, ToolError> {
         let image = self.image(name).await?;
-        let mut compared = self.machine.compare(&image).await?;
-        if compared.is_none() && rescan {
-            progress.stage("Setting the scan settings of the image.");
-            self.machine.scan_for(&image).await?;
-            compared = self.machine.compare(&image).await?;
-        }
-        let comparison = compared.ok_or(ToolError::OtherScope { image: name.clone() })?;
+        let comparison = match self.machine.compare(&image).await? {
+            Some(comparison) => comparison,
+            None => {
+                progress.stage(&format!("Scanning with the settings of {name}, for this alone."));
+                let look = |hashed| progress.show(&format!("{} hashed", size(hashed)));
+                self.machine.compare_by_preview(&image, look).await?
+            }
+        };
+        progress.close();
         let mut former =
             FormerImage { image: comparison.reply.last_image.clone(), ..FormerImage::default() };
         match &former.image {

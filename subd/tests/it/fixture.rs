@@ -188,11 +188,17 @@ impl Sub {
     /// The scanned tree, and the poll that told of it.
     pub async fn tree(&self) -> (PollReply, Tree) {
         let reply = self.poll_until(|reply| reply.scan.is_some()).await;
-        let mut assembly = Assembly::new(reply.scan.as_ref().unwrap().root, |_| None);
+        let tree = self.tree_of(reply.scan.as_ref().unwrap().root).await;
+        (reply, tree)
+    }
+
+    /// The tree called `root`.
+    pub async fn tree_of(&self, root: ObjectId) -> Tree {
+        let mut assembly = Assembly::new(root, |_| None);
         loop {
             let digests = assembly.wanted();
             if digests.is_empty() {
-                return (reply, assembly.finish().unwrap());
+                return assembly.finish().unwrap();
             }
             let request = GetDirectoriesRequest { digests };
             let directories = self.client.call::<GetDirectories>(&request).await.unwrap();

@@ -20,6 +20,7 @@ mod mounts;
 mod odd;
 mod operator;
 mod plans;
+mod preview;
 mod process;
 mod recovery;
 mod refusal;

@@ -44,6 +44,7 @@ fn sets_may_call_what_they_must() {
             Subd.OfferImage
             Subd.Poll
             Subd.Prepare
+            Subd.PreviewScan
             Subd.RetryTriggers
             Subd.ScanNow
             Subd.SetConfiguration
@@ -105,6 +106,7 @@ fn sets_may_call_what_they_must() {
             Subd.GetRefusedChanges
             Subd.Pause
             Subd.Poll
+            Subd.PreviewScan
             Subd.Resume
             Subd.ScanNow
             Subd.TakeOver

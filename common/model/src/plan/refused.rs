@@ -48,6 +48,12 @@ impl FromIterator<RefusedChange> for RefusedChanges {
 }
 
 impl RefusedChanges {
+    /// Returns these and `others`.
+    #[must_use]
+    pub fn with(&self, others: Vec<RefusedChange>) -> Self {
+        self.0.values().cloned().chain(others).collect()
+    }
+
     /// Returns why `path` cannot become `node`, if so.
     #[must_use]
     pub fn of_put(&self, path: &TreePath, node: &Node) -> Option<Obstacle> {

@@ -107,6 +107,7 @@ fn methods_of_subd_have_these_bytes() {
     pinned.method::<subd::HoldMachine>(samples::hold_machine());
     pinned.method::<subd::TakeOver>(samples::take_over());
     pinned.method::<subd::RetryTriggers>(((), Default::default()));
+    pinned.method::<subd::PreviewScan>(samples::preview_scan());
     pinned.check("Subd.", expect_file!["golden/subd.txt"]);
 }
 

@@ -95,6 +95,7 @@ fn every_method_is_in_the_table_with_its_access_and_limits() {
         row::<subd::HoldMachine>(),
         row::<subd::TakeOver>(),
         row::<subd::RetryTriggers>(),
+        row::<subd::PreviewScan>(),
         row::<image_server::notes::ChangeSignatures>(),
     ];
     let document = document();

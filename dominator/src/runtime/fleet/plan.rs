@@ -1,4 +1,5 @@
-//! Previews updates: makes plans from what is in memory, and changes nothing.
+//! Previews updates: makes plans from what is in memory, and changes nothing. A machine that does
+//! not scan with the settings of an image does so once for its plan.
 //!
 //! Machines that are alike share their plans ([`crate::runtime::recent`]) as they do in an update,
 //! so that a fleet on few images costs few plans. Callers are served one at a time, and a call that
@@ -14,8 +15,10 @@ use api::dominator::plan::{
     CheckMdbReply, MACHINES_MAX, MachinePlan, NoPlanReason, PlanMachineReply, PlanMachineRequest,
     PlanMachinesReply, PlanOutcome,
 };
+use api::fault::FaultCode;
 use api::planning::preview::{FetchTotals, FormerImage, PlanSummary, Preview};
-use model::display::error_chain;
+use api::subd::{PreviewScan, PreviewScanReply, PreviewScanRequest};
+use model::display::{error_chain, size};
 use model::filter::Patterns;
 use model::image::ImageName;
 use model::image::required::RequiredImage;
@@ -41,8 +44,23 @@ const READ_LIMIT: Duration = Duration::from_secs(10);
 /// How many plans are held with their summaries: the next machine may have the same.
 const COUNTED_MAX: usize = 16;
 
+/// How long a call for one machine waits for its scan.
+const SCAN_WAIT_MS: u32 = 900;
+
 /// What is missing for a plan, and a text that explains it.
-type MissingPart = (NoPlanReason, String);
+#[derive(Debug)]
+struct MissingPart {
+    gap: NoPlanReason,
+    why: String,
+    /// True if the machine scans for the plan now: the caller asks again.
+    is_scanning: bool,
+}
+
+impl From<(NoPlanReason, String)> for MissingPart {
+    fn from((gap, why): (NoPlanReason, String)) -> Self {
+        Self { gap, why, is_scanning: false }
+    }
+}
 
 impl Fleet {
     /// Previews an update of one machine.
@@ -53,14 +71,17 @@ impl Fleet {
         let PlanMachineRequest { hostname, image } = request;
         let _turn = self.planning.lock().await;
         let (handle, mut machine) = self.find(&hostname)?;
-        let mut run = PreviewRun::new(&self.shared);
+        let mut run = PreviewRun::new(&self.shared, SCAN_WAIT_MS);
         if let Some(image) = image {
             machine.required_image = image.as_str().to_owned();
             run.rollbacks = Arc::default();
         }
         let required = run.required_name(&machine);
         let made = run.plan(&handle, &machine).await;
-        let made = made.map_err(|(gap, why)| OrderError::NoPlan { hostname, gap, why })?;
+        let made = made.map_err(|missing| {
+            let MissingPart { gap, why, is_scanning } = missing;
+            OrderError::NoPlan { hostname, gap, why, is_scanning }
+        })?;
         let (preview, mut waits) = handle.with_sub(|sub| {
             let nothing = Default::default();
             let cached = sub.view().map_or(&nothing, |view| &*view.cache);
@@ -88,7 +109,7 @@ impl Fleet {
         }
         let _turn = self.planning.lock().await;
         let end = self.shared.clock.elapsed() + TIME_MAX;
-        let mut run = PreviewRun::new(&self.shared);
+        let mut run = PreviewRun::new(&self.shared, 0);
         let mut plans = Vec::new();
         for machine in &machines {
             if !plans.is_empty() && self.shared.clock.elapsed() > end {
@@ -125,10 +146,6 @@ impl Fleet {
     }
 }
 
-fn unknown((gap, why): MissingPart) -> PlanOutcome {
-    PlanOutcome::Unknown { gap, why }
-}
-
 /// A plan with what it was made from.
 struct MadePlan {
     image: Arc<RequiredImage>,
@@ -148,6 +165,8 @@ struct CountedPlan {
 /// The work for one caller: what is loaded for one machine serves the next.
 struct PreviewRun<'a> {
     shared: &'a Arc<Shared>,
+    /// How long a machine that scans for its plan is waited for.
+    scan_wait_ms: u32,
     /// The image of machines whose record names none.
     default: Option<Arc<DefaultImage>>,
     rollbacks: Arc<Rollbacks>,
@@ -160,9 +179,10 @@ struct PreviewRun<'a> {
 }
 
 impl<'a> PreviewRun<'a> {
-    fn new(shared: &'a Arc<Shared>) -> Self {
+    fn new(shared: &'a Arc<Shared>, scan_wait_ms: u32) -> Self {
         Self {
             shared,
+            scan_wait_ms,
             default: shared.default_image(),
             rollbacks: shared.state.rollbacks.get(),
             images: BTreeMap::new(),
@@ -180,17 +200,19 @@ impl<'a> PreviewRun<'a> {
         known: Option<(Arc<Handle>, Machine)>,
         machine: &Machine,
     ) -> MachinePlan {
-        let (outlook, waits) = match self.reached(known, machine).await {
+        let mut waits = Vec::new();
+        let made = match self.reached(known, machine).await {
             Ok(handle) => {
-                let outlook = match self.plan(&handle, machine).await {
-                    Ok(made) => self.outlook(&handle, made),
-                    Err(missing) => unknown(missing),
-                };
                 let required = self.required_name(machine);
-                (outlook, handle.with_sub(|sub| sub.update_obstacles(machine, required.as_ref())))
+                waits = handle.with_sub(|sub| sub.update_obstacles(machine, required.as_ref()));
+                self.plan(&handle, machine).await.map(|made| self.outlook(&handle, made))
             }
-            Err(missing) => (unknown(missing), Vec::new()),
+            Err(missing) => Err(missing),
         };
+        let outlook = made.unwrap_or_else(|MissingPart { gap, why, is_scanning }| {
+            waits.extend(is_scanning.then(|| (Status::Rescanning, why.clone())));
+            PlanOutcome::Unknown { gap, why }
+        });
         MachinePlan { hostname: machine.hostname.clone(), outlook, waits }
     }
 
@@ -203,14 +225,14 @@ impl<'a> PreviewRun<'a> {
     ) -> Result<Arc<Handle>, MissingPart> {
         self.required(machine).await?;
         let Some((handle, known)) = known else {
-            return Err((NoPlanReason::NewMachine, "it is not managed yet".to_owned()));
+            return Err((NoPlanReason::NewMachine, "it is not managed yet".to_owned()).into());
         };
         let port = self.shared.subd_port;
         if peer_of(&known, port) == peer_of(machine, port) {
             return Ok(handle);
         }
         let why = "the record has another address, where another machine may be".to_owned();
-        Err((NoPlanReason::OtherAddress, why))
+        Err((NoPlanReason::OtherAddress, why).into())
     }
 
     /// Returns the name of the image that a machine with the record `machine` must have.
@@ -224,29 +246,26 @@ impl<'a> PreviewRun<'a> {
     async fn required(&mut self, machine: &Machine) -> Result<Arc<RequiredImage>, MissingPart> {
         let Some(name) = self.required_name(machine) else {
             let why = "the record names no image for it, and there is no default image".to_owned();
-            return Err((NoPlanReason::ImageUndefined, why));
+            return Err((NoPlanReason::ImageUndefined, why).into());
         };
-        self.image(&name).await.map_err(|why| (NoPlanReason::ImageMissing, why))
+        Ok(self.image(&name).await.map_err(|why| (NoPlanReason::ImageMissing, why))?)
     }
 
     /// Makes the plan for the image that `machine` requires.
     async fn plan(&mut self, handle: &Handle, machine: &Machine) -> Result<MadePlan, MissingPart> {
         let image = self.required(machine).await?;
-        let input = handle.with_sub(|sub| sub.preview_input())?;
-        if self.scope(&image, &input.exclusions) != input.scope {
-            let name = image.name();
-            let why = format!(
-                "it does not scan with the settings of {name}; they are sent before the update"
-            );
-            return Err((NoPlanReason::OtherScan, why));
+        let mut input = handle.with_sub(|sub| sub.preview_input())?;
+        let scope = self.scope(&image, &input.exclusions);
+        if (scope != input.scope || input.tree.is_none()) && !input.is_right_machine {
+            let why = "it may be another machine than the one that is meant, and is not asked for \
+                       its tree";
+            return Err((NoPlanReason::NotReached, why.to_owned()).into());
+        }
+        if scope != input.scope {
+            self.scan_for(machine, &image, scope, &mut input).await?;
         }
         let tree = match &input.tree {
             Some(tree) => tree.clone(),
-            None if !input.is_right_machine => {
-                let why = "it may be another machine than the one that is meant, and is not asked \
-                           for its tree";
-                return Err((NoPlanReason::NotReached, why.to_owned()));
-            }
             None => self.read(machine, &input).await?,
         };
         let job = PlanJob {
@@ -262,6 +281,46 @@ impl<'a> PreviewRun<'a> {
         let planned = self.shared_plan(planned);
         let former = self.former(input.last_image).await;
         Ok(MadePlan { image, planned, former })
+    }
+
+    /// Has a machine that does not scan with the settings of `image` do so for this plan, and takes
+    /// what it found as `input`. Its own settings stay.
+    async fn scan_for(
+        &self,
+        machine: &Machine,
+        image: &RequiredImage,
+        scope: Scope,
+        input: &mut PreviewInput,
+    ) -> Result<(), MissingPart> {
+        let request = PreviewScanRequest { scan: image.scan.clone(), wait_ms: self.scan_wait_ms };
+        let client = client_of(machine, self.shared);
+        let (why, is_scanning) = match client.call_within::<PreviewScan>(&request, READ_LIMIT).await
+        {
+            Ok(PreviewScanReply { scan: Some(scan), left_alone, .. }) if scan.scope == scope => {
+                input.refused = Arc::new(input.refused.with(left_alone));
+                (input.scan, input.tree) = (Arc::new(scan), None);
+                return Ok(());
+            }
+            Ok(PreviewScanReply { scan: Some(_), .. }) => {
+                ("and found other paths".to_owned(), false)
+            }
+            Ok(PreviewScanReply { hashed_bytes, .. }) => {
+                (format!("and does so for this plan now: {} hashed", size(hashed_bytes)), true)
+            }
+            Err(error) => match error.code() {
+                Some(FaultCode::NoMethod) => {
+                    let why = "and its subd is of a release that cannot do so for a plan; they are \
+                               sent before the update";
+                    (why.to_owned(), false)
+                }
+                code => {
+                    let why = format!("and does not do so for this plan: {}", error_chain(&error));
+                    (why, code == Some(FaultCode::Busy))
+                }
+            },
+        };
+        let why = format!("it does not scan with the settings of {}, {why}", image.name());
+        Err(MissingPart { gap: NoPlanReason::OtherScan, why, is_scanning })
     }
 
     async fn image(&mut self, name: &ImageName) -> Result<Arc<RequiredImage>, String> {
@@ -309,7 +368,7 @@ impl<'a> PreviewRun<'a> {
             Ok(Err(error)) => error_chain(&error),
             Err(_) => format!("it did not come within {} s", READ_LIMIT.as_secs()),
         };
-        Err((NoPlanReason::NotScanned, format!("its tree cannot be read: {why}")))
+        Err((NoPlanReason::NotScanned, format!("its tree cannot be read: {why}")).into())
     }
 
     /// Returns the plan of the last machine, if it is the same.

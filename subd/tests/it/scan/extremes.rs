@@ -13,6 +13,7 @@ use model::tree::Child;
 use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::{Mode, mkdirat};
 
+use subd::scan::PreviewState;
 use subd::scan::reading::CHUNK_BYTES;
 
 use super::*;
@@ -108,6 +109,12 @@ async fn a_tree_ten_thousand_levels_deep_is_scanned_as_far_as_a_tree_may_go() {
     assert_eq!((report.unreadable.len(), report.kept_directories.len()), (1, 1));
     assert!(report.unreadable[0].1.contains("it is deeper than"), "{:?}", report.unreadable);
     assert!(tree(&snapshot).file(&"/beside".parse().unwrap()).is_some());
+    // What is known of it is copied for a preview.
+    let filter = Filter::new(["/beside"]).unwrap();
+    let other = ScanSettings { coverage: Coverage::Full(filter), ..ScanSettings::default() };
+    let state = scanner.preview(&other, Duration::from_secs(60)).await.unwrap();
+    let PreviewState::Done(previewed, _) = state else { panic!("{state:?}") };
+    assert_eq!(previewed.report.as_ref().unwrap().totals.entries, depth - 1);
     scanner.stop();
     run("rm", &["-r", top.to_str().unwrap()]);
 }

@@ -4,7 +4,7 @@ use api::Done;
 use api::dominator::orders::GoOnRequest;
 use api::subd::{
     DirectoryBlock, GetDirectoryBlocksReply, GetDirectoryBlocksRequest, GetRefusedChangesReply,
-    HoldMachineRequest, TakeOverReply, TakeOverRequest,
+    HoldMachineRequest, PreviewScanReply, PreviewScanRequest, TakeOverReply, TakeOverRequest,
 };
 use model::escape::ByteText;
 use model::object::Algorithm;
@@ -37,6 +37,17 @@ pub fn get_directory_blocks() -> (GetDirectoryBlocksRequest, GetDirectoryBlocksR
         request,
         GetDirectoryBlocksReply { blocks: vec![DirectoryBlock::Known(1), new], next: Some(7) },
     )
+}
+
+pub fn preview_scan() -> (PreviewScanRequest, PreviewScanReply) {
+    let request = PreviewScanRequest { scan: super::configuration().scan, wait_ms: 900 };
+    let reply = PreviewScanReply {
+        scan: super::poll().1.scan,
+        left_alone: get_refused_changes().1.changes,
+        age_seconds: 7,
+        hashed_bytes: 8_589_934_592,
+    };
+    (request, reply)
 }
 
 pub fn get_refused_changes() -> ((), GetRefusedChangesReply) {
