@@ -107,6 +107,9 @@ pub const METHODS: &[Decoders] = decoders![
     image_server::private::GetPrivateDirectories,
     subd::GetDirectoryBlocks,
     subd::PreviewScan,
+    subd::GetLimits,
+    subd::Hurry,
+    dominator::settings::GetSubLimits,
 ];
 
 /// The longest value that is encoded again, in bytes.

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 
 use api::audit::call_details::{WHY_BYTES_MAX, escape_and_cut};
 use api::audit::record::AuditEvent;
-use api::subd::{UpdateOutcome, UpdatePhase};
+use api::subd::{SpeedSource, UpdateOutcome, UpdatePhase};
 use daemon::{ListenError, SUBD_PORT, listen_text, memory};
 use model::display::error_chain;
 use model::filter::{PatternError, Patterns};
@@ -32,6 +32,7 @@ use crate::fetch::Fetcher;
 use crate::fetch::network::Network;
 use crate::interface::operator::end_pauses;
 use crate::interface::{Service, router};
+use crate::limits::rates::Speed;
 use crate::limits::{Budgets, LimitArgs, throughput};
 use crate::machine::IdentitySource;
 use crate::machine::command_runner::CommandRunner;
@@ -126,7 +127,8 @@ impl Daemon {
         let Opened { root, directories, state, saved, cache, resumed, audit } = opened;
         let audit = open_audit(&options, &audit, &resumed).await;
         let persisted = saved.get();
-        let budgets = Arc::new(budgets(&options.limits, &persisted));
+        let budgets = budgets(&options.limits, &persisted);
+        let budgets = Arc::new(budgets.of_installation(!manages_this_machine(&options)));
         let report_state = ReportState::new(
             random(),
             identity.read(&root),
@@ -317,7 +319,15 @@ async fn open_audit(options: &Options, directory: &Path, resumed: &Resumed) -> A
 /// The budgets by the flags, and by the limits that a dominator set before the restart.
 fn budgets(flags: &LimitArgs, persisted: &PersistedState) -> Budgets {
     let mut speeds = flags.speeds();
-    speeds.network = speeds.network.or_else(throughput::network_speed).or(persisted.network_speed);
+    let reported = || {
+        throughput::network_speed()
+            .and_then(|speed| Speed::of_network(speed, SpeedSource::Interface))
+    };
+    let measured = || {
+        let speed = persisted.network_speed?;
+        Speed::of_network(speed, SpeedSource::Measured)
+    };
+    speeds.network = speeds.network.or_else(reported).or_else(measured);
     Budgets::new(flags.ceilings(), persisted.configuration.limits, speeds)
 }
 
@@ -330,6 +340,7 @@ async fn measure(
     stop: CancellationToken,
 ) {
     let known = report_state.read(|state| state.persisted.device.clone());
+    let known = known.filter(|known| Speed::of_device(known.bytes_per_second).is_some());
     let before = known.clone();
     let measuring =
         tokio::task::spawn_blocking(move || throughput::measure_device(&root, before.as_ref()));
@@ -341,11 +352,17 @@ async fn measure(
         tracing::info!("the speed of the root's device is not known: a slow one is assumed");
         return;
     };
-    budgets.set_device_speed(device.bytes_per_second);
+    let speed = device.bytes_per_second;
+    match Speed::of_device(speed) {
+        Some(speed) => budgets.set_device_speed(speed),
+        None => tracing::warn!(
+            "the root was read at {speed} bytes per second, which is not plausible: a slow device \
+             is assumed"
+        ),
+    }
     if known.as_ref() == Some(&device) {
         return;
     }
-    let speed = device.bytes_per_second;
     tracing::info!(device = device.device, "the root can be read at {speed} bytes per second");
     // Write-behind: a speed that is lost in a crash is measured again.
     report_state.persist_behind(move |_, persisted| persisted.device = Some(device)).await;

@@ -150,8 +150,12 @@ impl Fetcher {
         let started = Instant::now();
         let fetch_id = request.fetch_id;
         let record = Arc::new(FetchRecord::default());
+        if !request.ahead {
+            self.budgets.begin_fetch();
+        }
         let fetching = self.fetch_all(&request, &record);
         let result = self.reporting(&record, fetching).await;
+        self.budgets.end_fetch();
         self.report(&record);
         let (objects, bytes) = record.amount();
         let reused = record.reused.load(Ordering::Relaxed);

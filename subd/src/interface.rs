@@ -15,9 +15,9 @@ use api::object_server::IDS_MAX;
 use api::subd::{
     Cleanup, Commit, Configuration, DIRECTORIES_MAX, EncodedDirectory, Fetch, GetConfiguration,
     GetDirectories, GetDirectoriesReply, GetDirectoryBlocks, GetDirectoryBlocksReply,
-    GetDirectoryBlocksRequest, GetRefusedChanges, GetRefusedChangesReply, HAVE_MAX, OfferImage,
-    POLL_WAIT_MS_MAX, Poll, PollReply, PollRequest, Prepare, PreviewScan, PreviewScanReply,
-    PreviewScanRequest, ScanCounters, SetConfiguration, SetConfigurationRequest,
+    GetDirectoryBlocksRequest, GetLimits, GetRefusedChanges, GetRefusedChangesReply, HAVE_MAX,
+    OfferImage, POLL_WAIT_MS_MAX, Poll, PollReply, PollRequest, Prepare, PreviewScan,
+    PreviewScanReply, PreviewScanRequest, ScanCounters, SetConfiguration, SetConfigurationRequest,
 };
 use model::display::error_chain;
 use model::escape::ByteText;
@@ -282,6 +282,7 @@ pub fn router(service: &Arc<Service>, security: &Security) -> Router<Arc<Service
             let changes = |state: &State| state.refused_changes().into_values().cloned().collect();
             Ok(GetRefusedChangesReply { changes: service.report_state.read(changes) })
         })
+        .method::<GetLimits, _>(async |service, _, ()| Ok(service.budgets.in_force()))
         .method::<PreviewScan, _>(async |service, _, request| service.preview(request).await)
         .method::<GetConfiguration, _>(async |service, _, ()| service.configuration())
         .method::<SetConfiguration, _>(async |service, _, request| {

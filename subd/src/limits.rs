@@ -2,9 +2,10 @@
 //!
 //! Four rates are limited, each by a [`Budget`] of its own: processor time of the passes that hash,
 //! reads from the device of the root, writes of what is fetched, and the network. The rates follow
-//! from the machine's own ceilings, from the limits that a dominator sets, which can only be lower,
-//! and from the speed of device and network: [`rates()`](rates::rates) decides, [`Budgets`] applies
-//! them.
+//! from the machine's own ceilings, from the limits that a dominator sets, which never exceed a
+//! ceiling, from defaults where neither is set, and from the speed of device and network:
+//! [`limits_in_force`] decides, [`Budgets`] applies them. Defaults do not hold back the fetches of
+//! an installation, or of an update that an operator called urgent.
 //!
 //! # Invariants
 //!
@@ -14,40 +15,48 @@
 //! [`WAIT_MAX`]: budget::WAIT_MAX
 
 use std::sync::{Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use api::subd::{Limits, Load};
+use api::subd::{GetLimitsReply, LimitInForce, LimitReason, Limits, Load};
 use model::lock::locked;
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::time::{ClockId, clock_gettime};
 
 use crate::limits::budget::Budget;
-use crate::limits::rates::{Ceilings, Rates, Speeds, rates};
+use crate::limits::rates::{Ceilings, Speed, Speeds, limits_in_force};
 
 pub mod budget;
 pub mod memory;
 pub mod rates;
 pub mod throughput;
 
+/// How long after [`Budgets::hurry`] a fetch must start to be urgent.
+const HURRY_MAX: Duration = Duration::from_secs(10 * 60);
+
 /// The flags that limit what subd uses of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::Args)]
-#[command(next_help_heading = "Limits (a dominator can lower them, never raise them)")]
+#[command(
+    next_help_heading = "Limits (a dominator can lower those that are given, never raise them)"
+)]
 pub struct LimitArgs {
-    /// Processor time of the passes that hash all files, in per cent of one core.
-    #[arg(long, value_name = "PERCENT", default_value_t = 5, value_parser = percent())]
-    pub cpu_percent: u8,
+    /// Processor time of the passes that hash all files, in per cent of one core. Without it, 5.
+    #[arg(long, value_name = "PERCENT", value_parser = percent())]
+    pub cpu_percent: Option<u8>,
 
-    /// Reads by scanning, in per cent of the speed of the device.
-    #[arg(long, value_name = "PERCENT", default_value_t = 2, value_parser = percent())]
-    pub scan_percent: u8,
+    /// Reads by scanning, in per cent of the speed of the device. Without it, 2.
+    #[arg(long, value_name = "PERCENT", value_parser = percent())]
+    pub scan_percent: Option<u8>,
 
-    /// Writes of fetched files, in per cent of the speed at which the device can be read.
-    #[arg(long, value_name = "PERCENT", default_value_t = 10, value_parser = percent())]
-    pub write_percent: u8,
+    /// Writes of fetched files, in per cent of the speed at which the device can be read. Without
+    /// it, 10; but no limit with another root than /, or for an update that an operator called
+    /// urgent.
+    #[arg(long, value_name = "PERCENT", value_parser = percent())]
+    pub write_percent: Option<u8>,
 
-    /// Fetching, in per cent of the speed of the network.
-    #[arg(long, value_name = "PERCENT", default_value_t = 10, value_parser = percent())]
-    pub network_percent: u8,
+    /// Fetching, in per cent of the speed of the network. Without it, 10; but no limit with another
+    /// root than /, or for an update that an operator called urgent.
+    #[arg(long, value_name = "PERCENT", value_parser = percent())]
+    pub network_percent: Option<u8>,
 
     /// The read speed of the device of the root in bytes per second, instead of measuring it at the
     /// first start.
@@ -77,15 +86,23 @@ impl LimitArgs {
 
     /// The speeds that these flags set. They take precedence over measured ones.
     pub fn speeds(&self) -> Speeds {
-        Speeds { device: self.device_speed, network: self.network_speed }
+        Speeds {
+            device: self.device_speed.map(Speed::configured),
+            network: self.network_speed.map(Speed::configured),
+        }
     }
 }
 
-/// The values that the rates were computed from.
+/// The values that the rates are computed from.
 #[derive(Clone, Copy, Debug, Default)]
 struct Inputs {
-    wire: Limits,
+    told: Limits,
     speeds: Speeds,
+    is_installation: bool,
+    /// When an operator called an update urgent.
+    hurried: Option<Instant>,
+    /// True during a fetch that is urgent.
+    is_urgent: bool,
 }
 
 /// The budgets in force.
@@ -103,18 +120,28 @@ pub struct Budgets {
     inputs: Mutex<Inputs>,
 }
 
+/// Returns the rate of a budget.
+fn rate(limit: LimitInForce) -> Option<u64> {
+    Some(limit.limit).filter(|limit| *limit > 0)
+}
+
 impl Budgets {
-    /// Applies the rates that follow from `ceilings`, the limits of a dominator, and `speeds`.
-    pub fn new(ceilings: Ceilings, wire: Limits, speeds: Speeds) -> Self {
-        let Rates { cpu, scan, write, network } = rates(&ceilings, &wire, &speeds);
-        Self {
-            cpu: Budget::new(cpu),
-            scan: Budget::new(scan),
-            write: Budget::new(write),
-            network: Budget::new(network),
-            ceilings,
-            inputs: Mutex::new(Inputs { wire, speeds }),
-        }
+    /// Applies the limits that follow from `ceilings`, from what a dominator has `told`, and from
+    /// `speeds`.
+    pub fn new(ceilings: Ceilings, told: Limits, speeds: Speeds) -> Self {
+        let budget = || Budget::new(None);
+        let (cpu, scan, write, network) = (budget(), budget(), budget(), budget());
+        let inputs = Mutex::new(Inputs { told, speeds, ..Inputs::default() });
+        let budgets = Self { cpu, scan, write, network, ceilings, inputs };
+        budgets.change(|_| ());
+        budgets
+    }
+
+    /// Lifts the defaults for fetches if the root `is_installation`: not that of the machine.
+    #[must_use]
+    pub fn of_installation(self, is_installation: bool) -> Self {
+        self.change(|inputs| inputs.is_installation = is_installation);
+        self
     }
 
     fn inputs(&self) -> MutexGuard<'_, Inputs> {
@@ -125,26 +152,56 @@ impl Budgets {
     fn change(&self, change: impl FnOnce(&mut Inputs)) {
         let mut inputs = self.inputs();
         change(&mut inputs);
-        let Rates { cpu, scan, write, network } =
-            rates(&self.ceilings, &inputs.wire, &inputs.speeds);
-        self.cpu.set_rate(cpu);
-        self.scan.set_rate(scan);
-        self.write.set_rate(write);
-        self.network.set_rate(network);
+        let GetLimitsReply { cpu, scan, write, network } = self.decide(&inputs);
+        self.cpu.set_rate(rate(cpu));
+        self.scan.set_rate(rate(scan));
+        self.write.set_rate(rate(write));
+        self.network.set_rate(rate(network));
+    }
+
+    fn decide(&self, inputs: &Inputs) -> GetLimitsReply {
+        let lifted = match inputs {
+            Inputs { is_urgent: true, .. } => Some(LimitReason::Urgent),
+            Inputs { is_installation: true, .. } => Some(LimitReason::Installation),
+            _ => None,
+        };
+        limits_in_force(&self.ceilings, &inputs.told, &inputs.speeds, lifted)
+    }
+
+    /// Returns the limits that hold, and why.
+    pub fn in_force(&self) -> GetLimitsReply {
+        self.decide(&self.inputs())
+    }
+
+    /// Has the fetches be urgent that start soon.
+    pub fn hurry(&self) {
+        self.change(|inputs| inputs.hurried = Some(Instant::now()));
+    }
+
+    /// A fetch begins that an update needs.
+    pub fn begin_fetch(&self) {
+        self.change(|inputs| {
+            inputs.is_urgent = inputs.hurried.is_some_and(|since| since.elapsed() < HURRY_MAX);
+        });
+    }
+
+    /// That fetch has ended.
+    pub fn end_fetch(&self) {
+        self.change(|inputs| inputs.is_urgent = false);
     }
 
     /// Applies the limits that a dominator sets.
-    pub fn set_limits(&self, wire: Limits) {
-        self.change(|inputs| inputs.wire = wire);
+    pub fn set_limits(&self, told: Limits) {
+        self.change(|inputs| inputs.told = told);
     }
 
-    /// Sets the read speed of the device of the root, in bytes per second.
-    pub fn set_device_speed(&self, speed: u64) {
+    /// Sets the read speed of the device of the root.
+    pub fn set_device_speed(&self, speed: Speed) {
         self.change(|inputs| inputs.speeds.device = Some(speed));
     }
 
-    /// Sets the speed of the network, in bytes per second.
-    pub fn set_network_speed(&self, speed: u64) {
+    /// Sets the speed of the network.
+    pub fn set_network_speed(&self, speed: Speed) {
         self.change(|inputs| inputs.speeds.network = Some(speed));
     }
 
@@ -153,15 +210,10 @@ impl Budgets {
         self.inputs().speeds
     }
 
-    /// Returns the machine's own ceilings, as polls report them.
+    /// Returns the machine's own ceilings, as polls report them: those that are configured.
     pub fn ceilings(&self) -> Limits {
         let Ceilings { cpu_percent, scan_percent, write_percent, network_percent } = self.ceilings;
-        Limits {
-            cpu_percent: Some(cpu_percent),
-            scan_percent: Some(scan_percent),
-            write_percent: Some(write_percent),
-            network_percent: Some(network_percent),
-        }
+        Limits { cpu_percent, scan_percent, write_percent, network_percent }
     }
 
     /// Returns the limits in force, and what is used of them.
@@ -224,7 +276,6 @@ pub fn read_bytes() -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use api::subd::ResourceUse;
     use clap::Parser;
 
     use super::*;
@@ -235,36 +286,44 @@ mod tests {
         limits: LimitArgs,
     }
 
+    fn budgets(flags: &[&str]) -> Budgets {
+        let args = Options::try_parse_from([""].iter().chain(flags)).unwrap().limits;
+        Budgets::new(args.ceilings(), Limits::default(), args.speeds())
+    }
+
+    fn limits(budgets: &Budgets) -> [u64; 4] {
+        let Load { cpu, scan, write, network } = budgets.load();
+        [cpu, scan, write, network].map(|share| share.limit)
+    }
+
     #[test]
-    fn limits_change_at_run_time_and_never_above_the_flags() {
-        let flags = ["", "--scan-percent", "4", "--device-speed", "1000000"];
-        let args = Options::try_parse_from(flags).unwrap().limits;
-        let budgets = Budgets::new(args.ceilings(), Limits::default(), args.speeds());
-        let limit = |limit| ResourceUse { limit, used: 0 };
-        assert_eq!(
-            budgets.load(),
-            Load {
-                cpu: limit(50_000),
-                scan: limit(40_000),
-                write: limit(100_000),
-                network: limit(0)
-            }
-        );
+    fn limits_change_at_run_time_and_never_above_the_flags_that_are_given() {
+        let budgets = budgets(&["--scan-percent", "4", "--device-speed", "1000000"]);
+        assert_eq!(limits(&budgets), [50_000, 40_000, 100_000, 0]);
         budgets.set_limits(Limits {
             cpu_percent: Some(50),
-            scan_percent: Some(1),
+            scan_percent: Some(50),
             ..Limits::default()
         });
-        budgets.set_network_speed(5_000);
-        assert_eq!(
-            budgets.load(),
-            Load {
-                cpu: limit(50_000),
-                scan: limit(10_000),
-                write: limit(100_000),
-                network: limit(500)
-            }
-        );
+        budgets.set_network_speed(Speed::configured(5_000));
+        assert_eq!(limits(&budgets), [500_000, 40_000, 100_000, 500]);
+    }
+
+    #[test]
+    fn a_fetch_is_urgent_from_its_beginning_to_its_end() {
+        let budgets = budgets(&["--device-speed", "1000000", "--network-speed", "5000"]);
+        let held = [50_000, 20_000, 100_000, 500];
+        budgets.begin_fetch();
+        assert_eq!(limits(&budgets), held);
+        budgets.end_fetch();
+        budgets.hurry();
+        assert_eq!(limits(&budgets), held);
+        budgets.begin_fetch();
+        assert_eq!(limits(&budgets), [50_000, 20_000, 0, 0]);
+        assert_eq!(budgets.in_force().write.reason, LimitReason::Urgent);
+        budgets.end_fetch();
+        assert_eq!(limits(&budgets), held);
+        assert_eq!(limits(&budgets.of_installation(true)), [50_000, 20_000, 0, 0]);
     }
 
     #[test]

@@ -10,6 +10,7 @@
 mod directory_blocks;
 mod holder;
 mod limits;
+mod limits_in_force;
 mod operator;
 mod poll;
 mod preview_scan;
@@ -41,6 +42,9 @@ pub use holder::{
     TakeOverRequest,
 };
 pub use limits::{Alarm, Limits, LimitsReport, Load, ResourceUse};
+pub use limits_in_force::{
+    GetLimits, GetLimitsReply, Hurry, LimitInForce, LimitReason, SpeedSource,
+};
 pub use operator::{
     CheckHealth, CheckHealthReply, GetFiles, GetFilesReply, GetFilesRequest, PIECE_BYTES_MAX,
     PIECES_MAX, Pause, Paused, Piece, PieceContent, Resume, RetryTriggers, ScanNow, ScanNowRequest,

@@ -149,8 +149,9 @@ enum Command {
     ///
     /// A value for a host overrides values for its tags, and these override the value for the
     /// fleet. If several tags of a machine have values, the first tag in alphabetical order
-    /// counts, and NAME=VALUE before NAME. The machine's own configuration is a ceiling: a higher
-    /// value has no effect there.
+    /// counts, and NAME=VALUE before NAME. What the machine's own configuration sets is a
+    /// ceiling: a higher value has no effect there. Where it sets nothing, a value replaces the
+    /// default.
     #[command(after_help = "Examples:\n  \
         domtool set-config --fleet network-percent=5 --why \"slow links\"\n  \
         domtool set-config --tag tier=front cpu-percent=2 --why \"busy by day\"\n  \

@@ -74,8 +74,8 @@ pub(super) async fn set(
     let request = SetSubConfigurationRequest { level, values, why, who };
     let reply = call::<SetSubConfiguration>(client, &request).await?;
     eprintln!(
-        "Saved for {}: {} now. A machine's own configuration is a ceiling: domtool get-config \
-         HOST.",
+        "Saved for {}: {} now. What a machine's own configuration sets is a ceiling: domtool \
+         get-config HOST.",
         request.level,
         counted(reply.machines.into(), "machine")
     );

@@ -3,13 +3,16 @@
 use std::fmt::Write as _;
 
 use api::dominator::orders::{BudgetReport, LimitUse, StoppedImage};
+use api::dominator::settings::{GetSubLimits, GetSubLimitsRequest};
 use api::dominator::{
     DominatorStatus, GetStatus, ListSubs, ListSubsRequest, MDB_REMARK, ShowSub, ShowSubRequest,
     Status, SubDetail, SubSummary, TagFilter, text,
 };
+use api::subd::GetLimitsReply;
 use clap::Args;
 use model::display::{ago, counted, size, utc};
 use rpc::client::Client;
+use serde::Serialize;
 use system::clock::wall;
 use tool::{Format, Output};
 
@@ -64,7 +67,10 @@ pub(super) async fn show_sub(
 ) -> Result<Output, ToolError> {
     let request = ShowSubRequest { hostname: hostname.to_owned() };
     let detail = call::<ShowSub>(client, &request).await?;
-    Ok(format.render(&detail, text_of_sub).into())
+    let request = GetSubLimitsRequest { hostname: hostname.to_owned() };
+    // A machine that cannot be asked, and one of an earlier release, have none to show.
+    let limits = call::<GetSubLimits>(client, &request).await.ok();
+    Ok(format.render(&ShownSub { detail, limits }, text_of_sub).into())
 }
 
 pub(super) async fn show_status(client: &Client, format: Format) -> Result<Output, ToolError> {
@@ -103,11 +109,22 @@ fn table_of_subs(subs: &[SubSummary]) -> String {
     text_of(&table)
 }
 
-fn text_of_sub(detail: &SubDetail) -> String {
+/// What is known of a machine, and what it says of its limits.
+#[derive(Serialize)]
+struct ShownSub {
+    #[serde(flatten)]
+    detail: SubDetail,
+    limits: Option<GetLimitsReply>,
+}
+
+fn text_of_sub(ShownSub { detail, limits }: &ShownSub) -> String {
     let summary = &detail.summary;
     let mut text = format!("{}: {}: {}\n\n", summary.hostname, summary.status, summary.detail);
     let mut table = columns(&[]);
     for (name, value) in text::sub_facts(detail, wall()) {
+        table.add_row([name.to_owned(), value]);
+    }
+    for (name, value) in limits.iter().flat_map(GetLimitsReply::rows) {
         table.add_row([name.to_owned(), value]);
     }
     text.push_str(&text_of(&table));

@@ -10,7 +10,7 @@ use api::dominator::mdb::ShowMdb;
 use api::dominator::orders::WatchSub;
 use api::dominator::plan::{CheckMdb, PlanMachine, PlanMachines};
 use api::dominator::rollback::ListLastingOrders;
-use api::dominator::settings::GetSubConfiguration;
+use api::dominator::settings::{GetSubConfiguration, GetSubLimits};
 use api::dominator::{GetStatus, ListSubs, ListSubsReply, ListSubsRequest, ShowSub};
 use api::fault::{Fault, FaultCode};
 use model::display::error_chain;
@@ -59,6 +59,9 @@ pub fn methods(router: Router<ApiState>) -> Router<ApiState> {
         })
         .method::<Backup, _>(async |api, _, request| {
             api.fleet.backup(request).await.map_err(|error| fault_of(&error))
+        })
+        .method::<GetSubLimits, _>(async |api, _, request| {
+            api.fleet.limits_in_force(request).await.map_err(|error| fault_of(&error))
         })
         .method::<GetSubConfiguration, _>(async |api, _, request| {
             let hostname = request.hostname.as_deref();
@@ -122,7 +125,7 @@ pub fn fault_of(error: &OrderError) -> Fault {
         OrderError::DefaultImage { .. } => FaultCode::Held,
         OrderError::TooManyMachines => FaultCode::TooLarge,
         OrderError::NoPlan { is_scanning: true, .. } => FaultCode::Busy,
-        OrderError::NoPlan { .. } => FaultCode::Unavailable,
+        OrderError::NoPlan { .. } | OrderError::NoLimits { .. } => FaultCode::Unavailable,
         OrderError::Stopping => FaultCode::Unavailable,
     };
     Fault::new(code, error_chain(error))

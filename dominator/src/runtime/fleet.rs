@@ -66,6 +66,8 @@ pub enum OrderError {
         #[source]
         source: SettingsError,
     },
+    #[error("the limits of {hostname} are not known: {why}")]
+    NoLimits { hostname: String, why: String },
     #[error("there is no plan for {hostname}: {}: {why}", gap.name())]
     NoPlan {
         hostname: String,

@@ -13,8 +13,8 @@ use api::image_server::GetImage;
 use api::object_server::GetObjects;
 use api::object_stream::ObjectHead;
 use api::subd::{
-    Cleanup, Commit, EncodedDirectory, Fetch, GetDirectories, GetDirectoriesReply, Poll, Prepare,
-    ScanNow, SetConfiguration, SubIdentity,
+    Cleanup, Commit, EncodedDirectory, Fetch, GetDirectories, GetDirectoriesReply, Hurry, Poll,
+    Prepare, ScanNow, SetConfiguration, SubIdentity,
 };
 use bytes::Bytes;
 use dominator::core::sub::{Call, RequestId};
@@ -266,7 +266,7 @@ impl FakeSub {
         let sub = || self.clone();
         let (poll, read, configure) = (sub(), sub(), sub());
         let (fetch, prepare, commit, clean) = (sub(), sub(), sub(), sub());
-        let scan = sub();
+        let (hurried, scan) = (sub(), sub());
         Router::new("subd", &Security::Insecure)
             .method::<Poll, _>(move |(), _, request| {
                 let sub = poll.clone();
@@ -332,6 +332,13 @@ impl FakeSub {
                         std::future::pending::<()>().await;
                     }
                     sub.ask("commit", Request::Commit(request.update_id))
+                }
+            })
+            .method::<Hurry, _>(move |(), _, ()| {
+                let sub = hurried.clone();
+                async move {
+                    sub.calls.lock().unwrap().push("hurry");
+                    Ok(Done {})
                 }
             })
             .method::<ScanNow, _>(move |(), _, _request| {

@@ -259,7 +259,7 @@ async fn a_fast_update_finds_drift_and_shows_how_it_goes_to_the_end() {
     // That it scans at once may be over before it is asked for the first time.
     assert!(talk.contains("rescanning: "), "{talk}");
     assert_eq!(sub.model.lock().unwrap().sub.tree, want);
-    assert_eq!(count(&sub, "scan-now"), 2);
+    assert_eq!((count(&sub, "hurry"), count(&sub, "scan-now")), (1, 2));
 
     // What it may not pass ends it, and is told.
     let disabled = stage.domtool(&["disable-updates", "storm"]).await;

@@ -3,9 +3,11 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use api::subd::SpeedSource;
 use model::lock::locked;
 
 use crate::limits::Budgets;
+use crate::limits::rates::Speed;
 
 /// How much is fetched without a limit to measure the network, in bytes. A source that is slow for
 /// other reasons leads to a speed that is too low, which is the safe side.
@@ -70,8 +72,16 @@ impl Network {
         }
         let speed = u128::from(*sum) * 1_000_000_000 / time.as_nanos().max(1);
         let speed = u64::try_from(speed).unwrap_or(u64::MAX).max(1);
+        let Some(plausible) = Speed::of_network(speed, SpeedSource::Measured) else {
+            tracing::info!(
+                bytes_per_second = speed,
+                "no network is so slow or fast: measured again"
+            );
+            *measurement = None;
+            return false;
+        };
         tracing::info!(bytes_per_second = speed, "the speed of the network was measured");
-        self.budgets.set_network_speed(speed);
+        self.budgets.set_network_speed(plausible);
         *locked(&self.measured) = Some(speed);
         true
     }

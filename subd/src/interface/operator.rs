@@ -15,7 +15,7 @@ use std::time::Duration;
 use api::Done;
 use api::fault::{Fault, FaultCode};
 use api::subd::{
-    CheckHealth, GetFiles, GetFilesReply, GetFilesRequest, HoldMachine, HoldMachineRequest,
+    CheckHealth, GetFiles, GetFilesReply, GetFilesRequest, HoldMachine, HoldMachineRequest, Hurry,
     PIECE_BYTES_MAX, PIECES_MAX, Pause, Paused, Piece, PieceContent, Resume, RetryTriggers,
     ScanNow, TakeOver, TakeOverReply, TakeOverRequest,
 };
@@ -66,6 +66,11 @@ pub fn add_methods(router: Router<Arc<Service>>) -> Router<Arc<Service>> {
             blocking(move || service.take_over(request)).await
         })
         .method::<CheckHealth, _>(async |service, _, ()| service.updater.check_health().await)
+        .method::<Hurry, _>(async |service, _, ()| {
+            tracing::warn!("an operator called the next update urgent: default limits are lifted");
+            service.budgets.hurry();
+            Ok(Done {})
+        })
         .method::<RetryTriggers, _>(async |service, _, ()| {
             service.updater.retry_triggers()?;
             Ok(Done {})

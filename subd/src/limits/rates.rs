@@ -1,69 +1,127 @@
-//! The rates that subd may use, computed from ceilings and speeds, and the average of what it uses.
+//! The rates that subd may use and why, computed from ceilings and speeds, and the average of what
+//! it uses.
 // tidy: core
 
 use std::time::Duration;
 
-use api::subd::Limits;
+use api::subd::{GetLimitsReply, LimitInForce, LimitReason, Limits, SpeedSource};
 
 /// The assumed speed of a device that could not be measured, in bytes per second.
 pub const DEVICE_SPEED_UNKNOWN: u64 = 100_000_000;
 
-/// The machine's own ceilings, in per cent: 1 to 100.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The speeds at which a device can plausibly be read, in bytes per second.
+const DEVICE_SPEEDS: std::ops::RangeInclusive<u64> = 5_000_000..=50_000_000_000;
+
+/// The plausible speeds of a network, in bytes per second: up to 400 Gbit/s. A source that was slow
+/// for other reasons gives less.
+const NETWORK_SPEEDS: std::ops::RangeInclusive<u64> = 10_000..=50_000_000_000;
+
+/// The machine's own ceilings, in per cent: 1 to 100. `None` where its configuration sets none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ceilings {
     /// Of one core, for passes that hash.
-    pub cpu_percent: u8,
+    pub cpu_percent: Option<u8>,
     /// Of the speed of the device, for scanning.
-    pub scan_percent: u8,
+    pub scan_percent: Option<u8>,
     /// Of the speed of the device, for writing what is fetched.
-    pub write_percent: u8,
+    pub write_percent: Option<u8>,
     /// Of the speed of the network, for fetching.
-    pub network_percent: u8,
+    pub network_percent: Option<u8>,
 }
 
 impl Ceilings {
     /// No limits.
-    pub const NONE: Self =
-        Self { cpu_percent: 100, scan_percent: 100, write_percent: 100, network_percent: 100 };
+    pub const NONE: Self = Self {
+        cpu_percent: Some(100),
+        scan_percent: Some(100),
+        write_percent: Some(100),
+        network_percent: Some(100),
+    };
 }
 
-/// The speeds of device and network, in bytes per second; `None` if not known.
+/// The shares that hold where nobody sets others, in per cent.
+const CPU_DEFAULT: u8 = 5;
+const SCAN_DEFAULT: u8 = 2;
+const WRITE_DEFAULT: u8 = 10;
+const NETWORK_DEFAULT: u8 = 10;
+
+/// A speed, in bytes per second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Speed {
+    pub bytes: u64,
+    pub source: SpeedSource,
+}
+
+impl Speed {
+    /// Returns the speed that the machine's own configuration sets.
+    pub fn configured(bytes: u64) -> Self {
+        Self { bytes, source: SpeedSource::Configured }
+    }
+
+    /// Returns a measured speed of a device, if it is plausible.
+    pub fn of_device(bytes: u64) -> Option<Self> {
+        let source = SpeedSource::Measured;
+        DEVICE_SPEEDS.contains(&bytes).then_some(Self { bytes, source })
+    }
+
+    /// Returns the speed of a network by `source`, if it is plausible.
+    pub fn of_network(bytes: u64, source: SpeedSource) -> Option<Self> {
+        NETWORK_SPEEDS.contains(&bytes).then_some(Self { bytes, source })
+    }
+}
+
+/// The speeds of device and network; `None` if not known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Speeds {
     /// The read speed of the device of the root.
-    pub device: Option<u64>,
+    pub device: Option<Speed>,
     /// The speed of the network.
-    pub network: Option<u64>,
+    pub network: Option<Speed>,
 }
 
-/// What may be used per second; `None` for no limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rates {
-    /// Processor time, in microseconds.
-    pub cpu: Option<u64>,
-    /// Bytes read from the device.
-    pub scan: Option<u64>,
-    /// Bytes written to the device.
-    pub write: Option<u64>,
-    /// Bytes fetched.
-    pub network: Option<u64>,
-}
-
-/// Returns what may be used, by the machine's own ceilings, those of a dominator, and the speeds.
-/// The lower of two ceilings applies; 100 per cent is no limit.
-pub fn rates(ceilings: &Ceilings, wire: &Limits, speeds: &Speeds) -> Rates {
-    let device = speeds.device.unwrap_or(DEVICE_SPEED_UNKNOWN);
-    let rate_of = |ceiling: u8, wire: Option<u8>, speed: Option<u64>| {
+/// Returns what may be used and why: by the machine's own ceilings, by what a dominator has `told`,
+/// and by the speeds. A ceiling always holds, and what was told holds up to it. Where neither is
+/// set a default holds; `lifted` is why the defaults of fetching do not.
+pub fn limits_in_force(
+    ceilings: &Ceilings,
+    told: &Limits,
+    speeds: &Speeds,
+    lifted: Option<LimitReason>,
+) -> GetLimitsReply {
+    let limit = |ceiling: Option<u8>, told: Option<u8>, otherwise, speed: (u64, SpeedSource)| {
+        let (speed, speed_source) = speed;
         // An invalid value must not stop subd, as 0 would.
-        let percent = u64::from(wire.map_or(ceiling, |wire| wire.clamp(1, ceiling.max(1))));
-        let rate = |speed: u64| (speed / 100 * percent + speed % 100 * percent / 100).max(1);
-        speed.filter(|_| percent < 100).map(rate)
+        let (percent, reason) = match (ceiling, told.map(|told| told.clamp(1, 100))) {
+            (Some(ceiling), Some(told)) if told < ceiling => (told, LimitReason::Told),
+            (Some(ceiling), _) => (ceiling.max(1), LimitReason::Ceiling),
+            (None, Some(told)) => (told, LimitReason::Told),
+            (None, None) => otherwise,
+        };
+        let share = u64::from(percent);
+        let limit = match percent < 100 && speed_source != SpeedSource::Unknown {
+            true => (speed / 100 * share + speed % 100 * share / 100).max(1),
+            false => 0,
+        };
+        LimitInForce { limit, percent, reason, speed, speed_source }
     };
-    Rates {
-        cpu: rate_of(ceilings.cpu_percent, wire.cpu_percent, Some(1_000_000)),
-        scan: rate_of(ceilings.scan_percent, wire.scan_percent, Some(device)),
-        write: rate_of(ceilings.write_percent, wire.write_percent, Some(device)),
-        network: rate_of(ceilings.network_percent, wire.network_percent, speeds.network),
+    let by_default = |percent| (percent, LimitReason::Default);
+    let of_fetch = |percent| lifted.map_or(by_default(percent), |reason| (100, reason));
+    let core = (1_000_000, SpeedSource::Core);
+    let device = speeds
+        .device
+        .unwrap_or(Speed { bytes: DEVICE_SPEED_UNKNOWN, source: SpeedSource::Assumed });
+    let network = speeds.network.unwrap_or(Speed { bytes: 0, source: SpeedSource::Unknown });
+    let (device, network) = ((device.bytes, device.source), (network.bytes, network.source));
+    GetLimitsReply {
+        cpu: limit(ceilings.cpu_percent, told.cpu_percent, by_default(CPU_DEFAULT), core),
+        scan: limit(ceilings.scan_percent, told.scan_percent, by_default(SCAN_DEFAULT), device),
+        write: limit(ceilings.write_percent, told.write_percent, of_fetch(WRITE_DEFAULT), device),
+        network: limit(
+            ceilings.network_percent,
+            told.network_percent,
+            of_fetch(NETWORK_DEFAULT),
+            network,
+        ),
     }
 }
 
@@ -117,58 +175,93 @@ fn slot_of(second: u64) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use LimitReason::{Ceiling, Default as ByDefault, Installation, Told, Urgent};
+
     use super::*;
 
     #[test]
-    fn the_lower_ceiling_holds() {
+    fn a_ceiling_always_holds_and_a_default_only_where_nothing_else_does() {
+        let measured = |bytes| Some(Speed { bytes, source: SpeedSource::Measured });
         #[rustfmt::skip]
         let table = [
-            // local wire         speed             rate
-            (2,      None,        Some(1_000),      Some(20)),
-            (2,      Some(1),     Some(1_000),      Some(10)),
-            (2,      Some(2),     Some(1_000),      Some(20)),
-            (2,      Some(50),    Some(1_000),      Some(20)),
-            (2,      Some(0),     Some(1_000),      Some(10)),
-            (2,      Some(255),   Some(1_000),      Some(20)),
-            (100,    None,        Some(1_000),      None),
-            (100,    Some(100),   Some(1_000),      None),
-            (100,    Some(99),    Some(1_000),      Some(990)),
-            (10,     None,        None,             None),
-            (10,     Some(3),     None,             None),
-            (1,      None,        Some(7),          Some(1)),
-            (2,      None,        Some(155),        Some(3)),
-            (99,     None,        Some(u64::MAX),   Some(u64::MAX / 100 * 99 + 14)),
+            // ceiling told      speed          lifted                 limit percent reason
+            (Some(2),  None,      Some(1_000),   None,                 20,   2,   Ceiling),
+            (Some(2),  Some(1),   Some(1_000),   None,                 10,   1,   Told),
+            (Some(2),  Some(50),  Some(1_000),   None,                 20,   2,   Ceiling),
+            (Some(2),  Some(0),   Some(1_000),   None,                 10,   1,   Told),
+            (Some(2),  Some(255), Some(1_000),   None,                 20,   2,   Ceiling),
+            (Some(2),  None,      Some(1_000),   Some(Installation),   20,   2,   Ceiling),
+            (Some(2),  None,      Some(1_000),   Some(Urgent),         20,   2,   Ceiling),
+            (Some(100), None,     Some(1_000),   None,                 0,    100, Ceiling),
+            (Some(100), Some(99), Some(1_000),   None,                 990,  99,  Told),
+            (Some(0),  None,      Some(1_000),   None,                 10,   1,   Ceiling),
+            (None,     None,      Some(1_000),   None,                 100,  10,  ByDefault),
+            (None,     None,      Some(1_000),   Some(Installation),   0,    100, Installation),
+            (None,     None,      Some(1_000),   Some(Urgent),         0,    100, Urgent),
+            // What was told may be more than the default, and holds for whatever is fetched.
+            (None,     Some(50),  Some(1_000),   None,                 500,  50,  Told),
+            (None,     Some(3),   Some(1_000),   Some(Installation),   30,   3,   Told),
+            (None,     Some(3),   Some(1_000),   Some(Urgent),         30,   3,   Told),
+            (None,     Some(255), Some(1_000),   None,                 0,    100, Told),
+            (None,     None,      None,          None,                 0,    10,  ByDefault),
+            (Some(1),  None,      Some(7),       None,                 1,    1,   Ceiling),
+            (Some(2),  None,      Some(155),     None,                 3,    2,   Ceiling),
+            (Some(99), None,      Some(u64::MAX), None, u64::MAX / 100 * 99 + 14, 99, Ceiling),
         ];
-        for (local, wire, speed, rate) in table {
-            let ceilings = Ceilings { network_percent: local, ..Ceilings::NONE };
-            let wire = Limits { network_percent: wire, ..Limits::default() };
-            let got = rates(&ceilings, &wire, &Speeds { device: None, network: speed });
-            let expected = Rates { cpu: None, scan: None, write: None, network: rate };
-            assert_eq!(got, expected, "{local} {wire:?} {speed:?}");
+        for (ceiling, told, speed, lifted, limit, percent, reason) in table {
+            let ceilings = Ceilings { network_percent: ceiling, ..Ceilings::default() };
+            let limits = Limits { network_percent: told, ..Limits::default() };
+            let speeds = Speeds { device: None, network: speed.and_then(measured) };
+            let got = limits_in_force(&ceilings, &limits, &speeds, lifted).network;
+            let (speed, source) =
+                speed.map_or((0, SpeedSource::Unknown), |speed| (speed, SpeedSource::Measured));
+            let expected = LimitInForce { limit, percent, reason, speed, speed_source: source };
+            assert_eq!(got, expected, "{ceiling:?} {told:?} {lifted:?}");
         }
     }
 
     #[test]
-    fn each_rate_comes_from_its_own_ceiling_and_speed() {
-        let ceilings =
-            Ceilings { cpu_percent: 5, scan_percent: 2, write_percent: 10, network_percent: 20 };
-        let unknown = Rates {
-            cpu: Some(50_000),
-            scan: Some(DEVICE_SPEED_UNKNOWN / 50),
-            write: Some(DEVICE_SPEED_UNKNOWN / 10),
-            network: None,
+    fn each_limit_comes_from_its_own_ceiling_and_speed() {
+        let limits = |reply: GetLimitsReply| {
+            [reply.cpu, reply.scan, reply.write, reply.network].map(|one| (one.limit, one.reason))
         };
-        assert_eq!(rates(&ceilings, &Limits::default(), &Speeds::default()), unknown);
-        let wire = Limits {
+        let none = (Ceilings::default(), Limits::default());
+        let of = |ceilings: &Ceilings, told: &Limits, speeds: &Speeds, lifted| {
+            limits(limits_in_force(ceilings, told, speeds, lifted))
+        };
+        let (scan, write) = (DEVICE_SPEED_UNKNOWN / 50, DEVICE_SPEED_UNKNOWN / 10);
+        let held = [50_000, scan, write, 0].map(|limit| (limit, ByDefault));
+        assert_eq!(of(&none.0, &none.1, &Speeds::default(), None), held);
+        // Scanning is held back in an installation too.
+        let lifted = of(&none.0, &none.1, &Speeds::default(), Some(Installation));
+        assert_eq!(lifted, [held[0], held[1], (0, Installation), (0, Installation)]);
+        let told = Limits {
             cpu_percent: Some(4),
             scan_percent: Some(1),
             write_percent: Some(3),
             network_percent: Some(2),
         };
-        let speeds = Speeds { device: Some(1_000_000), network: Some(1_000) };
-        let known =
-            Rates { cpu: Some(40_000), scan: Some(10_000), write: Some(30_000), network: Some(20) };
-        assert_eq!(rates(&ceilings, &wire, &speeds), known);
+        let speeds = Speeds {
+            device: Some(Speed::configured(1_000_000)),
+            network: Some(Speed::configured(1_000)),
+        };
+        let known = [40_000, 10_000, 30_000, 20].map(|limit| (limit, Told));
+        assert_eq!(of(&none.0, &told, &speeds, None), known);
+        assert_eq!(of(&Ceilings::NONE, &none.1, &speeds, None), [(0, Ceiling); 4]);
+    }
+
+    #[test]
+    fn only_plausible_speeds_count() {
+        let interface = SpeedSource::Interface;
+        #[rustfmt::skip]
+        let table = [
+            (9_999, false, false), (10_000, false, true), (4_999_999, false, true),
+            (5_000_000, true, true), (50_000_000_000, true, true), (50_000_000_001, false, false),
+        ];
+        for (bytes, of_device, of_network) in table {
+            assert_eq!(Speed::of_device(bytes).is_some(), of_device, "{bytes}");
+            assert_eq!(Speed::of_network(bytes, interface).is_some(), of_network, "{bytes}");
+        }
     }
 }
 

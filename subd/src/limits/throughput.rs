@@ -189,16 +189,20 @@ fn open_direct(directory: &crate::root::Directory, name: &[u8]) -> Result<File, 
     Ok(file)
 }
 
-/// Returns the speed of the interface of the default route in bytes per second, if it is known.
+/// Returns the speed of the interface of the default route in bytes per second, if it is known. A
+/// virtual one reports a number that has nothing to do with its speed.
 pub fn network_speed() -> Option<u64> {
-    let read = |path: &str| -> io::Result<String> { fs_err::read_to_string(path) };
+    let read = |path: &Path| -> io::Result<String> { fs_err::read_to_string(path) };
     let interface = interface_of(
-        &read("/proc/net/route").unwrap_or_default(),
-        &read("/proc/net/ipv6_route").unwrap_or_default(),
+        &read(Path::new("/proc/net/route")).unwrap_or_default(),
+        &read(Path::new("/proc/net/ipv6_route")).unwrap_or_default(),
     )?;
-    let megabits: i64 =
-        read(&format!("/sys/class/net/{interface}/speed")).ok()?.trim().parse().ok()?;
-    // Virtual interfaces report -1 or nothing.
+    let place = Path::new("/sys/class/net").join(interface);
+    if !place.join("device").exists() {
+        return None;
+    }
+    let megabits: i64 = read(&place.join("speed")).ok()?.trim().parse().ok()?;
+    // Some report -1 or nothing.
     u64::try_from(megabits).ok().filter(|megabits| *megabits > 0).map(|megabits| megabits * 125_000)
 }
 

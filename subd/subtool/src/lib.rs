@@ -105,8 +105,9 @@ enum Command {
     GetConfig,
     /// Limit what subd uses of the machine, until the limits are set again
     ///
-    /// The machine's own configuration is a ceiling: these limits can only be lower, and a higher
-    /// one changes nothing. Limits that are not named stay as they are.
+    /// What the machine's own configuration sets is a ceiling: a higher limit changes nothing.
+    /// Where it sets none, these limits replace the default. Limits that are not named stay as they
+    /// are.
     #[command(after_help = "Example: subtool --subd web1 set-config scan-percent=1")]
     SetConfig(LimitArgs),
     /// Refuse every update until a time, also over restarts of subd

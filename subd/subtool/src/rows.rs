@@ -2,8 +2,8 @@
 // tidy: core
 
 use api::subd::{
-    Activity, Alarm, CacheReport, Configuration, FetchFailure, Health, LastFetch, LastUpdate,
-    Limits, PollReply, ResourceUse, UpdateOutcome,
+    Activity, Alarm, CacheReport, Configuration, FetchFailure, GetLimitsReply, Health, LastFetch,
+    LastUpdate, Limits, PollReply, ResourceUse, UpdateOutcome,
 };
 use model::display::{ago, counted, safe_text, size, utc};
 use model::object::ObjectId;
@@ -65,8 +65,12 @@ pub fn poll_rows(reply: &PollReply) -> Rows {
     rows
 }
 
-/// Returns the rows of the configuration that was set over the network.
-pub fn configuration_rows(configuration: &Configuration) -> Rows {
+/// Returns the rows of the configuration that was set over the network, and the limits that hold,
+/// if the machine tells.
+pub fn configuration_rows(
+    configuration: &Configuration,
+    in_force: Option<&GetLimitsReply>,
+) -> Rows {
     let Configuration { scan, limits } = configuration;
     let Limits { cpu_percent, scan_percent, write_percent, network_percent } = limits;
     let coverage = match &scan.coverage {
@@ -88,6 +92,10 @@ pub fn configuration_rows(configuration: &Configuration) -> Rows {
     if let Coverage::Full(filter) = &scan.coverage {
         let line = |line: &String| ("keeps", safe_text(line, VALUE_BYTES_MAX));
         rows.extend(filter.lines().iter().map(line));
+    }
+    if let Some(in_force) = in_force {
+        rows.extend(in_force.rows());
+        return rows;
     }
     let limit = |percent: &Option<u8>| match percent {
         None => "the machine's own".to_owned(),

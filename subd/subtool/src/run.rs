@@ -5,12 +5,14 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::fault::FaultCode;
 use api::object_server::IDS_MAX;
 use api::planning::preview::{FormerImage, Preview};
 use api::subd::{
-    Activity, CheckHealth, Cleanup, CleanupRequest, GetConfiguration, Health, POLL_WAIT_MS_MAX,
-    Pause, Paused, Poll, PollReply, PollRequest, Resume, RetryTriggers, ScanNow, ScanNowRequest,
-    SetConfiguration, SetConfigurationRequest, TakeOver, TakeOverRequest,
+    Activity, CheckHealth, Cleanup, CleanupRequest, Configuration, GetConfiguration, GetLimits,
+    GetLimitsReply, Health, POLL_WAIT_MS_MAX, Pause, Paused, Poll, PollReply, PollRequest, Resume,
+    RetryTriggers, ScanNow, ScanNowRequest, SetConfiguration, SetConfigurationRequest, TakeOver,
+    TakeOverRequest,
 };
 use daemon::{EXIT_DONE, EXIT_FAILED, EXIT_PARTLY, IMAGESERVER_PORT, SUBD_PORT};
 use model::display::{counted, error_chain, size};
@@ -41,6 +43,14 @@ struct Session<'a> {
     machine: Machine,
     reader: Arc<TreeReader>,
     images: Client,
+}
+
+/// What was set, and which limits hold.
+#[derive(Serialize)]
+struct ShownConfiguration {
+    #[serde(flatten)]
+    configuration: Configuration,
+    in_force: Option<GetLimitsReply>,
 }
 
 /// Carries the command out.
@@ -186,7 +196,16 @@ impl Session<'_> {
 
     async fn get_config(&self) -> Result<Output, ToolError> {
         let configuration = self.machine.call::<GetConfiguration>(&()).await?;
-        Ok(self.data(&configuration, || table(configuration_rows(&configuration))).into())
+        let limits = match self.machine.call::<GetLimits>(&()).await {
+            Ok(limits) => Some(limits),
+            Err(error) => match error.code() {
+                Some(FaultCode::NoMethod | FaultCode::Denied) => None,
+                _ => return Err(error.into()),
+            },
+        };
+        let shown = ShownConfiguration { configuration, in_force: limits };
+        let rows = || configuration_rows(&shown.configuration, shown.in_force.as_ref());
+        Ok(self.data(&shown, || table(rows())).into())
     }
 
     async fn set_config(&self, limits: &LimitArgs) -> Result<Output, ToolError> {
@@ -194,7 +213,10 @@ impl Session<'_> {
         let limits = Some(limits.after(old));
         let request = SetConfigurationRequest { scan: None, limits };
         self.machine.call::<SetConfiguration>(&request).await?;
-        eprintln!("The machine's own configuration is a ceiling: a higher limit changes nothing.");
+        eprintln!(
+            "What the machine's own configuration sets is a ceiling: a higher limit changes \
+             nothing."
+        );
         self.get_config().await
     }
 

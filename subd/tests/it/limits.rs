@@ -118,7 +118,7 @@ async fn the_content_pass_keeps_to_its_share_of_the_processor() {
     let (time, and_no_less) = seconds();
     let place = tempfile::tempdir().unwrap();
     fill(place.path(), 20);
-    let ceilings = Ceilings { cpu_percent: 10, ..Ceilings::NONE };
+    let ceilings = Ceilings { cpu_percent: Some(10), ..Ceilings::NONE };
     let budgets = Arc::new(Budgets::new(ceilings, Limits::default(), Speeds::default()));
     let pace = Pace { content_pause: Duration::ZERO, ..Pace::default() };
     let root = Arc::new(Root::open(place.path()).unwrap());

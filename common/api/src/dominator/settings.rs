@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::TagFilter;
 use crate::audit::call_details::CallDetails;
-use crate::subd::{Limits, LimitsReport};
+use crate::subd::{GetLimitsReply, Limits, LimitsReport};
 use crate::{
     access::Access,
     method::{Effect, Method},
@@ -218,6 +218,22 @@ impl Method for GetSubConfiguration {
     const REPLY_BYTES_MAX: usize = 64 << 20;
     type Request = GetSubConfigurationRequest;
     type Reply = GetSubConfigurationReply;
+}
+
+/// Returns the limits that hold on one machine now, and why: the machine is asked.
+pub enum GetSubLimits {}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GetSubLimitsRequest {
+    pub hostname: String,
+}
+
+impl Method for GetSubLimits {
+    const NAME: &'static str = "Dominator.GetSubLimits";
+    const ACCESS: Access = Access::Authenticated;
+    const EFFECT: Effect = Effect::Tells;
+    type Request = GetSubLimitsRequest;
+    type Reply = GetLimitsReply;
 }
 
 #[cfg(test)]

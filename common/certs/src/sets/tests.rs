@@ -39,8 +39,10 @@ fn sets_may_call_what_they_must() {
             Subd.Fetch
             Subd.GetDirectories
             Subd.GetDirectoryBlocks
+            Subd.GetLimits
             Subd.GetRefusedChanges
             Subd.HoldMachine
+            Subd.Hurry
             Subd.OfferImage
             Subd.Poll
             Subd.Prepare
@@ -74,6 +76,7 @@ fn sets_may_call_what_they_must() {
             Dominator.ForceDisruptiveUpdate
             Dominator.GetConfiguration
             Dominator.GetStatus
+            Dominator.GetSubLimits
             Dominator.GoOn
             Dominator.ListEvents
             Dominator.ListLastingOrders
@@ -103,6 +106,7 @@ fn sets_may_call_what_they_must() {
             Subd.GetConfiguration
             Subd.GetDirectories
             Subd.GetDirectoryBlocks
+            Subd.GetLimits
             Subd.GetRefusedChanges
             Subd.Pause
             Subd.Poll
@@ -136,6 +140,7 @@ fn sets_may_call_what_they_must() {
             Dominator.Explain
             Dominator.GetConfiguration
             Dominator.GetStatus
+            Dominator.GetSubLimits
             Dominator.ListEvents
             Dominator.ListSubs
             Dominator.PlanMachine
@@ -155,6 +160,7 @@ fn sets_may_call_what_they_must() {
             Subd.GetConfiguration
             Subd.GetDirectories
             Subd.GetDirectoryBlocks
+            Subd.GetLimits
             Subd.GetRefusedChanges
             Subd.Poll
     "#]]

@@ -108,6 +108,8 @@ fn methods_of_subd_have_these_bytes() {
     pinned.method::<subd::TakeOver>(samples::take_over());
     pinned.method::<subd::RetryTriggers>(((), Default::default()));
     pinned.method::<subd::PreviewScan>(samples::preview_scan());
+    pinned.method::<subd::GetLimits>(((), samples::limits_in_force()));
+    pinned.method::<subd::Hurry>(((), Default::default()));
     pinned.check("Subd.", expect_file!["golden/subd.txt"]);
 }
 
@@ -187,6 +189,7 @@ fn methods_of_the_dominator_have_these_bytes() {
     pinned.method::<dominator::plan::CheckMdb>(samples::check_mdb());
     pinned.method::<dominator::settings::SetSubConfiguration>(samples::set_sub_configuration());
     pinned.method::<dominator::settings::GetSubConfiguration>(samples::get_sub_configuration());
+    pinned.method::<dominator::settings::GetSubLimits>(samples::get_sub_limits());
     pinned.check("Dominator.", expect_file!["golden/dominator.txt"]);
 }
 

@@ -96,6 +96,9 @@ fn every_method_is_in_the_table_with_its_access_and_limits() {
         row::<subd::TakeOver>(),
         row::<subd::RetryTriggers>(),
         row::<subd::PreviewScan>(),
+        row::<subd::GetLimits>(),
+        row::<subd::Hurry>(),
+        row::<dominator::settings::GetSubLimits>(),
         row::<image_server::notes::ChangeSignatures>(),
     ];
     let document = document();

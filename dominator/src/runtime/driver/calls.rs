@@ -7,7 +7,7 @@ use api::codec::length;
 use api::fault::FaultCode;
 use api::planning::PlanJob;
 use api::subd::{
-    Cleanup, Commit, CommitRequest, Fetch, GetRefusedChanges, HoldMachine, OfferImage, Poll,
+    Cleanup, Commit, CommitRequest, Fetch, GetRefusedChanges, HoldMachine, Hurry, OfferImage, Poll,
     PollReply, PollRequest, Prepare, RetryTriggers, ScanNow, ScanNowRequest, SetConfiguration,
     SubVersion,
 };
@@ -202,8 +202,13 @@ fn failure_of(error: &CallError) -> Failure {
     Failure { kind, text: error_chain(error) }
 }
 
-/// Orders a scan of the whole tree and waits for its end.
+/// Orders a scan of the whole tree and waits for its end: an operator called the next update
+/// urgent.
 pub(super) async fn scan(client: Client, request_id: RequestId, have: SubVersion) -> Event {
+    if let Err(error) = client.call_within::<Hurry>(&(), ACCEPT_LIMIT).await {
+        // A sub of an earlier release, for example: the update is made all the same.
+        tracing::info!("the fetch may be held back: {}", error_chain(&error));
+    }
     let result = match tokio::time::timeout(SCAN_LIMIT, scan_twice(&client, have)).await {
         Ok(result) => result.map_err(|error| failure_of(&error)),
         Err(_) => {

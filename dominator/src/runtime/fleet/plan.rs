@@ -139,7 +139,7 @@ impl Fleet {
         }
     }
 
-    fn find(&self, hostname: &str) -> Result<(Arc<Handle>, Machine), OrderError> {
+    pub(super) fn find(&self, hostname: &str) -> Result<(Arc<Handle>, Machine), OrderError> {
         let inner = self.locked();
         let watched = inner.watched(hostname)?;
         Ok((Arc::clone(&watched.handle), Machine::clone(&watched.machine)))

@@ -1,16 +1,25 @@
 //! The limits of subs: saves what operators set, and sends it to the machines.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use api::dominator::settings::{
-    GetSubConfigurationReply, Level, Limit, MachineConfiguration, SetSubConfigurationRequest,
+    GetSubConfigurationReply, GetSubLimitsRequest, Level, Limit, MachineConfiguration,
+    SetSubConfigurationRequest,
 };
+
+use api::subd::{GetLimits, GetLimitsReply};
+use model::display::error_chain;
 
 use super::{Fleet, OrderError};
 use crate::core::orders::Order;
 use crate::core::settings::{Settings, is_about};
 use crate::core::sub::SubOrder;
+use crate::runtime::driver::client_of;
 use crate::storage::with_order;
+
+/// How long a machine may take to answer an operator.
+const ASK_LIMIT: Duration = Duration::from_secs(5);
 
 impl Fleet {
     /// Gives values for a level, or takes some back. Returns how many machines the level is about.
@@ -47,6 +56,25 @@ impl Fleet {
         self.on_thread(save).await?;
         tracing::warn!(%who, %level, %values, %why, "the configuration of subs is changed");
         Ok(self.send_limits(&level))
+    }
+
+    /// Asks a machine which limits hold there, and why.
+    pub async fn limits_in_force(
+        &self,
+        request: GetSubLimitsRequest,
+    ) -> Result<GetLimitsReply, OrderError> {
+        let GetSubLimitsRequest { hostname } = request;
+        let (handle, machine) = self.find(&hostname)?;
+        let reply = match handle.with_sub(|sub| sub.preview_input()) {
+            Ok(input) if input.is_right_machine => {
+                let client = client_of(&machine, &self.shared);
+                let reply = client.call_within::<GetLimits>(&(), ASK_LIMIT).await;
+                reply.map_err(|error| error_chain(&error))
+            }
+            Ok(_) => Err("it may be another machine than the one that is meant".to_owned()),
+            Err((_, why)) => Err(why),
+        };
+        reply.map_err(|why| OrderError::NoLimits { hostname, why })
     }
 
     /// Sends their limits to the machines that `level` is about. Returns their number.

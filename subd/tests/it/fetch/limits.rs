@@ -10,7 +10,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use api::subd::{Limits, ResourceUse, SetConfiguration, SetConfigurationRequest};
+use api::subd::{
+    GetLimits, LimitReason, Limits, ResourceUse, SetConfiguration, SetConfigurationRequest,
+};
 use rpc::client::{Client, Peer};
 
 use super::reuse::{Loop, run};
@@ -143,6 +145,24 @@ async fn writing_is_held_to_its_share_which_changes_in_the_middle() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_installation_is_held_back_only_by_what_somebody_has_set() {
+    let place = tempfile::tempdir().unwrap();
+    // By default it would take minutes.
+    let sub = Sub::start_on(place.path(), &["--device-speed", "200000"]).await;
+    let host = Host::start(Vice::None).await;
+    let large = content(13, 5 * MIB);
+    host.add(&large);
+    let last = fetch(&sub, 1, &[&host.address], &[object(&large)]).await;
+    assert_eq!((last.error, last.bytes), (None, 5 * MIB as u64));
+    let write = async || sub.client.call::<GetLimits>(&()).await.unwrap().write;
+    assert_eq!((write().await.limit, write().await.reason), (0, LimitReason::Installation));
+    sub.client.call::<SetConfiguration>(&limits(50)).await.unwrap();
+    assert_eq!((write().await.limit, write().await.reason), (100_000, LimitReason::Told));
+    host.stop().await;
+    sub.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_network_is_held_to_its_share() {
     let namespace = Namespace::new();
     let place = tempfile::tempdir().unwrap();
@@ -183,9 +203,15 @@ async fn a_network_of_unknown_speed_is_measured_once() {
     let start = || {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &namespace.name, env!("CARGO_BIN_EXE_subd")]);
-        Process::start(command, place.path(), &listen, &["--device-speed", "1000000000"])
+        Process::start(
+            command,
+            place.path(),
+            &listen,
+            &["--device-speed", "1000000000", "--network-percent", "10"],
+        )
     };
-    // The namespace has no default route, so that no interface tells.
+    // The line of a namespace reports a speed that it does not have.
+    run("ip", &["-n", &namespace.name, "route", "add", "default", "via", &namespace.near]);
     let (process, sub) = start();
     assert_eq!(sub.poll().await.load.network.limit, 0);
     let host = Host::start_at(&format!("{}:0", namespace.near), Vice::None).await;

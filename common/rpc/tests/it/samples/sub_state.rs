@@ -2,9 +2,11 @@
 
 use api::Done;
 use api::dominator::orders::GoOnRequest;
+use api::dominator::settings::GetSubLimitsRequest;
 use api::subd::{
-    DirectoryBlock, GetDirectoryBlocksReply, GetDirectoryBlocksRequest, GetRefusedChangesReply,
-    HoldMachineRequest, PreviewScanReply, PreviewScanRequest, TakeOverReply, TakeOverRequest,
+    DirectoryBlock, GetDirectoryBlocksReply, GetDirectoryBlocksRequest, GetLimitsReply,
+    GetRefusedChangesReply, HoldMachineRequest, LimitInForce, LimitReason, PreviewScanReply,
+    PreviewScanRequest, SpeedSource, TakeOverReply, TakeOverRequest,
 };
 use model::escape::ByteText;
 use model::object::Algorithm;
@@ -48,6 +50,26 @@ pub fn preview_scan() -> (PreviewScanRequest, PreviewScanReply) {
         hashed_bytes: 8_589_934_592,
     };
     (request, reply)
+}
+
+pub fn limits_in_force() -> GetLimitsReply {
+    let limit = |percent, reason, speed, speed_source| LimitInForce {
+        limit: speed / 100 * u64::from(percent),
+        percent,
+        reason,
+        speed,
+        speed_source,
+    };
+    GetLimitsReply {
+        cpu: limit(5, LimitReason::Default, 1_000_000, SpeedSource::Core),
+        scan: limit(2, LimitReason::Ceiling, 1_000_000, SpeedSource::Configured),
+        write: limit(100, LimitReason::Installation, 1_000_000, SpeedSource::Assumed),
+        network: limit(50, LimitReason::Told, 0, SpeedSource::Unknown),
+    }
+}
+
+pub fn get_sub_limits() -> (GetSubLimitsRequest, GetLimitsReply) {
+    (GetSubLimitsRequest { hostname: "web-1".to_owned() }, limits_in_force())
 }
 
 pub fn get_refused_changes() -> ((), GetRefusedChangesReply) {
