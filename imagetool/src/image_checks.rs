@@ -118,7 +118,15 @@ const fn machine_specific(
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Warnings {
     pub warnings: Vec<String>,
-    pub filter_lines: Vec<&'static str>,
+    pub filter_lines: Vec<String>,
+}
+
+impl Warnings {
+    /// Adds what `other` says.
+    pub fn extend(&mut self, other: Self) {
+        self.warnings.extend(other.warnings);
+        self.filter_lines.extend(other.filter_lines);
+    }
 }
 
 /// Returns warnings about effects of the image on machines that are probably not intended. `tree`
@@ -138,7 +146,7 @@ pub fn warnings(tree: &Tree, filter: Option<&Filter>) -> Warnings {
             Shipped::OwnVersion => given.push(one.shown),
             Shipped::Absent => lost.push(one.shown),
         }
-        warnings.filter_lines.push(one.line);
+        warnings.filter_lines.push(one.line.to_owned());
     }
     if !given.is_empty() {
         let text = format!("every machine would get the image's {}", given.join(", "));
@@ -159,7 +167,7 @@ pub fn warnings(tree: &Tree, filter: Option<&Filter>) -> Warnings {
                 "{directory} is not empty: was the image made of a running system? Machines would \
                  get these files below what the kernel mounts there"
             ));
-            warnings.filter_lines.push(line);
+            warnings.filter_lines.push(line.to_owned());
         }
     }
     warnings

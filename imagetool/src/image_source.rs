@@ -20,6 +20,7 @@ use crate::archive::layer::{Layer, LayeredTree, Whiteouts};
 use crate::archive::{Archive, ArchiveError, open_file};
 use crate::output::failure::Failure;
 use crate::output::progress::Meter;
+use crate::service_needs::DroppedDirectory;
 use crate::transfer::contents::Contents;
 
 /// Flags that say how a source is read.
@@ -54,6 +55,8 @@ pub struct SourceTree {
     pub builder: TreeBuilder,
     /// Where the contents of the files of the source are.
     pub contents: Box<dyn Contents>,
+    /// Directories that were not read, because the filter keeps them.
+    pub dropped: Vec<DroppedDirectory>,
 }
 
 impl Source {
@@ -95,14 +98,11 @@ impl Source {
         meter: &Meter,
     ) -> Result<SourceTree, Failure> {
         match self.kind {
-            SourceKind::Directory => {
-                let (builder, contents) = read_directory(&self.path, algorithm, filter, meter)?;
-                Ok(SourceTree { builder, contents })
-            }
+            SourceKind::Directory => read_directory(&self.path, algorithm, filter, meter),
             SourceKind::Archive(mut archive) => {
                 let builder = archive.read(algorithm, meter);
                 let builder = builder.map_err(|error| archive_failure(&self.path, &error))?;
-                Ok(SourceTree { builder, contents: Box::new(archive) })
+                Ok(SourceTree { builder, contents: Box::new(archive), dropped: Vec::new() })
             }
         }
     }
@@ -118,9 +118,9 @@ impl Source {
     ) -> Result<SourceTree, Failure> {
         match self.kind {
             SourceKind::Directory => {
-                let (found, contents) = read_directory(&self.path, algorithm, filter, meter)?;
+                let read = read_directory(&self.path, algorithm, filter, meter)?;
                 let mut layer = Layer::new(Whiteouts::Applied);
-                let inserted = found.into_nodes().filter(|(path, _)| !path.is_root());
+                let inserted = read.builder.into_nodes().filter(|(path, _)| !path.is_root());
                 let refuse = |name: &[u8], source: &dyn std::error::Error| {
                     let name = model::escape::escape(name);
                     let why = model::display::error_chain(source);
@@ -131,14 +131,14 @@ impl Source {
                     layer.insert(path, node, &name).map_err(|source| refuse(&name, &source))?;
                 }
                 lower.apply(layer).map_err(|error| refuse(&error.name, &error.source))?;
-                Ok(SourceTree { builder: lower.into_builder(algorithm), contents })
+                Ok(SourceTree { builder: lower.into_builder(algorithm), ..read })
             }
             SourceKind::Archive(archive) => {
                 let mut archive = archive.with_whiteouts();
                 let layered = archive.read_onto(lower, algorithm, meter);
                 let layered = layered.map_err(|error| archive_failure(&self.path, &error))?;
                 let builder = layered.into_builder(algorithm);
-                Ok(SourceTree { builder, contents: Box::new(archive) })
+                Ok(SourceTree { builder, contents: Box::new(archive), dropped: Vec::new() })
             }
         }
     }
@@ -149,13 +149,14 @@ fn read_directory(
     algorithm: Algorithm,
     filter: Option<&Filter>,
     meter: &Meter,
-) -> Result<(TreeBuilder, Box<dyn Contents>), Failure> {
+) -> Result<SourceTree, Failure> {
     let found = directory::read(path, algorithm, filter, meter);
     let found = found.map_err(|error| directory_failure(&error))?;
-    for warning in found.warnings {
+    for warning in &found.warnings {
         eprintln!("warning: {warning}");
     }
-    Ok((found.builder, Box::new(found.contents)))
+    let directory::DirectoryTree { builder, contents, dropped, .. } = found;
+    Ok(SourceTree { builder, contents: Box::new(contents), dropped })
 }
 
 fn directory_failure(error: &DirectoryError) -> Failure {

@@ -5,8 +5,9 @@
 //! archives, directories, OCI images, machines. [`transfer`] uploads and downloads objects. File
 //! contents are never held in memory. No input is trusted, neither archives nor servers.
 //!
-//! [`image_checks`] decides which new images are refused or warned about. `model::image` refuses
-//! images that no machine could equal, also in the imageserver.
+//! [`image_checks`] decides which new images are refused or warned about, [`service_needs`] what
+//! they would take from services. `model::image` refuses images that no machine could equal, also
+//! in the imageserver.
 
 pub mod archive;
 pub mod command;
@@ -17,5 +18,6 @@ pub mod image_source;
 pub mod input_files;
 pub mod output;
 pub mod packages;
+pub mod service_needs;
 pub mod transfer;
 pub mod verb;

@@ -5,6 +5,7 @@ pub mod contents;
 pub mod directories;
 pub mod download;
 pub mod restore;
+pub mod small_files;
 pub mod upload;
 
 use tokio::task::JoinHandle;

@@ -14,6 +14,7 @@ pub mod get;
 pub mod list;
 pub mod readers;
 pub mod server;
+mod service_warnings;
 pub mod show;
 pub mod signatures;
 pub mod tar;

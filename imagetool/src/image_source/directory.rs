@@ -26,6 +26,7 @@ use nix::errno::Errno;
 use walkdir::{DirEntry, WalkDir};
 
 use crate::output::progress::{Meter, Unit};
+use crate::service_needs::DroppedDirectory;
 use crate::transfer::contents::{Contents, SendError, UploadSink};
 
 /// The maximum number of threads that hash.
@@ -63,6 +64,8 @@ pub struct DirectoryTree {
     pub contents: DirectoryContents,
     /// Texts about entries that were left out, or will not be as they are here.
     pub warnings: Vec<String>,
+    /// Directories that the filter keeps, without what is below them.
+    pub dropped: Vec<DroppedDirectory>,
 }
 
 /// A regular file that has to be hashed.
@@ -103,13 +106,20 @@ pub fn read(
     };
     meter.start("Looking for files", Unit::Items, None);
     let own = TreePath::new(SUBD_DIRECTORY).expect("the constant is a path");
-    let left_out = |entry: &DirEntry| {
+    let mut dropped = Vec::new();
+    let mut left_out = |entry: &DirEntry| {
         // An invalid path is not skipped: it is refused below with its name.
-        let path = tree_path(root, entry.path());
-        path.is_ok_and(|path| {
-            path == own
-                || !path.is_root() && filter.is_some_and(|filter| filter.keeps_below_unkept(&path))
-        })
+        let Ok(path) = tree_path(root, entry.path()) else { return false };
+        let is_kept =
+            !path.is_root() && filter.is_some_and(|filter| filter.keeps_below_unkept(&path));
+        if is_kept
+            && entry.file_type().is_dir()
+            && let Ok(status) = entry.metadata()
+        {
+            let (uid, gid) = (status.uid(), status.gid());
+            dropped.push(DroppedDirectory { path: path.clone(), uid, gid });
+        }
+        is_kept || path == own
     };
     let entries = WalkDir::new(root).sort_by_file_name().same_file_system(true);
     for entry in entries.into_iter().filter_entry(|entry| !left_out(entry)) {
@@ -134,7 +144,8 @@ pub fn read(
         files.insert(object, (unhashed.path, size_bytes));
     }
     meter.finish();
-    Ok(DirectoryTree { builder: walk.builder, contents: DirectoryContents { files }, warnings })
+    let contents = DirectoryContents { files };
+    Ok(DirectoryTree { builder: walk.builder, contents, warnings, dropped })
 }
 
 struct Walk<'call> {

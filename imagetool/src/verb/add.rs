@@ -1,5 +1,6 @@
 //! `imagetool add`: makes an image from an archive or a directory.
 
+use std::cell::RefCell;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -16,7 +17,7 @@ use model::object::{Algorithm, ObjectId};
 use model::path::TreePath;
 use model::time_parse;
 use model::tree::encode::DIRECTORY_BYTES_MAX;
-use model::tree::{Child, Totals, Tree};
+use model::tree::{Child, Metadata, Totals, Tree};
 use rpc::server::{head_bytes, object_chunks};
 use serde::Serialize;
 use system::clock::wall;
@@ -24,8 +25,8 @@ use system::clock::wall;
 use super::change::tag_of;
 use super::directories::OwnerArgs;
 use super::signatures::{Signer, SignerArgs};
-use super::{Context, VerbResult, get_image, server};
-use crate::image_checks::{self, RequiredPaths};
+use super::{Context, VerbResult, get_image, server, service_warnings};
+use crate::image_checks::{self, RequiredPaths, Warnings};
 use crate::image_source::{Source, SourceArgs, SourceTree};
 use crate::input_files::computed::{self, ComputedRules};
 use crate::input_files::{
@@ -34,6 +35,7 @@ use crate::input_files::{
 use crate::output::failure::{Failure, Outcome};
 use crate::output::{count, plural, plural_entries, size};
 use crate::packages;
+use crate::service_needs::DroppedDirectory;
 use crate::transfer::contents::{Contents, TreeObjects};
 use crate::transfer::download;
 use crate::transfer::joined;
@@ -154,14 +156,15 @@ pub async fn run(context: &Context, args: AddArgs) -> VerbResult {
         .map(|path| read_bytes(path, "build log", BUILD_LOG_BYTES_MAX))
         .transpose()?;
     check_name_is_free(context, &args.name).await?;
-    let (tree, contents) = read(context, &args, filter.as_ref(), &rules).await?;
+    let finished = read(context, &args, filter.as_ref(), &rules).await?;
+    let former = service_warnings::latest_beside(context, &args.name).await;
     let content = Content {
         format: FORMAT,
         name: args.name.clone(),
-        root: tree.digest(),
+        root: finished.tree.digest(),
         filter,
         triggers,
-        computed: computed_rules(&tree),
+        computed: computed_rules(&finished.tree),
         health_check,
     };
     let build_log = send_build_log(context, build_log).await?;
@@ -176,8 +179,8 @@ pub async fn run(context: &Context, args: AddArgs) -> VerbResult {
     };
     let scope = if args.send_all { UploadScope::All } else { UploadScope::Missing };
     let (expires_in, required) = (args.expires_in, &args.required_paths);
-    let options = ImageOptions { expires_in, required, scope, signer };
-    make_image(context, content, notes, &tree, contents, options).await
+    let options = ImageOptions { expires_in, required, scope, signer, former };
+    make_image(context, content, notes, finished, options).await
 }
 
 /// Options for making an image.
@@ -188,18 +191,30 @@ pub(super) struct ImageOptions<'call> {
     pub required: &'call RequiredPaths,
     pub scope: UploadScope,
     pub signer: Option<Signer>,
+    /// The image that machines have before this one, as far as is known.
+    pub former: Option<ImageName>,
 }
 
-/// Uploads `tree`, and adds the image `content`.
+/// The tree of a new image.
+pub(super) struct FinishedTree {
+    pub tree: Tree,
+    /// Where the contents of its files are.
+    pub contents: Box<dyn Contents>,
+    /// Directories of the source that the filter keeps.
+    pub dropped: Vec<DroppedDirectory>,
+}
+
+/// Uploads the tree, and adds the image `content`.
 pub(super) async fn make_image(
     context: &Context,
     content: Content,
     mut notes: Notes,
-    tree: &Tree,
-    contents: Box<dyn Contents>,
+    finished: FinishedTree,
     options: ImageOptions<'_>,
 ) -> VerbResult {
-    let ImageOptions { expires_in, required, scope, signer } = options;
+    let ImageOptions { expires_in, required, scope, signer, former } = options;
+    let FinishedTree { tree, contents, dropped } = finished;
+    let tree = &tree;
     content.verify(tree).map_err(|error| Failure::new(&error))?;
     refuse_large_directories(tree, DIRECTORY_BYTES_MAX)?;
     require(tree, content.filter.as_ref(), required)?;
@@ -210,6 +225,8 @@ pub(super) async fn make_image(
         .await
         .map_err(|error| upload_failure(&error))?;
     notes.packages = packages_of(context, tree).await?;
+    let filter = content.filter.as_ref();
+    service_warnings::warn(context, tree, filter, &dropped, former.as_ref()).await;
     // The time counts from the end of the upload.
     notes.expires_at = expires_in.map(|duration| time_parse::later(wall(), duration));
     if let Some(signer) = signer {
@@ -293,7 +310,7 @@ async fn read(
     args: &AddArgs,
     filter: Option<&Filter>,
     rules: &ComputedRules,
-) -> Result<(Tree, Box<dyn Contents>), Failure> {
+) -> Result<FinishedTree, Failure> {
     let (path, algorithm) = (args.image_file.clone(), args.digest);
     let (filter, rules, meter) = (filter.cloned(), rules.clone(), context.meter.clone());
     let source = args.source.clone();
@@ -311,20 +328,25 @@ pub(super) fn finish_tree(
     read: SourceTree,
     filter: Option<&Filter>,
     rules: &ComputedRules,
-) -> Result<(Tree, Box<dyn Contents>), Failure> {
+) -> Result<FinishedTree, Failure> {
     let failed = |error: &dyn std::error::Error| {
         Failure::from_text(format!("{}: {}", path.display(), model::display::error_chain(error)))
     };
-    let SourceTree { mut builder, contents } = read;
+    let SourceTree { mut builder, contents, dropped } = read;
     computed::apply(rules, &mut builder).map_err(|error| Failure::new(&error))?;
     let tree = builder.finish().map_err(|error| failed(&error))?;
-    let tree = match filter {
-        Some(filter) => {
-            tree.without(|path| filter.keeps_below_unkept(path)).map_err(|error| failed(&error))?
+    let Some(filter) = filter else { return Ok(FinishedTree { tree, contents, dropped }) };
+    let dropped = RefCell::new(dropped);
+    let is_kept = |path: &TreePath| {
+        let is_kept = filter.keeps_below_unkept(path);
+        if is_kept && let Some(Child::Directory(directory)) = tree.get(path) {
+            let Metadata { uid, gid, .. } = *directory.metadata();
+            dropped.borrow_mut().push(DroppedDirectory { path: path.clone(), uid, gid });
         }
-        None => tree,
+        is_kept
     };
-    Ok((tree, contents))
+    let tree = tree.without(is_kept).map_err(|error| failed(&error))?;
+    Ok(FinishedTree { tree, contents, dropped: dropped.into_inner() })
 }
 
 pub(super) fn upload_failure(error: &UploadError) -> Failure {
@@ -358,7 +380,11 @@ pub(super) fn require(
 
 /// Prints warnings about effects that are probably not intended.
 pub(super) fn warn(tree: &Tree, filter: Option<&Filter>) {
-    let found = image_checks::warnings(tree, filter);
+    print_warnings(&image_checks::warnings(tree, filter));
+}
+
+/// Prints warnings, and the filter lines that would prevent them.
+pub(super) fn print_warnings(found: &Warnings) {
     for warning in &found.warnings {
         eprintln!("warning: {warning}");
     }
@@ -391,7 +417,7 @@ pub(super) fn refuse_large_directories(tree: &Tree, limit: usize) -> Result<(), 
 
 #[cfg(test)]
 mod tests {
-    use model::tree::{Metadata, Node, TreeBuilder};
+    use model::tree::{Node, TreeBuilder};
 
     use super::*;
 

@@ -16,7 +16,7 @@ use super::add::{
     ADD_LIMIT, check_name_is_free, packages_of, refuse_large_directories, report, require,
     upload_failure, warn,
 };
-use super::{Context, VerbResult};
+use super::{Context, VerbResult, service_warnings};
 use crate::image_checks::{self, RequiredPaths};
 use crate::image_source::sub::{Snapshot, SubError, SubReader};
 use crate::input_files::{read_filter, read_health_check, read_triggers};
@@ -122,6 +122,7 @@ pub async fn run(context: &Context, args: AddFromSubArgs) -> VerbResult {
     };
     content.verify(&tree).map_err(|error| Failure::new(&error))?;
     let packages = packages_of(context, &tree).await?;
+    service_warnings::warn(context, &tree, content.filter.as_ref(), &[], None).await;
     let notes =
         Notes { packages, release_notes: Some(format!("what {host} had")), ..Notes::default() };
     let request = AddImageRequest { content, notes };

@@ -5,9 +5,8 @@ use std::path::{Path, PathBuf};
 use model::filter::Filter;
 use model::image::{Content, FORMAT, Image, ImageName, Notes, computed_rules};
 use model::object::ObjectId;
-use model::tree::Tree;
 
-use super::add::{ImageOptions, check_name_is_free, finish_tree, make_image};
+use super::add::{FinishedTree, ImageOptions, check_name_is_free, finish_tree, make_image};
 use super::signatures::SignerArgs;
 use super::{Context, VerbResult};
 use crate::archive::layer::LayeredTree;
@@ -18,7 +17,6 @@ use crate::input_files::{
     is_dash, read_computed_rules, read_filter, read_health_check, read_triggers,
 };
 use crate::output::failure::Failure;
-use crate::transfer::contents::Contents;
 use crate::transfer::download;
 use crate::transfer::joined;
 use crate::transfer::upload::UploadScope;
@@ -83,20 +81,22 @@ pub async fn run(context: &Context, args: AddOverlayArgs) -> VerbResult {
     check_name_is_free(context, &args.name).await?;
     let Image { content: base, notes: _ } = context.image(&args.base).await?;
     let filter = filter.unwrap_or(base.filter);
-    let (tree, contents) = read(context, &args, base.root, filter.as_ref(), &rules).await?;
+    let finished = read(context, &args, base.root, filter.as_ref(), &rules).await?;
     let content = Content {
         format: FORMAT,
         name: args.name,
-        root: tree.digest(),
+        root: finished.tree.digest(),
         filter,
         triggers: triggers.unwrap_or(base.triggers),
-        computed: computed_rules(&tree),
+        computed: computed_rules(&finished.tree),
         health_check: health_check.unwrap_or(base.health_check),
     };
-    let notes = Notes { source_image: Some(args.base), ..Notes::default() };
+    let notes = Notes { source_image: Some(args.base.clone()), ..Notes::default() };
     let required = &args.required_paths;
-    let options = ImageOptions { expires_in: None, required, scope: UploadScope::Missing, signer };
-    make_image(context, content, notes, &tree, contents, options).await
+    let former = Some(args.base);
+    let scope = UploadScope::Missing;
+    let options = ImageOptions { expires_in: None, required, scope, signer, former };
+    make_image(context, content, notes, finished, options).await
 }
 
 /// Reads the file at `path`; `None` stands for the file of the base.
@@ -114,7 +114,7 @@ async fn read(
     base: ObjectId,
     filter: Option<&Filter>,
     rules: &ComputedRules,
-) -> Result<(Tree, Box<dyn Contents>), Failure> {
+) -> Result<FinishedTree, Failure> {
     let tree = download::tree(&context.client, base, &context.meter).await;
     let tree = tree.map_err(|error| download::failure(&error))?;
     let (path, source) = (args.layer.clone(), args.source.clone());

@@ -10,6 +10,7 @@ use model::tree::Tree;
 use serde::Serialize;
 use tool::Format;
 
+use super::service_warnings::{FilesAt, Subject};
 use super::{Context, VerbResult, print, print_json};
 use crate::compare::entries::{Change, ChangeKind, TreeChangesRecord, compare};
 use crate::compare::metadata::MetadataChanges;
@@ -36,7 +37,9 @@ Exit codes: 0 the two are equal, 3 they differ, 1 the comparison failed.
 
 Only directories that differ are fetched. A path is `added` if only B has it, `removed` if only A
 has it. A hard link is compared as its file. For file:PATH, a directory or an archive as for `add`,
-only the tree is compared, without the paths that the other image's filter keeps.")]
+only the tree is compared, without the paths that the other image's filter keeps. Warnings say what
+B would take from services: data that the filter does not keep, and numbers of users. Of an archive,
+only owners of directories are looked at.")]
 pub struct DiffArgs {
     /// Image, or file:PATH for a directory or archive.
     #[arg(value_name = "A")]
@@ -126,6 +129,9 @@ pub async fn run(context: &Context, args: DiffArgs) -> VerbResult {
         true => Vec::new(),
         false => tree_changes(context, &mut cache, &before, &after, &ignore).await?,
     };
+    if !ignore.contains(&IgnoredPart::Tree) {
+        warn_of_services(context, &mut cache, &args, &before, &after).await;
+    }
     let metadata = match (&before.image, &after.image) {
         (Some(before), Some(after)) => MetadataChanges::of(before, after, &ignore),
         _ => MetadataChanges::default(),
@@ -146,6 +152,30 @@ pub async fn run(context: &Context, args: DiffArgs) -> VerbResult {
         }
     }
     Ok(if same { Outcome::Done } else { Outcome::Different })
+}
+
+/// Warns of what B would take from services. A file has the filter of the other side.
+async fn warn_of_services(
+    context: &Context,
+    cache: &mut DirectoryCache,
+    args: &DiffArgs,
+    before: &ComparedTree,
+    after: &ComparedTree,
+) {
+    let files = match &args.after {
+        Operand::Image(_) => FilesAt::Server,
+        Operand::File(path) if path.is_dir() => FilesAt::Directory(path),
+        Operand::File(_) => FilesAt::Archive,
+    };
+    let image = after.image.as_ref().or(before.image.as_ref());
+    let subject = Subject {
+        root: after.root,
+        filter: image.and_then(|image| image.content.filter.as_ref()),
+        files,
+        dropped: &[],
+        former: before.image.as_ref().map(|image| &image.content.name),
+    };
+    subject.warn(context, cache).await;
 }
 
 async fn open_both(

@@ -60,6 +60,49 @@ fn what_a_debian_would_take_from_machines_is_told() {
     assert_eq!(removed, ours);
 }
 
+/// A system with one service, whose user has this number.
+fn system(uid: &str) -> Vec<u8> {
+    let passwd = format!("root:x:0:0::/root:/bin/sh\nredis:x:{uid}:{uid}::/:/bin/sh\n");
+    let owner = uid.parse().unwrap();
+    let unit = "[Service]\nExecStart=/usr/bin/redis\nReadWritePaths=/var/log/redis\n";
+    archive([
+        Member::file(b"etc/passwd", passwd.as_bytes()),
+        Member::file(b"usr/lib/systemd/system/redis.service", unit.as_bytes()),
+        Member::file(b"usr/bin/redis", b"1"),
+        Member::directory(b"var/lib/redis").change(|header| header.set_uid(owner)),
+        Member::directory(b"var/log/redis"),
+    ])
+}
+
+#[test]
+fn what_an_image_would_take_from_services_is_told() {
+    let place = Place::new();
+    let common = "/etc/[^p].*\n/var/log/.*\n";
+    place.write("filter", common);
+    place.write("better", format!("{common}/var/lib/redis/.*\n"));
+    place.write("good", "/etc/[^p].*\n/var/log/[^/]*/.*\n/var/lib/redis/.*\n");
+    place.write("1.tar", system("101"));
+    place.write("2.tar", system("102"));
+    let unit = place.path("root/usr/lib/systemd/system");
+    std::fs::create_dir_all(&unit).unwrap();
+    std::fs::create_dir(place.path("root/etc")).unwrap();
+    place.write("root/etc/passwd", "redis:x:103:103::/:/bin/sh\n");
+    std::fs::write(unit.join("redis.service"), "StateDirectory=other\n").unwrap();
+    let steps: [&[&str]; 6] = [
+        &["add", "redis/1", "1.tar", "filter", "-"],
+        &["add", "redis/2", "2.tar", "good", "-"],
+        &["diff", "redis/1", "redis/2", "--ignore", "owner,mtime,filter"],
+        &["diff", "redis/2", "file:1.tar", "--ignore", "owner,mtime"],
+        &["diff", "redis/2", "file:root", "--ignore", "owner,mtime"],
+        &["add", "redis/3", "2.tar", "good", "-"],
+    ];
+    let told: String = steps
+        .iter()
+        .map(|step| format!("$ imagetool {}\n{}\n", step.join(" "), place.run(step)))
+        .collect();
+    expect_file!["expected/service-warnings.txt"].assert_eq(&told);
+}
+
 #[test]
 fn an_interrupted_add_leaves_nothing_behind() {
     let place = Place::new();

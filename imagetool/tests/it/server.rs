@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use api::Done;
 use api::fault::{Fault, FaultCode};
+use api::image_server::notes::{FindLatestImage, FindLatestImageReply};
 use api::image_server::{
     AddImage, AddImageReply, DeleteImage, GetImage, ImageSummary, ListImages, ListImagesReply,
 };
@@ -77,6 +78,7 @@ fn router(state: &Arc<Mutex<State>>) -> Router {
     let with = |state: &Arc<Mutex<State>>| Arc::clone(state);
     let (add, get, list, delete) = (with(state), with(state), with(state), with(state));
     let (check, upload, download) = (with(state), with(state), with(state));
+    let latest = with(state);
     Router::new("imageserver", &Security::Insecure)
         .method::<AddImage, _>(move |(), _, request| {
             let image = Image { content: request.content, notes: request.notes };
@@ -105,6 +107,16 @@ fn router(state: &Arc<Mutex<State>>) -> Router {
             let more = images.len() > 1;
             images.truncate(1);
             async move { Ok(ListImagesReply { images, more }) }
+        })
+        .method::<FindLatestImage, _>(move |(), _, request| {
+            let state = latest.lock().unwrap();
+            let mut names = state.images.keys().rev();
+            let beside = |name: &&ImageName| {
+                let directory = name.as_str().rsplit_once('/').map(|(directory, _)| directory);
+                directory == Some(request.directory.as_str())
+            };
+            let name = names.find(beside).cloned();
+            async move { Ok(FindLatestImageReply { name }) }
         })
         .method::<DeleteImage, _>(move |(), _, request| {
             let mut state = delete.lock().unwrap();
