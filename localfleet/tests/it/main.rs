@@ -12,6 +12,7 @@ mod disks;
 mod documents;
 mod events;
 mod faults;
+mod first_machine;
 mod former;
 mod image_life;
 mod image_server;
