@@ -17,13 +17,13 @@ use std::time::{Duration, Instant};
 use clap::{Parser, ValueEnum};
 use daemon::{EXIT_DONE, EXIT_FAILED, EXIT_MISUSE, EXIT_PARTLY, exit};
 use model::display::{counted, error_chain, size};
-use model::filter::{PatternError, Patterns};
+use model::filter::{Filter, PatternError, Patterns};
 use model::object::Algorithm;
 use model::path::TreePath;
 use model::scope::SUBD_DIRECTORY;
 use tool::Format;
 
-use crate::import_files::{Import, ImportError, Sums};
+use crate::import_files::{Import, ImportError, OwnFile, Progress, Sums};
 use subd::cache::{Cache, CacheError};
 use subd::root::{Directory, Root, RootError, subd_directory};
 use subd::state::directories::{Directories, own_directory};
@@ -38,7 +38,7 @@ const PACE: Duration = Duration::from_millis(250);
 /// Each file is hashed and becomes an object of the cache; equal ones become one. Directories,
 /// symlinks and devices stay. An update to an image afterwards fetches only what was not there:
 ///
-///   fs2objectcache --root /mnt
+///   fs2objectcache --root /mnt --filter filter
 ///
 ///   subd --root /mnt --listen 127.0.0.1:6969 &
 ///
@@ -47,6 +47,9 @@ const PACE: Duration = Duration::from_millis(250);
 /// Files that only root could write are moved, all others are copied and then removed, so that no
 /// process can change an object through an open descriptor. Files that are being written stay. It
 /// can be killed at any time and started again: no content is lost.
+///
+/// Host keys, /etc/fstab and other files that differ on each machine are taken too, unless the
+/// filter keeps them. Each is named with its object, so that it can be put back.
 ///
 /// Exit codes: 0 done, 1 failed, 2 misuse, 3 some files stay.
 #[derive(Debug, Parser)]
@@ -69,6 +72,10 @@ pub struct Arguments {
     /// and what lies below them. May be repeated.
     #[arg(long, value_name = "REGEX")]
     exclude: Vec<String>,
+
+    /// Skip paths that the filter of an image keeps: a file as for `imagetool add`.
+    #[arg(long, value_name = "FILE")]
+    filter: Option<PathBuf>,
 
     /// Do not ask.
     #[arg(long)]
@@ -99,6 +106,10 @@ enum Failure {
         #[from]
         source: PatternError,
     },
+    #[error("cannot read the filter `{}`", path.display())]
+    ReadFilter { path: PathBuf, source: std::io::Error },
+    #[error("invalid filter `{}`", path.display())]
+    Filter { path: PathBuf, source: PatternError },
     #[error("`{}` is the root of the running system: it would not survive that", path.display())]
     Running { path: PathBuf },
     #[error("not confirmed: nothing was done")]
@@ -128,7 +139,11 @@ enum Failure {
 impl Failure {
     fn exit_code(&self) -> u8 {
         match self {
-            Self::Exclude { .. } | Self::Running { .. } | Self::NotConfirmed => EXIT_MISUSE,
+            Self::Exclude { .. }
+            | Self::ReadFilter { .. }
+            | Self::Filter { .. }
+            | Self::Running { .. }
+            | Self::NotConfirmed => EXIT_MISUSE,
             _ => EXIT_FAILED,
         }
     }
@@ -192,28 +207,38 @@ struct Opened {
 
 fn run(arguments: &Arguments) -> Result<Sums, Failure> {
     let mut lines = arguments.exclude.clone();
-    let exclusions = Patterns::new(&lines)?;
+    if let Some(path) = &arguments.filter {
+        lines.extend_from_slice(read_filter(path)?.lines());
+    }
+    let mut exclusions = Patterns::new(&lines)?;
     if is_running_system(&arguments.root)? && !arguments.really_empty_this_tree {
         return Err(Failure::Running { path: arguments.root.clone() });
     }
     confirm(arguments)?;
     let opened = open(arguments)?;
     if let Some(objects) = &arguments.objects {
+        // The cache may lie in the tree that is emptied.
         lines.extend(below(&arguments.root, objects)?);
+        exclusions = Patterns::new(&lines)?;
     }
-    // The cache may lie in the tree that is emptied.
-    let exclusions =
-        if lines.len() > arguments.exclude.len() { Patterns::new(&lines)? } else { exclusions };
     let algorithm = match arguments.digest {
         Digest::Blake3 => Algorithm::Blake3,
         Digest::Sha512 => Algorithm::Sha512,
     };
     let (shows, mut shown) = (std::io::stderr().is_terminal(), Instant::now());
-    let mut progress = |files: u64, bytes: u64| {
-        if shows && shown.elapsed() >= PACE {
+    let mut progress = |progress: Progress<'_>| match progress {
+        Progress::Own(own) => {
+            if shows {
+                eprint!("\r\x1b[K");
+            }
+            let OwnFile { path, object, mode, uid, gid } = own;
+            eprintln!("put back: {path} (mode {mode:o}, owner {uid}:{gid}): {object}");
+        }
+        Progress::Taken { files, bytes } if shows && shown.elapsed() >= PACE => {
             eprint!("\r\x1b[K  {}, {}", counted(files, "file"), size(bytes));
             shown = Instant::now();
         }
+        Progress::Taken { .. } => {}
     };
     let Opened { root, elsewhere, cache, intake, _lock } = &opened;
     let home = elsewhere.as_ref().unwrap_or(root);
@@ -223,6 +248,12 @@ fn run(arguments: &Arguments) -> Result<Sums, Failure> {
         eprint!("\r\x1b[K");
     }
     Ok(sums?)
+}
+
+fn read_filter(path: &Path) -> Result<Filter, Failure> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|source| Failure::ReadFilter { path: path.to_owned(), source })?;
+    Filter::from_text(&text).map_err(|source| Failure::Filter { path: path.to_owned(), source })
 }
 
 /// True if `path` is the root directory of this very process, under whatever name.
