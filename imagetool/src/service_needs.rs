@@ -258,11 +258,8 @@ pub fn dropped_warnings(dropped: &[DroppedDirectory], needs: &Needs) -> Warnings
          does not get them: {}",
         listed(shown)
     );
-    let lines: Vec<&str> = missing.values().map(|(_, line)| line.as_str()).collect();
-    let advice = format!(
-        "{text}; keep only what is in them, by lines such as {}",
-        listed(lines.iter().map(|line| (*line).to_owned()))
-    );
+    let lines = listed(missing.values().map(|(_, line)| line.clone()));
+    let advice = format!("{text}; keep only what is in them, by lines such as {lines}");
     Warnings { warnings: vec![advice], filter_lines: Vec::new() }
 }
 

@@ -3,6 +3,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::packages::printable;
+
 /// The users and groups of an image, with their numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Accounts {
@@ -27,7 +29,7 @@ impl Accounts {
             _ => ("user", &self.users, uid),
         };
         match ids.iter().find(|(_, id)| **id == wanted) {
-            Some((name, _)) => format!("{what} {}", crate::packages::printable(name)),
+            Some((name, _)) => format!("{what} {}", printable(name)),
             None => format!("{what} {wanted}"),
         }
     }
@@ -39,7 +41,7 @@ impl Accounts {
         for (what, before, after) in kinds {
             for (name, old) in before {
                 if let Some(new) = after.get(name).filter(|new| *new != old) {
-                    let name = crate::packages::printable(name);
+                    let name = printable(name);
                     changes.push(format!("{what} {name}: {old} to {new}"));
                 }
             }

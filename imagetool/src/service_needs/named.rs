@@ -3,6 +3,8 @@
 
 use model::path::TreePath;
 
+use crate::packages::printable;
+
 /// What a directory is to the service that names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
@@ -30,7 +32,7 @@ pub struct NamedDirectory {
 pub fn in_unit(path: &TreePath, text: &str) -> Vec<NamedDirectory> {
     let is_change = path.parent().is_some_and(|parent| parent.name().ends_with(b".d"));
     let unit = if is_change { path.parent().unwrap_or_else(TreePath::root) } else { path.clone() };
-    let name = String::from_utf8_lossy(unit.name());
+    let name = printable(&String::from_utf8_lossy(unit.name()));
     let by = name.strip_suffix(".d").unwrap_or(&name).to_owned();
     let settings = || {
         let lines = text.lines().filter_map(|line| line.split_once('='));

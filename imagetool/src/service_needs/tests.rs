@@ -118,6 +118,9 @@ fn directories_that_units_and_tmpfiles_name_are_told_as_well() {
     }
     let path: TreePath = "/etc/systemd/system/redis.service.d/more.conf".parse().unwrap();
     assert_eq!(named::in_unit(&path, "StateDirectory=a")[0].by, "redis.service");
+    let path: TreePath = "/etc/systemd/system/\x1b[2J.service".parse().unwrap();
+    let by = &named::in_unit(&path, "StateDirectory=a")[0].by;
+    assert!(!by.contains('\x1b'), "{by:?}");
 }
 
 #[test]
