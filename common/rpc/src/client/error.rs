@@ -65,8 +65,8 @@ impl CallError {
         self.fault().map(|fault| fault.code)
     }
 
-    /// Returns a hint for whoever runs a tool that cannot connect: [`TLS_HINT`] if TLS failed with
-    /// what answers, else `unreached`. `None` for other errors.
+    /// Returns a hint for whoever runs a tool that cannot connect: `unreached`, or another one if
+    /// TLS failed with what answers. `None` for other errors.
     #[must_use]
     pub fn connect_hint(&self, unreached: &'static str) -> Option<&'static str> {
         match self {
