@@ -101,7 +101,9 @@ struct Inputs {
     is_installation: bool,
     /// When an operator called an update urgent.
     hurried: Option<Instant>,
-    /// True during a fetch that is urgent.
+    /// True during a fetch that an update needs.
+    is_fetching: bool,
+    /// True during such a fetch that is urgent.
     is_urgent: bool,
 }
 
@@ -173,21 +175,25 @@ impl Budgets {
         self.decide(&self.inputs())
     }
 
-    /// Has the fetches be urgent that start soon.
+    /// Has the fetch that an update needs be urgent, and those that start soon.
     pub fn hurry(&self) {
-        self.change(|inputs| inputs.hurried = Some(Instant::now()));
+        self.change(|inputs| {
+            inputs.hurried = Some(Instant::now());
+            inputs.is_urgent = inputs.is_fetching;
+        });
     }
 
     /// A fetch begins that an update needs.
     pub fn begin_fetch(&self) {
         self.change(|inputs| {
+            inputs.is_fetching = true;
             inputs.is_urgent = inputs.hurried.is_some_and(|since| since.elapsed() < HURRY_MAX);
         });
     }
 
     /// That fetch has ended.
     pub fn end_fetch(&self) {
-        self.change(|inputs| inputs.is_urgent = false);
+        self.change(|inputs| (inputs.is_fetching, inputs.is_urgent) = (false, false));
     }
 
     /// Applies the limits that a dominator sets.

@@ -33,7 +33,7 @@ const DAEMON: &str = "dominator";
 pub struct Pages {
     fleet: Arc<Fleet>,
     frame: Frame,
-    machines: Arc<SharedPage>,
+    machines: SharedPage,
 }
 
 impl Pages {
@@ -55,7 +55,7 @@ pub fn pages<S: Clone + Send + Sync + 'static>(
     let frame = Frame::new(DAEMON, &fleet.shared().security).link("/events", "events");
     router
         .frame(frame.clone())
-        .with_state(Pages { fleet: Arc::clone(fleet), frame, machines: Arc::default() })
+        .with_state(Pages { fleet: Arc::clone(fleet), frame, machines: SharedPage::default() })
         .page("/", async |pages, request| machines_page(pages, &request.query).await)
         .page("/healthz", async |pages, _| match pages.fleet.shared().history.trouble() {
             None => Ok(Page::Text("ok\n".to_owned())),
@@ -147,7 +147,7 @@ async fn machines_page(pages: Pages, query: &Query) -> Result<Page, Fault> {
     };
     let is_all = request == ListSubsRequest::default();
     let selection = selection(request)?;
-    let machines = Arc::clone(&pages.machines);
+    let machines = pages.machines.clone();
     let render = move || machines_html(&pages, &statuses, &selection, is_all);
     machines.get(query, render).await.map(Page::Html)
 }

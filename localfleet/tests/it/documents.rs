@@ -14,21 +14,29 @@ use localfleet::programs::command_lines as programs;
 use command_lines::{CommandLine, lines_of, spans_of};
 
 /// What the documents run beside the programs of the project.
-const NOT_OURS: [&str; 15] = [
+const NOT_OURS: [&str; 23] = [
     "cargo",
     "cat",
     "chown",
+    "cmp",
     "curl",
     "debootstrap",
     "echo",
+    "export",
     "find",
     "head",
+    "install",
     "jq",
+    "mkdir",
     "mmdebstrap",
     "rsync",
     "sed",
     "skopeo",
+    "sleep",
     "ssh-keygen",
+    "systemctl",
+    "systemd-machine-id-setup",
+    "systemd-nspawn",
     "tar",
 ];
 

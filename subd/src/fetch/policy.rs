@@ -16,10 +16,10 @@ const BATCH_OBJECTS_MAX: usize = 2_000;
 /// The most bytes of one request. A larger object is requested alone.
 const BATCH_BYTES_MAX: u64 = 64 << 20;
 
-/// How fast a link must be, in bytes a second, for objects to be asked for as they are: about a
+/// How fast a link must be, in bytes a second, for objects to be asked for as they are: more than a
 /// gigabit. Then the fetch waits for other things, and packing would cost the source more processor
 /// time than all the rest of its work.
-const FAST_LINK: u64 = 100_000_000;
+const FAST_LINK: u64 = 125_000_000;
 
 /// Less than this says nothing about a link, in bytes: it may have been in buffers.
 const LINK_SAMPLE_BYTES_MIN: u64 = 4 << 20;

@@ -190,7 +190,8 @@ fn open_direct(directory: &crate::root::Directory, name: &[u8]) -> Result<File, 
 }
 
 /// Returns the speed of the interface of the default route in bytes per second, if it is known. A
-/// virtual one reports a number that has nothing to do with its speed.
+/// virtual one reports a number that has nothing to do with its speed, unless it is made of
+/// devices.
 pub fn network_speed() -> Option<u64> {
     let read = |path: &Path| -> io::Result<String> { fs_err::read_to_string(path) };
     let interface = interface_of(
@@ -198,12 +199,28 @@ pub fn network_speed() -> Option<u64> {
         &read(Path::new("/proc/net/ipv6_route")).unwrap_or_default(),
     )?;
     let place = Path::new("/sys/class/net").join(interface);
-    if !place.join("device").exists() {
+    if !is_of_device(&place, INTERFACE_LAYERS_MAX) {
         return None;
     }
     let megabits: i64 = read(&place.join("speed")).ok()?.trim().parse().ok()?;
     // Some report -1 or nothing.
     u64::try_from(megabits).ok().filter(|megabits| *megabits > 0).map(|megabits| megabits * 125_000)
+}
+
+/// How many interfaces may be stacked, such as a bridge on a VLAN on a bond.
+const INTERFACE_LAYERS_MAX: usize = 8;
+
+/// True if an interface, at this place in sysfs, is a device or lies above one: a bond, a bridge or
+/// a VLAN. At most so many layers are looked at.
+fn is_of_device(place: &Path, layers: usize) -> bool {
+    if place.join("device").exists() {
+        return true;
+    }
+    let Ok(entries) = fs_err::read_dir(place) else { return false };
+    let mut lower = entries.flatten().map(|entry| entry.path()).filter(|path| {
+        path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"lower_"))
+    });
+    layers > 0 && lower.any(|place| is_of_device(&place, layers - 1))
 }
 
 /// Returns the interface of the default route, by the kernel's tables for IPv4 and IPv6.
@@ -229,6 +246,24 @@ fn interface_of(ipv4: &str, ipv6: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_interface_above_a_device_is_one() {
+        let place = tempfile::tempdir().unwrap();
+        let at = |name: &str| place.path().join(name);
+        std::fs::create_dir_all(at("eth0/device")).unwrap();
+        for (name, lower) in [("bond0", "eth0"), ("br0", "bond0"), ("veth1", ""), ("ring", "ring")]
+        {
+            std::fs::create_dir(at(name)).unwrap();
+            if !lower.is_empty() {
+                let link = at(name).join(format!("lower_{lower}"));
+                std::os::unix::fs::symlink(at(lower), link).unwrap();
+            }
+        }
+        let of = |name: &str| is_of_device(&at(name), INTERFACE_LAYERS_MAX);
+        let found = ["eth0", "bond0", "br0", "veth1", "ring", "none"].map(of);
+        assert_eq!(found, [true, true, true, false, false, false]);
+    }
 
     #[test]
     fn the_mount_next_above_a_path_names_its_device() {

@@ -11,7 +11,7 @@ use model::scope::ScanSettings;
 
 use crate::state::Snapshot;
 
-/// How long a result is kept.
+/// How long a result is kept, and how long a scan goes on that nobody asks about.
 const KEPT: Duration = Duration::from_secs(10 * 60);
 
 /// A scan that nobody has asked about for so long gives way to one with other settings.
@@ -119,11 +119,40 @@ impl Preview {
         }
     }
 
-    /// Drops a result that was kept long enough. Returns when the next one is to be dropped.
+    /// Drops a result that was kept long enough, and a scan that nobody has asked about for long.
+    /// Returns when the next one is to be dropped.
     pub(super) fn forget_old(&mut self, now: Duration) -> Option<Duration> {
-        let end = |slot: &Slot| slot.result.as_ref().map(|(_, ended)| *ended + KEPT);
-        self.0.take_if(|slot| end(slot).is_some_and(|end| end <= now));
-        self.0.as_ref().and_then(end)
+        let end = |slot: &Slot| slot.result.as_ref().map_or(slot.asked, |(_, ended)| *ended) + KEPT;
+        self.0.take_if(|slot| end(slot) <= now);
+        self.0.as_ref().map(end)
+    }
+}
+
+/// The shortest and the longest time that a preview has before it gives way to a metadata pass that
+/// is due.
+const SLICE_MIN: Duration = Duration::from_secs(5);
+const SLICE_MAX: Duration = Duration::from_secs(60 * 60);
+
+/// When a preview that was interrupted may run again, and for how long. It walks the tree anew each
+/// time, so each turn is longer than the last one until a walk fits into it. The passes over all
+/// files have as much time as it had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PreviewTurn {
+    pub(super) slice: Duration,
+    pub(super) next: Duration,
+}
+
+impl Default for PreviewTurn {
+    fn default() -> Self {
+        Self { slice: SLICE_MIN, next: Duration::ZERO }
+    }
+}
+
+impl PreviewTurn {
+    /// Returns the next turn, after one of this length was interrupted at the time `now`.
+    pub(super) fn after(self, took: Duration, now: Duration) -> Self {
+        let slice = if took < self.slice { self.slice } else { self.slice * 2 };
+        Self { slice: slice.min(SLICE_MAX), next: now + took }
     }
 }
 
@@ -220,6 +249,31 @@ mod tests {
         end(&mut preview, Ok(snapshot()), 1);
         preview.invalidate();
         assert!(preview.found().is_none() && preview.wanted().is_none());
+    }
+
+    #[test]
+    fn a_scan_that_nobody_asks_about_ends() {
+        let mut preview = Preview::default();
+        ask(&mut preview, Attributes::Basic, 0);
+        ask(&mut preview, Attributes::Basic, 100);
+        let seconds = Duration::from_secs;
+        assert_eq!(preview.forget_old(seconds(699)), Some(seconds(700)));
+        assert!(preview.wanted().is_some());
+        assert_eq!(preview.forget_old(seconds(700)), None);
+        assert!(preview.wanted().is_none());
+    }
+
+    #[test]
+    fn turns_grow_until_one_is_long_enough_and_leave_as_much_time_to_others() {
+        let seconds = Duration::from_secs;
+        let first = PreviewTurn::default();
+        let turn = |slice, next| PreviewTurn { slice: seconds(slice), next: seconds(next) };
+        assert_eq!(first, turn(5, 0));
+        // An update or a caller who waits does not count.
+        assert_eq!(first.after(seconds(4), seconds(10)), turn(5, 14));
+        let second = first.after(seconds(6), seconds(20));
+        assert_eq!(second, turn(10, 26));
+        assert_eq!(turn(2_000, 0).after(seconds(2_001), seconds(3_000)), turn(3_600, 5_001));
     }
 
     #[test]

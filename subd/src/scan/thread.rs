@@ -175,12 +175,12 @@ impl ScanControl {
     }
 
     /// As [`ScanControl::throttle`], for a preview by `settings`: all that it uses is limited, and
-    /// it gives way to the metadata pass that is due at `metadata_due`.
+    /// it gives way to the metadata pass that is due at `end`.
     pub(super) fn throttle_preview(
         &self,
         taken: &mut Usage,
         settings: &Arc<ScanSettings>,
-        metadata_due: Instant,
+        end: Instant,
     ) {
         self.progress.moved();
         let Budgets { cpu, scan, .. } = &*self.budgets;
@@ -191,10 +191,11 @@ impl ScanControl {
         let step = taken.step();
         let mut rest = charge(step.cpu_us(), step.read_bytes);
         loop {
-            let mailbox = self.mailbox();
+            let mut mailbox = self.mailbox();
+            mailbox.preview.forget_old(self.progress.elapsed());
             let is_wanted =
                 mailbox.preview.wanted().is_some_and(|wanted| Arc::ptr_eq(wanted, settings));
-            if !is_wanted || mailbox.is_urgent() || metadata_due <= Instant::now() {
+            if !is_wanted || mailbox.is_urgent() || end <= Instant::now() {
                 self.interrupt.store(true, Ordering::Release);
             }
             let Some(time) = rest.filter(|_| !self.interrupt.load(Ordering::Acquire)) else {
@@ -211,11 +212,13 @@ impl ScanControl {
         let report = self.snapshot().report.clone();
         let entries = report.map_or(0, |report| report.totals.entries);
         let (now, hashed) = (self.progress.elapsed(), self.counters.read().hashed_bytes);
+        // Read here, because the scanner waits for the mailbox.
+        let available = available_memory();
         self.change(|mailbox| match mailbox.stop {
             true => Err(Fault::new(FaultCode::Unavailable, "the scanner has ended")),
-            false => mailbox
-                .preview
-                .ask(settings, now, hashed, || check_memory(entries, available_memory())),
+            false => {
+                mailbox.preview.ask(settings, now, hashed, || check_memory(entries, available))
+            }
         })
     }
 

@@ -25,6 +25,7 @@ use crate::scan::pace::Pace;
 use crate::scan::pace::PassKind;
 use crate::scan::pace::REST_MIN;
 use crate::scan::pass::{self, PassContext, PassError, PassMemory, PassResult};
+use crate::scan::preview::PreviewTurn;
 use crate::scan::reading::{CHUNK_BYTES, ReadFrom};
 use crate::scan::thread::{Mailbox, ScanControl};
 use crate::state::Snapshot;
@@ -91,6 +92,13 @@ enum NextWork {
     Preview(Arc<ScanSettings>),
 }
 
+/// What a preview that was interrupted has left.
+struct InterruptedPreview {
+    settings: Arc<ScanSettings>,
+    memory: PassMemory,
+    turn: PreviewTurn,
+}
+
 /// The schedule of one kind of pass over all files.
 struct PassSchedule {
     via: ReadFrom,
@@ -109,6 +117,11 @@ impl PassSchedule {
     /// Starts again, and without limits.
     fn boost(&mut self) {
         *self = Self { boosted: true, ..Self::new(self.via, Instant::now()) };
+    }
+
+    /// True if it has something to do, once it may.
+    fn is_due(&self, now: Instant) -> bool {
+        self.pass.is_some() || self.due <= now
     }
 
     fn leave(&mut self) {
@@ -133,8 +146,7 @@ struct Worker<'worker> {
     pace: Pace,
     buffer: AlignedBuffer,
     memory: PassMemory,
-    /// What a preview that was interrupted has left, with its settings.
-    preview: Option<(Arc<ScanSettings>, PassMemory)>,
+    preview: Option<InterruptedPreview>,
     /// The settings of the last metadata pass that was started.
     settings: Option<Arc<ScanSettings>>,
     metadata_due: Instant,
@@ -202,21 +214,24 @@ impl Worker<'_> {
                 let reread_paths = mem::take(&mut mailbox.reread_paths);
                 return NextWork::Metadata(coverage, reread_paths, mem::take(&mut mailbox.waiting));
             }
+            let elapsed = self.shared.progress.elapsed();
+            let dropped = mailbox.preview.forget_old(elapsed).map(|at| now + (at - elapsed));
             let until = match &self.shared.snapshot().tree {
                 Some(tree) => {
-                    if let Some(settings) = mailbox.preview.wanted() {
+                    let turn = self.next_preview(mailbox.preview.wanted(), now, elapsed);
+                    if let Some(settings) = mailbox.preview.wanted()
+                        && turn.is_some_and(|turn| turn <= now)
+                    {
                         return NextWork::Preview(Arc::clone(settings));
                     }
                     let (via, ready) = self.next_file_pass(now);
                     if ready <= now {
                         return NextWork::Files(via, tree.clone());
                     }
-                    ready.min(metadata_due)
+                    turn.map_or(ready, |turn| turn.min(ready)).min(metadata_due)
                 }
                 None => metadata_due,
             };
-            let elapsed = self.shared.progress.elapsed();
-            let dropped = mailbox.preview.forget_old(elapsed).map(|at| now + (at - elapsed));
             mailbox = self.wait(mailbox, Some(dropped.map_or(until, |at| at.min(until))));
         }
     }

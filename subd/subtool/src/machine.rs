@@ -142,7 +142,7 @@ impl Machine {
             let scan = Arc::new(reply.scan.clone().expect("it was waited for"));
             match self.reader.from_sub(&self.client, scan.root, None).await {
                 Ok(tree) => return Ok((reply, scan, tree)),
-                Err(TreeReadError::Changed) => {}
+                Err(TreeReadError::Changed) => tokio::time::sleep(NEWS_WAIT).await,
                 Err(error) => return Err(error.into()),
             }
         }
@@ -204,7 +204,7 @@ impl Machine {
                             let refused = self.refused_changes().await?.with(left_alone);
                             return self.planned(image, reply, scan.into(), tree, refused).await;
                         }
-                        Err(TreeReadError::Changed) => {}
+                        Err(TreeReadError::Changed) => tokio::time::sleep(NEWS_WAIT).await,
                         Err(error) => return Err(error.into()),
                     }
                 }

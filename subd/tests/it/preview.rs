@@ -167,3 +167,24 @@ async fn two_callers_share_a_preview_and_a_third_with_other_settings_is_told_to_
     source.stop().await;
     sub.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_requested_content_pass_is_made_while_a_preview_goes_on() {
+    let place = tempfile::tempdir().unwrap();
+    let process = start_slow(place.path());
+    let sub = Sub::elsewhere(place.path(), process.client.clone());
+    sub.tree().await;
+    let settings = in_sha512();
+    assert_eq!(ask(&sub, &settings).await.unwrap().scan, None);
+    let before = sub.poll().await.counters.content_passes;
+    let request = ScanNowRequest { content: true, media: false };
+    sub.client.call::<ScanNow>(&request).await.unwrap();
+    eventually_async("the content pass ends", async || {
+        // Asked all the time, so that the preview is wanted.
+        assert_eq!(ask(&sub, &settings).await.unwrap().scan, None);
+        sub.poll().await.counters.content_passes > before
+    })
+    .await;
+    assert_eq!(process.stop(), Some(0));
+    sub.stop().await;
+}

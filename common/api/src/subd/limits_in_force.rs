@@ -124,8 +124,8 @@ impl Method for GetLimits {
     type Reply = GetLimitsReply;
 }
 
-/// Lifts the limits of fetching that nobody has set, for fetches that start within ten minutes: an
-/// operator called the update urgent.
+/// Lifts the limits of fetching that nobody has set, for the fetch that an update needs now and for
+/// those that start within ten minutes: an operator called the update urgent.
 pub enum Hurry {}
 
 impl Method for Hurry {

@@ -180,6 +180,18 @@ impl Sub {
         }
     }
 
+    /// Checks that the machine answers and is the one that is meant. The error says what is not so.
+    pub fn expect_right_machine(&self) -> Result<(), String> {
+        if let Reachability::Failed(failure) = &self.polls.reachability {
+            return Err(failure.text.clone());
+        }
+        if self.view.is_none() {
+            return Err(self.shown.detail.clone());
+        }
+        let why = "it may be another machine than the one that is meant";
+        self.identity.is_verified().then_some(()).ok_or_else(|| why.to_owned())
+    }
+
     /// Returns the input of the preview of a plan, or what is missing for one, with a text.
     pub fn preview_input(&self) -> Result<PreviewInput, (NoPlanReason, String)> {
         if let Reachability::Failed(failure) = &self.polls.reachability {

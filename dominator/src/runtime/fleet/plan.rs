@@ -44,9 +44,6 @@ const READ_LIMIT: Duration = Duration::from_secs(10);
 /// How many plans are held with their summaries: the next machine may have the same.
 const COUNTED_MAX: usize = 16;
 
-/// How long a call for one machine waits for its scan.
-const SCAN_WAIT_MS: u32 = 900;
-
 /// What is missing for a plan, and a text that explains it.
 #[derive(Debug)]
 struct MissingPart {
@@ -71,7 +68,7 @@ impl Fleet {
         let PlanMachineRequest { hostname, image } = request;
         let _turn = self.planning.lock().await;
         let (handle, mut machine) = self.find(&hostname)?;
-        let mut run = PreviewRun::new(&self.shared, SCAN_WAIT_MS);
+        let mut run = PreviewRun::new(&self.shared);
         if let Some(image) = image {
             machine.required_image = image.as_str().to_owned();
             run.rollbacks = Arc::default();
@@ -109,7 +106,7 @@ impl Fleet {
         }
         let _turn = self.planning.lock().await;
         let end = self.shared.clock.elapsed() + TIME_MAX;
-        let mut run = PreviewRun::new(&self.shared, 0);
+        let mut run = PreviewRun::new(&self.shared);
         let mut plans = Vec::new();
         for machine in &machines {
             if !plans.is_empty() && self.shared.clock.elapsed() > end {
@@ -165,8 +162,6 @@ struct CountedPlan {
 /// The work for one caller: what is loaded for one machine serves the next.
 struct PreviewRun<'a> {
     shared: &'a Arc<Shared>,
-    /// How long a machine that scans for its plan is waited for.
-    scan_wait_ms: u32,
     /// The image of machines whose record names none.
     default: Option<Arc<DefaultImage>>,
     rollbacks: Arc<Rollbacks>,
@@ -179,10 +174,9 @@ struct PreviewRun<'a> {
 }
 
 impl<'a> PreviewRun<'a> {
-    fn new(shared: &'a Arc<Shared>, scan_wait_ms: u32) -> Self {
+    fn new(shared: &'a Arc<Shared>) -> Self {
         Self {
             shared,
-            scan_wait_ms,
             default: shared.default_image(),
             rollbacks: shared.state.rollbacks.get(),
             images: BTreeMap::new(),
@@ -292,7 +286,8 @@ impl<'a> PreviewRun<'a> {
         scope: Scope,
         input: &mut PreviewInput,
     ) -> Result<(), MissingPart> {
-        let request = PreviewScanRequest { scan: image.scan.clone(), wait_ms: self.scan_wait_ms };
+        // Other callers wait for this one: it asks again.
+        let request = PreviewScanRequest { scan: image.scan.clone(), wait_ms: 0 };
         let client = client_of(machine, self.shared);
         let (why, is_scanning) = match client.call_within::<PreviewScan>(&request, READ_LIMIT).await
         {

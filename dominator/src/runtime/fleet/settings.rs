@@ -65,14 +65,13 @@ impl Fleet {
     ) -> Result<GetLimitsReply, OrderError> {
         let GetSubLimitsRequest { hostname } = request;
         let (handle, machine) = self.find(&hostname)?;
-        let reply = match handle.with_sub(|sub| sub.preview_input()) {
-            Ok(input) if input.is_right_machine => {
+        let reply = match handle.with_sub(|sub| sub.expect_right_machine()) {
+            Ok(()) => {
                 let client = client_of(&machine, &self.shared);
                 let reply = client.call_within::<GetLimits>(&(), ASK_LIMIT).await;
                 reply.map_err(|error| error_chain(&error))
             }
-            Ok(_) => Err("it may be another machine than the one that is meant".to_owned()),
-            Err((_, why)) => Err(why),
+            Err(why) => Err(why),
         };
         reply.map_err(|why| OrderError::NoLimits { hostname, why })
     }

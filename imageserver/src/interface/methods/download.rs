@@ -1,8 +1,9 @@
 //! `ObjectServer.GetObjects` and `GET /objects/<id>`: sends content, one chunk at a time.
 //!
 //! A chunk is read when the transport asks for it, so a slow reader costs at most two chunks of
-//! memory and no thread; a quick one, up to five. Content is verified before its first byte is sent. It is packed for
-//! clients that accept packed content; an object that is stored packed is sent as it is.
+//! memory and no thread; one who takes each at once costs up to five. Content is verified before
+//! its first byte is sent. It is packed for clients that accept packed content; an object that is
+//! stored packed is sent as it is.
 //!
 //! There are as many packers as processors. A stream uses one if it is free, and otherwise sends
 //! the chunk unpacked: then the processor is the limit, not the network.
@@ -61,9 +62,10 @@ fn chunks<S: Send + 'static>(
     state: S,
     next: fn(&mut S) -> io::Result<Option<Bytes>>,
 ) -> impl Stream<Item = io::Result<Bytes>> + Send {
-    let steps = unfold(Some((state, Instant::now(), 1)), move |last| async move {
-        let (mut state, given, count) = last?;
-        let is_quick = given.elapsed() < QUICK * count;
+    let steps = unfold(Some((state, None)), move |last| async move {
+        let (mut state, given) = last?;
+        let is_quick =
+            given.is_some_and(|(at, count): (Instant, u32)| at.elapsed() < QUICK * count);
         let count = if is_quick { QUICK_CHUNKS } else { 1 };
         let step = tokio::task::spawn_blocking(move || {
             let mut chunks = Vec::new();
@@ -82,7 +84,7 @@ fn chunks<S: Send + 'static>(
         });
         let (chunks, state) =
             step.await.unwrap_or_else(|lost| (vec![Err(io::Error::other(lost))], None));
-        let next = state.map(|state| (state, Instant::now(), count));
+        let next = state.map(|state| (state, Some((Instant::now(), count))));
         (!chunks.is_empty()).then_some((chunks, next))
     });
     steps.flat_map(|chunks| {

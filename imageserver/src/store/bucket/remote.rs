@@ -21,12 +21,13 @@ use crate::store::bucket::removal_rules::Clocks;
 use crate::store::bucket_error::BucketError;
 use crate::store::error::{StoreError, failed};
 
-/// The longest time to connect, and the longest time without data from the bucket.
-const SILENCE_MAX: Duration = Duration::from_secs(20);
+/// The longest time to connect, and the longest time without data from the bucket. A request that
+/// got no answer is repeated once, because a connection that was idle may have been lost; callers
+/// of this server wait for 30 s, and are to be told why before.
+const SILENCE_MAX: Duration = Duration::from_secs(13);
 
-/// How long a failed request is retried. Shorter than [`SILENCE_MAX`], so that a request that got
-/// no answer is not repeated: callers of this server wait for 30 s, and are to be told why.
-const RETRY_TIMEOUT: Duration = Duration::from_secs(15);
+/// How long a failed request is retried: no try begins later.
+const RETRY_TIMEOUT: Duration = Duration::from_secs(14);
 
 /// The most retries of a request.
 const RETRIES_MAX: usize = 6;

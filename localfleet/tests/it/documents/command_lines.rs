@@ -62,11 +62,25 @@ fn of_block(kind: &str, lines: &[(usize, &str)]) -> Vec<CommandLine> {
             let Some((_, more)) = rest.next() else { break };
             text = format!("{} {more}", text.trim_end_matches('\\'));
         }
-        let commands =
-            split(&text).into_iter().filter(|words| !words.is_empty() && !is_setting(words));
+        // What a here-document holds is no command.
+        if let Some((_, end)) = text.split_once("<<") {
+            let end = end.trim_matches(['\'', '"', ' ']);
+            rest.by_ref().find(|(_, line)| *line == end);
+        }
+        let commands = split(&text).into_iter().map(without_keyword);
+        let commands = commands.filter(|words| !words.is_empty() && !is_setting(words));
         found.extend(commands.map(|words| CommandLine { number: *number, words, is_strict }));
     }
     found
+}
+
+/// Returns a command of a loop without the word of the shell before it.
+fn without_keyword(mut words: Vec<String>) -> Vec<String> {
+    const KEYWORDS: [&str; 3] = ["until", "do", "done"];
+    if words.first().is_some_and(|word| KEYWORDS.contains(&word.as_str())) {
+        words.remove(0);
+    }
+    words
 }
 
 /// Splits a line into its commands, and these into words, as a shell does. Leaves out comments,
