@@ -117,6 +117,10 @@ async fn refuse(mut stream: TcpStream, last: &[u8]) {
 fn explained(error: io::Error) -> io::Error {
     let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
     match inner {
+        // What answers is something else.
+        Some(inner @ rustls::Error::InvalidMessage(_)) => {
+            io::Error::new(io::ErrorKind::Unsupported, explain(inner))
+        }
         Some(inner) => io::Error::new(error.kind(), explain(inner)),
         None if error.kind() == io::ErrorKind::UnexpectedEof => {
             io::Error::new(error.kind(), "the other side has cut the connection")

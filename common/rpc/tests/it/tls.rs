@@ -168,7 +168,10 @@ async fn there_is_no_way_back_to_plain_text() {
     let insecure = Server::start(router(&Security::Insecure)).await;
     let error =
         lab.client("client", insecure.address).call::<ListSubs>(&ListSubsRequest::default()).await;
-    let text = model::display::error_chain(&error.unwrap_err());
+    let error = error.unwrap_err();
+    // It may be the wrong address.
+    assert_eq!(error.connect_hint("is it this address?"), Some("is it this address?"));
+    let text = model::display::error_chain(&error);
     assert!(text.contains("does not speak TLS"), "{text}");
     insecure.stop().await;
 }
