@@ -145,7 +145,11 @@ fn a_subd_that_starts_without_space_or_inodes_says_that_the_image_does_not_fit()
 #[test]
 fn a_root_that_is_read_only_or_broken_is_a_failure_that_names_the_cause() {
     let mut disk = SmallDisk::new();
-    run(&format!("mount -o remount,ro {}", disk.root.display()));
+    // subd may have a file open for writing.
+    eventually("the root is read-only", || {
+        let mut mount = Command::new("mount");
+        mount.args(["-o", "remount,ro"]).arg(&disk.root).status().unwrap().success()
+    });
     disk.scenario.fleet.require(Some("test/2")).unwrap();
     let read_only = "its root is mounted read-only: nothing can be changed";
     assert_eq!(disk.wait_for(Status::UpdateFailed), read_only);

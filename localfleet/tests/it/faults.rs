@@ -10,6 +10,7 @@ use api::subd::{Activity, Poll, PollRequest};
 use localfleet::fleet::daemon_process::Daemon;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use testing::eventually;
 
 use crate::converges::{CONVERGE_MAX, Scenario};
 use crate::liar::Liar;
@@ -171,13 +172,15 @@ fn a_subd_that_is_killed_between_the_fetch_and_the_update_starts_over() {
 fn a_subd_that_is_killed_before_it_verified_an_update_verifies_it_after_its_start() {
     let (mut scenario, first, second) = start(1);
     let sub = &mut scenario.fleet.subs[0];
+    let file = sub.root.join(".subd/state/state.json");
+    // It is reported before it is saved.
+    let mut state = eventually("the verified update is saved", || {
+        let state: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+        state["last_update"]["verified_generation"].is_number().then_some(state)
+    });
     sub.daemon.kill().unwrap();
     // What such a kill leaves: how the update ended is saved, and no scan after it.
-    let file = sub.root.join(".subd/state/state.json");
-    let mut state: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
-    let verified = &mut state["last_update"]["verified_generation"];
-    assert!(verified.is_number(), "{verified}");
-    *verified = serde_json::Value::Null;
+    state["last_update"]["verified_generation"] = serde_json::Value::Null;
     fs::write(&file, state.to_string()).unwrap();
     sub.daemon.start_again().unwrap();
     scenario.converge("test/1");
