@@ -158,7 +158,8 @@ fn a_root_that_is_read_only_or_broken_is_a_failure_that_names_the_cause() {
     let request = PollRequest { have: None, wait_ms: 0 };
     eventually("the root is reported as read-only", || {
         let reply = disk.scenario.fleet.ask_sub::<Poll>(0, &request);
-        reply.is_ok_and(|reply| reply.alarms == [Alarm::ReadOnly])
+        let alarms = reply.map_err(|error| format!("{error:#}"))?.alarms;
+        if alarms == [Alarm::ReadOnly] { Ok(()) } else { Err(format!("{alarms:?}")) }
     });
     assert_eq!(disk.wait_for(Status::UpdateFailed), read_only);
     run(&format!("mount -o remount,rw {}", disk.root.display()));

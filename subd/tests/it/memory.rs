@@ -187,7 +187,8 @@ async fn what_files_took_that_came_and_went_is_given_back() {
     println!("{count} files come: {before} KiB of its own before, {with_files} with them");
     fs::remove_dir_all(&full).unwrap();
     lab.scan().await;
-    let left_max = before + (with_files - before) / 4;
+    // Threads that were not there before have stacks.
+    let left_max = before + (with_files - before) / 3;
     lab.settle("files went", left_max, u64::MAX).await;
     lab.stop().await;
 }

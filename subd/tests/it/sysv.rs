@@ -12,6 +12,8 @@ use std::process::Command;
 
 use api::subd::{LastUpdate, PollReply, TriggerFailure, UpdateOutcome};
 
+use testing::eventually;
+
 use crate::debian::{Booted, Scenario, configuration, free_address, install, tree};
 use crate::fixture::Edit;
 
@@ -265,7 +267,14 @@ async fn misses_no_script_that_is_gone(scenario: &mut Scenario) {
 }
 
 async fn restarts_itself_last(scenario: &mut Scenario, machine: &Booted) {
-    let hello = || machine.run(&["sh", "-c", "cd /proc/$(cat /run/hello.pid) && pwd && cat comm"]);
+    // Its script ends before the process has become what it starts.
+    let hello = || {
+        eventually("hello runs", || {
+            let found =
+                machine.run(&["sh", "-c", "cd /proc/$(cat /run/hello.pid) && pwd && cat comm"]);
+            found.ends_with("\nsleep\n").then_some(found)
+        })
+    };
     let before = scenario.answers().await;
     let newer = scenario.newer_subd().await;
     let triggers = [OF_BROKEN, OF_HELLO, OF_SUBD];
