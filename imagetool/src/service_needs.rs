@@ -42,6 +42,12 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 /// Most files that are read.
 const FILES_MAX: usize = 10_000;
 
+/// How much is read of all files, in bytes.
+const ALL_BYTES_MAX: u64 = 16 << 20;
+
+/// Most directories that are taken from units and tmpfiles.d.
+const DIRECTORIES_MAX: usize = 10_000;
+
 /// How many directories or users a warning names.
 const NAMED_MAX: usize = 20;
 
@@ -77,6 +83,10 @@ pub struct Survey {
     pub files: Vec<NeedsFile>,
     /// The topmost directories that do not belong to root alone, with owner and group.
     owned: Vec<(TreePath, u32, u32)>,
+    /// The size of all files.
+    bytes: u64,
+    /// True if files were left out, because they or all of them are too large.
+    is_partial: bool,
 }
 
 fn constant(text: &str) -> TreePath {
@@ -114,13 +124,15 @@ impl Survey {
     }
 
     fn add_file(&mut self, path: TreePath, leaf: &Leaf, meaning: Meaning) {
-        if let Leaf::File(file) = leaf
-            && file.size_bytes <= FILE_BYTES_MAX
-            && self.files.len() < FILES_MAX
-        {
-            let (object, size_bytes) = (file.object.id(), file.size_bytes);
-            self.files.push(NeedsFile { path, meaning, object, size_bytes });
+        let Leaf::File(file) = leaf else { return };
+        let (object, size_bytes) = (file.object.id(), file.size_bytes);
+        let bytes = self.bytes.saturating_add(size_bytes);
+        if size_bytes > FILE_BYTES_MAX || bytes > ALL_BYTES_MAX || self.files.len() == FILES_MAX {
+            self.is_partial = true;
+            return;
         }
+        self.bytes = bytes;
+        self.files.push(NeedsFile { path, meaning, object, size_bytes });
     }
 
     /// Adds the files of a directory; of units also those in `NAME.d`, which change them.
@@ -174,14 +186,26 @@ impl Needs {
         for (file, content) in files {
             let text = String::from_utf8_lossy(content);
             match file.meaning {
-                Meaning::Unit => needs.named.extend(named::in_unit(&file.path, &text)),
-                Meaning::Tmpfiles => needs.named.extend(named::in_tmpfiles(&file.path, &text)),
+                Meaning::Unit => named::in_unit(&file.path, &text, &mut needs.named),
+                Meaning::Tmpfiles => named::in_tmpfiles(&file.path, &text, &mut needs.named),
                 Meaning::Users => needs.accounts.users = accounts::ids(&text),
                 Meaning::Groups => needs.accounts.groups = accounts::ids(&text),
             }
         }
         needs
     }
+}
+
+/// Warns if not everything was looked at.
+pub fn partial_warning(survey: &Survey, needs: &Needs) -> Warnings {
+    if !survey.is_partial && needs.named.len() <= DIRECTORIES_MAX {
+        return Warnings::default();
+    }
+    let text = format!(
+        "not all units and files of tmpfiles.d were looked at: at most {FILES_MAX} files of 1 MiB, \
+         16 MiB together, that name {DIRECTORIES_MAX} directories"
+    );
+    Warnings { warnings: vec![text], filter_lines: Vec::new() }
 }
 
 /// Warns of data that machines would lose. `find` finds a path of the tree.

@@ -3,6 +3,7 @@
 
 use model::path::TreePath;
 
+use super::DIRECTORIES_MAX;
 use crate::packages::printable;
 
 /// What a directory is to the service that names it.
@@ -28,8 +29,8 @@ pub struct NamedDirectory {
     pub role: Role,
 }
 
-/// Returns the directories that a unit names. Those whose names depend on the machine are skipped.
-pub fn in_unit(path: &TreePath, text: &str) -> Vec<NamedDirectory> {
+/// Adds the directories that a unit names. Those whose names depend on the machine are skipped.
+pub fn in_unit(path: &TreePath, text: &str, named: &mut Vec<NamedDirectory>) {
     let is_change = path.parent().is_some_and(|parent| parent.name().ends_with(b".d"));
     let unit = if is_change { path.parent().unwrap_or_else(TreePath::root) } else { path.clone() };
     let name = printable(&String::from_utf8_lossy(unit.name()));
@@ -40,33 +41,30 @@ pub fn in_unit(path: &TreePath, text: &str) -> Vec<NamedDirectory> {
     };
     let is_dynamic = settings()
         .any(|(key, value)| key == "DynamicUser" && ["yes", "true", "on", "1"].contains(&value));
-    let mut named = Vec::new();
     for (key, value) in settings() {
         let words = value.split_whitespace();
         match key {
             "StateDirectory" => {
                 for word in words {
                     let (word, _) = word.split_once(':').unwrap_or((word, ""));
-                    add(&mut named, &format!("/var/lib/{word}"), &by, Role::Data);
+                    add(named, &format!("/var/lib/{word}"), &by, Role::Data);
                     if is_dynamic {
                         // The first path is then a symlink to this one.
-                        add(&mut named, &format!("/var/lib/private/{word}"), &by, Role::Data);
+                        add(named, &format!("/var/lib/private/{word}"), &by, Role::Data);
                     }
                 }
             }
             "ReadWritePaths" | "WorkingDirectory" => {
-                words.for_each(|word| add(&mut named, word, &by, Role::Needed));
+                words.for_each(|word| add(named, word, &by, Role::Needed));
             }
             _ => {}
         }
     }
-    named
 }
 
-/// Returns the directories that a file of tmpfiles.d makes.
-pub fn in_tmpfiles(path: &TreePath, text: &str) -> Vec<NamedDirectory> {
+/// Adds the directories that a file of tmpfiles.d makes.
+pub fn in_tmpfiles(path: &TreePath, text: &str, named: &mut Vec<NamedDirectory>) {
     let by = path.to_string();
-    let mut named = Vec::new();
     for line in text.lines() {
         let mut fields = line.split_whitespace();
         let (Some(kind), Some(directory)) = (fields.next(), fields.next()) else { continue };
@@ -76,14 +74,14 @@ pub fn in_tmpfiles(path: &TreePath, text: &str) -> Vec<NamedDirectory> {
         let [_mode, user, group, age] = std::array::from_fn(|_| fields.next().unwrap_or("-"));
         let is_roots = |who: &str| ["-", "root", "0"].contains(&who.trim_start_matches(':'));
         let is_private = !is_roots(user) || !is_roots(group) || age != "-";
-        add(&mut named, directory, &by, Role::Created { is_private });
+        add(named, directory, &by, Role::Created { is_private });
     }
-    named
 }
 
+/// Adds a directory, unless there are more than are wanted already.
 fn add(named: &mut Vec<NamedDirectory>, path: &str, by: &str, role: Role) {
     // A `-` before a path says that it may be missing.
-    if path.contains('%') || path.starts_with('-') {
+    if path.contains('%') || path.starts_with('-') || named.len() > DIRECTORIES_MAX {
         return;
     }
     let path = path.trim_start_matches('+');

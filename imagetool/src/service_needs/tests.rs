@@ -117,10 +117,13 @@ fn directories_that_units_and_tmpfiles_name_are_told_as_well() {
         assert_eq!(lines(unit, tmpfiles), expected, "{unit} {tmpfiles}");
     }
     let path: TreePath = "/etc/systemd/system/redis.service.d/more.conf".parse().unwrap();
-    assert_eq!(named::in_unit(&path, "StateDirectory=a")[0].by, "redis.service");
+    let mut named = Vec::new();
+    named::in_unit(&path, "StateDirectory=a", &mut named);
     let path: TreePath = "/etc/systemd/system/\x1b[2J.service".parse().unwrap();
-    let by = &named::in_unit(&path, "StateDirectory=a")[0].by;
-    assert!(!by.contains('\x1b'), "{by:?}");
+    named::in_unit(&path, "StateDirectory=a", &mut named);
+    let [of_change, hostile] = named.as_slice() else { panic!("{named:?}") };
+    assert_eq!(of_change.by, "redis.service");
+    assert!(!hostile.by.contains('\x1b'), "{hostile:?}");
 }
 
 #[test]
@@ -132,6 +135,31 @@ fn only_what_says_something_of_services_is_read() {
     let paths: Vec<String> = survey.files.iter().map(|file| file.path.to_string()).collect();
     let more = "/usr/lib/systemd/system/redis.service.d/more.conf";
     assert_eq!(paths, ["/etc/passwd", UNIT, more, TMPFILES]);
+}
+
+#[test]
+fn a_hostile_image_is_looked_at_in_part_and_that_is_told() {
+    let first = Algorithm::Blake3.digest(b"1");
+    let mut text =
+        "d 755 0:0 /lib\nd 755 0:0 /lib/systemd\nd 755 0:0 /lib/systemd/system\n".to_owned();
+    for number in 10..40 {
+        text += &format!("f 644 0:0 0.000000000 1048576 {first} /lib/systemd/system/{number}\n");
+    }
+    let large = tree(&text);
+    let mut cache = DirectoryCache::default();
+    cache.insert_tree(&large);
+    let survey = Survey::of(&mut cache, large.digest());
+    assert_eq!(survey.files.len(), 16);
+    let told = |survey: &Survey, needs: &Needs| {
+        partial_warning(survey, needs).warnings.iter().any(|text| text.starts_with("not all units"))
+    };
+    assert!(told(&survey, &Needs::default()));
+    let (unit, tmpfiles) = ("StateDirectory=a\n".repeat(20_000), "d /srv/a\n".repeat(20_000));
+    let files = [(UNIT, Meaning::Unit, &*unit), (TMPFILES, Meaning::Tmpfiles, &*tmpfiles)];
+    let many = needs(&files);
+    assert_eq!(many.named.len(), DIRECTORIES_MAX + 1);
+    assert!(told(&Survey::default(), &many));
+    assert!(!told(&Survey::default(), &needs(&[])));
 }
 
 #[test]

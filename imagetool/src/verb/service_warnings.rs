@@ -2,6 +2,7 @@
 //!
 //! The warnings are for people: an image is made also if they cannot be.
 
+use std::io::Read as _;
 use std::path::Path;
 
 use api::image_server::notes::{FindLatestImage, FindLatestImageRequest};
@@ -16,7 +17,8 @@ use crate::directory_cache::DirectoryCache;
 use crate::image_checks::Warnings;
 use crate::service_needs::accounts::Accounts;
 use crate::service_needs::{
-    DroppedDirectory, Found, Needs, Survey, data_warnings, dropped_warnings, renumbered_warning,
+    DroppedDirectory, Found, Needs, NeedsFile, Survey, data_warnings, dropped_warnings,
+    partial_warning, renumbered_warning,
 };
 use crate::transfer::directories;
 use crate::transfer::download::DownloadError;
@@ -89,6 +91,7 @@ impl Subject<'_> {
             data_warnings(&survey, &needs, filter, |path| Found::at(cache, self.root, path))
         };
         let mut found = directories::fetch_for(client, cache, meter, query).await?;
+        found.extend(partial_warning(&survey, &needs));
         found.extend(dropped_warnings(self.dropped, &needs));
         if let Some(former) = self.former
             && let Some(accounts) = accounts_of(context, cache, former).await?
@@ -104,15 +107,21 @@ impl Subject<'_> {
             FilesAt::Server => read_from_server(context, survey).await,
             FilesAt::Archive => Ok(Needs::default()),
             FilesAt::Directory(directory) => {
-                let files = survey.files.iter().filter_map(|file| {
-                    let path = directory.join(file.path.to_string().trim_start_matches('/'));
-                    Some((file, std::fs::read(path).ok()?))
-                });
-                let files: Vec<_> = files.collect();
+                let read = |file| Some((file, read_below(directory, file)?));
+                let files: Vec<_> = survey.files.iter().filter_map(read).collect();
                 Ok(Needs::read(files.iter().map(|(file, content)| (*file, content.as_slice()))))
             }
         }
     }
+}
+
+/// Reads a file below `directory`, and not more than it had when it was hashed.
+fn read_below(directory: &Path, file: &NeedsFile) -> Option<Vec<u8>> {
+    let path = directory.join(file.path.to_string().trim_start_matches('/'));
+    let mut content = Vec::new();
+    let open = std::fs::File::open(path).ok()?;
+    open.take(file.size_bytes).read_to_end(&mut content).ok()?;
+    Some(content)
 }
 
 async fn read_from_server(context: &Context, survey: &Survey) -> Result<Needs, DownloadError> {
@@ -132,4 +141,22 @@ async fn accounts_of(
     let query = |cache: &mut DirectoryCache| Survey::of_accounts(cache, root);
     let survey = directories::fetch_for(&context.client, cache, &context.meter, query).await?;
     Ok(Some(read_from_server(context, &survey).await?.accounts))
+}
+
+#[cfg(test)]
+mod tests {
+    use model::object::Algorithm;
+
+    use super::*;
+    use crate::service_needs::Meaning;
+
+    #[test]
+    fn of_a_file_that_has_grown_only_the_size_that_was_counted_is_read() {
+        let place = tempfile::tempdir().unwrap();
+        std::fs::create_dir(place.path().join("etc")).unwrap();
+        std::fs::write(place.path().join("etc/passwd"), "root and more").unwrap();
+        let (path, object) = ("/etc/passwd".parse().unwrap(), Algorithm::Blake3.digest(b"root"));
+        let file = NeedsFile { path, meaning: Meaning::Users, object, size_bytes: 4 };
+        assert_eq!(read_below(place.path(), &file), Some(b"root".to_vec()));
+    }
 }
