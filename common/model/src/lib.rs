@@ -14,6 +14,7 @@ pub mod filter;
 pub mod image;
 pub mod json;
 pub mod lock;
+pub mod machine_specific;
 pub mod mdb;
 pub mod object;
 pub mod path;
