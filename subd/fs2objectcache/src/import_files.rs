@@ -17,7 +17,7 @@ use std::io::{self, Read, Write};
 
 use model::display::error_chain;
 use model::filter::Patterns;
-use model::object::{Algorithm, ObjectId};
+use model::object::Algorithm;
 use model::path::TreePath;
 use model::scope::Attributes;
 use nix::errno::Errno;
@@ -41,25 +41,6 @@ const COPIED: &str = "copy.";
 
 /// How many of the paths that stay are reported.
 const LEFT_MAX: usize = 100;
-
-/// Paths whose files are another on each machine, so that no image brings them back.
-const OWN: [&str; 12] = [
-    "/etc/adjtime$",
-    "/etc/crypttab$",
-    "/etc/dominator/tls$",
-    "/etc/fstab$",
-    "/etc/hostname$",
-    "/etc/machine-id$",
-    "/etc/netplan/.*",
-    "/etc/network/interfaces(\\.d/.*)?$",
-    "/etc/NetworkManager/system-connections/.*",
-    "/etc/ssh/ssh_host_.*",
-    "/etc/subd$",
-    "/var/lib/dbus/machine-id$",
-];
-
-/// How many files that are another on each machine are named.
-const OWN_MAX: usize = 1_000;
 
 /// How much is copied at once, in bytes.
 const BUFFER_BYTES: usize = 128 << 10;
@@ -97,28 +78,6 @@ pub struct Sums {
     /// Some of them, and why.
     pub left_paths: Vec<(TreePath, String)>,
     pub objects: u64,
-    /// Files that were taken and that are another on each machine: to be put back.
-    pub own: Vec<OwnFile>,
-}
-
-/// A file that was taken and that is another on each machine.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct OwnFile {
-    pub path: TreePath,
-    /// The object that has its content.
-    pub object: ObjectId,
-    pub mode: u32,
-    pub uid: u32,
-    pub gid: u32,
-}
-
-/// What happens during an import.
-#[derive(Debug)]
-pub enum Progress<'a> {
-    /// So many files and bytes were taken.
-    Taken { files: u64, bytes: u64 },
-    /// A file was taken that is another on each machine.
-    Own(&'a OwnFile),
 }
 
 impl Sums {
@@ -153,10 +112,8 @@ pub struct Import<'a> {
     /// The digest of the objects.
     pub algorithm: Algorithm,
     pub exclusions: &'a Patterns,
-    /// Called for what happens.
-    pub progress: &'a mut dyn FnMut(Progress<'_>),
-    /// Matches what is another on each machine.
-    own: Patterns,
+    /// Called with how many files and bytes were taken.
+    pub progress: &'a mut dyn FnMut(u64, u64),
     /// What was done so far.
     pub sums: Sums,
     /// The number of the next file in the intake.
@@ -172,11 +129,10 @@ impl<'a> Import<'a> {
         cache: &'a Cache,
         algorithm: Algorithm,
         exclusions: &'a Patterns,
-        progress: &'a mut dyn FnMut(Progress<'_>),
+        progress: &'a mut dyn FnMut(u64, u64),
     ) -> Self {
-        let own = Patterns::new(OWN).expect("the constants are regular expressions");
         let sums = Sums::default();
-        Self { root, home, intake, cache, algorithm, exclusions, progress, own, sums, next: 0 }
+        Self { root, home, intake, cache, algorithm, exclusions, progress, sums, next: 0 }
     }
 
     /// Takes what a killed run left, and then the whole tree.
@@ -286,13 +242,12 @@ impl<'a> Import<'a> {
             let adopted = self.cache.adopt(self.intake, &taken.name, self.algorithm)?;
             self.sums.bytes += adopted.size_bytes;
             self.sums.duplicates += u64::from(adopted.duplicate);
-            self.name_own(&taken.found, adopted.id);
             match taken.is_copy {
                 true => copies.push(taken.found),
                 false => self.sums.moved += 1,
             }
             let files = self.sums.moved + self.sums.copied;
-            (self.progress)(Progress::Taken { files, bytes: self.sums.bytes });
+            (self.progress)(files, self.sums.bytes);
         }
         if !copies.is_empty() {
             self.home.sync_filesystem()?;
@@ -301,16 +256,6 @@ impl<'a> Import<'a> {
             self.remove_copied(found);
         }
         Ok(())
-    }
-
-    /// Names the file if it is another on each machine.
-    fn name_own(&mut self, found: &Found, object: ObjectId) {
-        if self.sums.own.len() < OWN_MAX && self.own.covers(&found.path) {
-            let Status { mode, uid, gid, .. } = found.status;
-            let own = OwnFile { path: found.path.clone(), object, mode, uid, gid };
-            (self.progress)(Progress::Own(&own));
-            self.sums.own.push(own);
-        }
     }
 
     /// Moves or copies a file into the intake. Returns its name there, and true if it is a copy.

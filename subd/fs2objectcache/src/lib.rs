@@ -18,12 +18,13 @@ use clap::{Parser, ValueEnum};
 use daemon::{EXIT_DONE, EXIT_FAILED, EXIT_MISUSE, EXIT_PARTLY, exit};
 use model::display::{counted, error_chain, size};
 use model::filter::{Filter, PatternError, Patterns};
+use model::machine_specific::MACHINE_SPECIFIC;
 use model::object::Algorithm;
 use model::path::TreePath;
 use model::scope::SUBD_DIRECTORY;
 use tool::Format;
 
-use crate::import_files::{Import, ImportError, OwnFile, Progress, Sums};
+use crate::import_files::{Import, ImportError, Sums};
 use subd::cache::{Cache, CacheError};
 use subd::root::{Directory, Root, RootError, subd_directory};
 use subd::state::directories::{Directories, own_directory};
@@ -48,8 +49,7 @@ const PACE: Duration = Duration::from_millis(250);
 /// process can change an object through an open descriptor. Files that are being written stay. It
 /// can be killed at any time and started again: no content is lost.
 ///
-/// Host keys, /etc/fstab and other files that differ on each machine are taken too, unless the
-/// filter keeps them. Each is named with its object, so that it can be put back.
+/// Host keys, /etc/fstab, network settings and other files that differ on each machine stay.
 ///
 /// Exit codes: 0 done, 1 failed, 2 misuse, 3 some files stay.
 #[derive(Debug, Parser)]
@@ -76,6 +76,11 @@ pub struct Arguments {
     /// Skip paths that the filter of an image keeps: a file as for `imagetool add`.
     #[arg(long, value_name = "FILE")]
     filter: Option<PathBuf>,
+
+    /// Take host keys, /etc/fstab and other files that differ on each machine too. No image brings
+    /// them back.
+    #[arg(long)]
+    take_own: bool,
 
     /// Do not ask.
     #[arg(long)]
@@ -210,6 +215,9 @@ fn run(arguments: &Arguments) -> Result<Sums, Failure> {
     if let Some(path) = &arguments.filter {
         lines.extend_from_slice(read_filter(path)?.lines());
     }
+    if !arguments.take_own {
+        lines.extend(MACHINE_SPECIFIC.map(|one| one.line.to_owned()));
+    }
     let mut exclusions = Patterns::new(&lines)?;
     if is_running_system(&arguments.root)? && !arguments.really_empty_this_tree {
         return Err(Failure::Running { path: arguments.root.clone() });
@@ -226,19 +234,11 @@ fn run(arguments: &Arguments) -> Result<Sums, Failure> {
         Digest::Sha512 => Algorithm::Sha512,
     };
     let (shows, mut shown) = (std::io::stderr().is_terminal(), Instant::now());
-    let mut progress = |progress: Progress<'_>| match progress {
-        Progress::Own(own) => {
-            if shows {
-                eprint!("\r\x1b[K");
-            }
-            let OwnFile { path, object, mode, uid, gid } = own;
-            eprintln!("put back: {path} (mode {mode:o}, owner {uid}:{gid}): {object}");
-        }
-        Progress::Taken { files, bytes } if shows && shown.elapsed() >= PACE => {
+    let mut progress = |files, bytes| {
+        if shows && shown.elapsed() >= PACE {
             eprint!("\r\x1b[K  {}, {}", counted(files, "file"), size(bytes));
             shown = Instant::now();
         }
-        Progress::Taken { .. } => {}
     };
     let Opened { root, elsewhere, cache, intake, _lock } = &opened;
     let home = elsewhere.as_ref().unwrap_or(root);
@@ -272,8 +272,13 @@ fn confirm(arguments: &Arguments) -> Result<(), Failure> {
         Some(objects) => objects.display().to_string(),
         None => arguments.root.join(&SUBD_DIRECTORY[1..]).join("objects").display().to_string(),
     };
+    let but = match arguments.take_own {
+        true => "",
+        false => ", except the machine's own, such as /etc/fstab",
+    };
     eprintln!(
-        "All regular files of {root} are taken out of the tree and become objects in {objects}.\n\
+        "All regular files of {root} are taken out of the tree and become objects in {objects}\
+         {but}.\n\
          What uses {root} cannot work until an image is pushed to it. Other file-systems below it \
          stay as they are."
     );

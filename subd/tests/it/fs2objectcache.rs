@@ -101,7 +101,7 @@ fn every_file_becomes_an_object_of_root_alone() {
     assert_eq!(code, 0, "{said}");
     let expected = serde_json::json!({
         "moved": 5, "copied": 3, "duplicates": 2, "bytes": 33, "left": 0, "left_paths": [],
-        "objects": 6, "own": [],
+        "objects": 6,
     });
     assert_eq!(sums, expected);
     let cache = root.join(".subd/objects");
@@ -135,16 +135,14 @@ fn what_is_being_written_excluded_or_immutable_stays() {
 }
 
 #[test]
-fn what_is_another_on_each_machine_stays_by_the_filter_or_is_named() {
+fn what_is_another_on_each_machine_or_the_filter_keeps_stays() {
     let place = tempfile::tempdir().unwrap();
     let root = place.path().join("root");
-    let files = ["etc/fstab", "etc/motd", "etc/ssh/ssh_host_rsa_key", "etc/subd/deep/config.toml"];
+    let files = ["etc/fstab", "etc/motd", "etc/ssh/ssh_host_rsa_key", "etc/subd/deep/x", "srv/a"];
     for path in files {
         fs::create_dir_all(root.join(path).parent().unwrap()).unwrap();
         fs::write(root.join(path), path).unwrap();
     }
-    fs::set_permissions(root.join(files[2]), fs::Permissions::from_mode(0o600)).unwrap();
-    chown(root.join(files[2]), None, Some(7)).unwrap();
     let filter = place.path().join("filter");
     let flags = ["--yes", "--filter", filter.to_str().unwrap()];
     for text in [None, Some("# comment\n/etc/(fstab$\n")] {
@@ -155,23 +153,12 @@ fn what_is_another_on_each_machine_stays_by_the_filter_or_is_named() {
         assert!(code == 2 && said.contains("filter"), "{said}");
         assert!(text.is_none() || said.contains("line 2: "), "{said}");
     }
-    fs::write(&filter, "# comment\n/etc/fstab$\n/etc/subd$\n").unwrap();
-    let (code, sums, said) = run(&root, &flags);
-    let key = Algorithm::Blake3.digest(files[2].as_bytes());
-    let own = |path: &str, mode: u32, gid: u32| {
-        let object = Algorithm::Blake3.digest(path.as_bytes()).to_string();
-        serde_json::json!({"path": format!("/{path}"), "object": object, "mode": mode, "uid": 0,
-            "gid": gid})
-    };
-    assert_eq!((code, &sums["own"]), (0, &serde_json::json!([own(files[2], 0o600, 7)])), "{said}");
-    let line = format!("put back: /etc/ssh/ssh_host_rsa_key (mode 600, owner 0:7): {key}\n");
-    assert!(said.ends_with(&line), "{said}");
-    assert_eq!(left(&root), [files[0], files[3]]);
-    let (_, sums, _) = run(&root, &["--yes"]);
-    let mut named = sums["own"].as_array().unwrap().clone();
-    named.sort_by_key(|own| own["path"].to_string());
-    assert_eq!(named, [own(files[0], 0o644, 0), own(files[3], 0o644, 0)]);
-    assert_eq!(left(&root), Vec::<String>::new());
+    fs::write(&filter, "# comment\n/srv/.*\n").unwrap();
+    let (code, _, said) = run(&root, &flags);
+    assert_eq!(code, 0, "{said}");
+    assert_eq!(left(&root), [files[0], files[2], files[3], files[4]]);
+    let (code, _, said) = run(&root, &[&flags[..], &["--take-own"]].concat());
+    assert_eq!((code, left(&root)), (0, vec!["srv/a".to_owned()]), "{said}");
 }
 
 #[test]
