@@ -259,8 +259,13 @@ pub fn data_warnings(
     Warnings { warnings: vec![text], filter_lines }
 }
 
-/// Warns of directories that services need, and that the filter leaves out of the image.
-pub fn dropped_warnings(dropped: &[DroppedDirectory], needs: &Needs) -> Warnings {
+/// Warns of directories that services need, and that the filter leaves out of the image. Who owns
+/// the directory above can make them again. `owner` finds the owner and group of a directory.
+pub fn dropped_warnings(
+    dropped: &[DroppedDirectory],
+    needs: &Needs,
+    mut owner: impl FnMut(&TreePath) -> Option<(u32, u32)>,
+) -> Warnings {
     let mut missing: BTreeMap<&TreePath, (String, String)> = BTreeMap::new();
     for one in dropped.iter().filter(|one| is_below(&one.path, &NEEDED)) {
         let named = needs.named.iter().find(|named| named.path == one.path);
@@ -269,6 +274,11 @@ pub fn dropped_warnings(dropped: &[DroppedDirectory], needs: &Needs) -> Warnings
             Some(NamedDirectory { role: Role::Data, .. }) => continue,
             Some(named) => named.by.clone(),
             None if (one.uid, one.gid) == (0, 0) => continue,
+            None if one.path.parent().and_then(|above| owner(&above))
+                == Some((one.uid, one.gid)) =>
+            {
+                continue;
+            }
             None => needs.accounts.owner(one.uid, one.gid),
         };
         missing.insert(&one.path, (by, line_of(&one.path, "/.*")));
@@ -304,6 +314,12 @@ pub fn renumbered_warning(
         listed(changes.into_iter())
     );
     Warnings { warnings: vec![text], filter_lines: Vec::new() }
+}
+
+/// Finds the owner and group of a directory in the tree of `root`.
+pub fn owner(cache: &mut DirectoryCache, root: ObjectId, path: &TreePath) -> Option<(u32, u32)> {
+    let Lookup::Directory(id) = cache.find(root, path) else { return None };
+    cache.get(id).map(|listing| (listing.metadata.uid, listing.metadata.gid))
 }
 
 /// What is at a path of a tree.

@@ -171,6 +171,7 @@ fn directories_that_are_left_out_are_told_if_services_need_them() {
     let dropped = |path: &str, gid| DroppedDirectory { path: path.parse().unwrap(), uid: 0, gid };
     let all = [
         dropped("/home/x", 1_000),
+        dropped("/var/cache/man/de", 6),
         dropped("/var/lib/may", 0),
         dropped("/var/lib/redis", 101),
         dropped("/var/log/apt", 0),
@@ -182,9 +183,12 @@ fn directories_that_are_left_out_are_told_if_services_need_them() {
         them does not get them: /var/log/nginx (group 4), /var/log/redis (redis.service), \
         /var/spool/mail (/usr/lib/tmpfiles.d/mail.conf); keep only what is in them, by lines such \
         as /var/log/nginx/.*, /var/log/redis/.*, /var/spool/mail/.*";
-    let found = dropped_warnings(&all, &needs);
+    // Who owns a directory can make what was in it.
+    let owner =
+        |path: &TreePath| Some((0, if path.to_string() == "/var/cache/man" { 6 } else { 0 }));
+    let found = dropped_warnings(&all, &needs, owner);
     assert_eq!((found.warnings, found.filter_lines), (vec![text.to_owned()], Vec::new()));
-    assert_eq!(dropped_warnings(&all[..4], &needs), Warnings::default());
+    assert_eq!(dropped_warnings(&all[..5], &needs, owner), Warnings::default());
 }
 
 #[test]

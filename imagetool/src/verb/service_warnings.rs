@@ -17,7 +17,7 @@ use crate::directory_cache::DirectoryCache;
 use crate::image_checks::Warnings;
 use crate::service_needs::accounts::Accounts;
 use crate::service_needs::{
-    DroppedDirectory, Found, Needs, NeedsFile, Survey, data_warnings, dropped_warnings,
+    DroppedDirectory, Found, Needs, NeedsFile, Survey, data_warnings, dropped_warnings, owner,
     partial_warning, renumbered_warning,
 };
 use crate::transfer::directories;
@@ -92,7 +92,7 @@ impl Subject<'_> {
         };
         let mut found = directories::fetch_for(client, cache, meter, query).await?;
         found.extend(partial_warning(&survey, &needs));
-        found.extend(dropped_warnings(self.dropped, &needs));
+        found.extend(dropped_warnings(self.dropped, &needs, |path| owner(cache, self.root, path)));
         if let Some(former) = self.former
             && let Some(accounts) = accounts_of(context, cache, former).await?
         {
