@@ -208,14 +208,18 @@ pub fn partial_warning(survey: &Survey, needs: &Needs) -> Warnings {
     Warnings { warnings: vec![text], filter_lines: Vec::new() }
 }
 
-/// Warns of data that machines would lose. `find` finds a path of the tree.
-pub fn data_warnings(
+/// Directories with data that machines would lose, each with who writes there and the line of a
+/// filter that keeps the data.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LostData(BTreeMap<TreePath, (String, String)>);
+
+/// Finds the data that machines would lose. `find` finds a path of the tree.
+pub fn lost_data(
     survey: &Survey,
     needs: &Needs,
     filter: &Filter,
     mut find: impl FnMut(&TreePath) -> Found,
-) -> Warnings {
-    // The lines that keep the data, each with the directory and who writes there.
+) -> LostData {
     let mut lost: BTreeMap<TreePath, (String, String)> = BTreeMap::new();
     let mut add = |path: &TreePath, by: String, found: Found| {
         if !is_below(path, &DATA) || is_thought_of(filter, path, found) {
@@ -246,17 +250,25 @@ pub fn data_warnings(
         }
         !is_below
     });
-    if lost.is_empty() {
-        return Warnings::default();
+    LostData(lost)
+}
+
+impl LostData {
+    /// Warns of what is lost and was not lost `before`.
+    pub fn warnings(mut self, before: &Self) -> Warnings {
+        self.0.retain(|path, _| !before.0.contains_key(path));
+        if self.0.is_empty() {
+            return Warnings::default();
+        }
+        let shown = self.0.iter().map(|(path, (by, _))| format!("{path} ({by})"));
+        let text = format!(
+            "services keep data in directories whose content the filter does not keep, so that it \
+             would be removed from machines: {}",
+            listed(shown)
+        );
+        let filter_lines = self.0.into_values().map(|(_, line)| line).collect();
+        Warnings { warnings: vec![text], filter_lines }
     }
-    let shown = lost.iter().map(|(path, (by, _))| format!("{path} ({by})"));
-    let text = format!(
-        "services keep data in directories whose content the filter does not keep, so that it \
-         would be removed from machines: {}",
-        listed(shown)
-    );
-    let filter_lines = lost.into_values().map(|(_, line)| line).collect();
-    Warnings { warnings: vec![text], filter_lines }
 }
 
 /// Warns of directories that services need, and that the filter leaves out of the image. Who owns

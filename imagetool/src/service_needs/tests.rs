@@ -36,7 +36,8 @@ fn data(tree: &Tree, needs: &Needs, filter: &[&str]) -> (Vec<String>, Vec<String
     let survey = Survey::of(&mut cache, tree.digest());
     let filter = Filter::new(filter).unwrap();
     let find = |path: &TreePath| Found::at(&mut cache, tree.digest(), path);
-    let Warnings { warnings, filter_lines } = data_warnings(&survey, needs, &filter, find);
+    let Warnings { warnings, filter_lines } =
+        lost_data(&survey, needs, &filter, find).warnings(&LostData::default());
     (warnings, filter_lines)
 }
 

@@ -10,7 +10,7 @@ use model::tree::Tree;
 use serde::Serialize;
 use tool::Format;
 
-use super::service_warnings::{FilesAt, Subject};
+use super::service_warnings::{FilesAt, Side, Subject};
 use super::{Context, VerbResult, print, print_json};
 use crate::compare::entries::{Change, ChangeKind, TreeChangesRecord, compare};
 use crate::compare::metadata::MetadataChanges;
@@ -35,10 +35,10 @@ Examples:
 
 Exit codes: 0 the two are equal, 3 they differ, 1 the comparison failed.
 
-Only directories that differ are fetched. A path is `added` if only B has it, `removed` if only A
+Fetched are directories that differ, and what says what services need. A path is `added` if only B has it, `removed` if only A
 has it. A hard link is compared as its file. For file:PATH, a directory or an archive as for `add`,
 only the tree is compared, without the paths that the other image's filter keeps. Warnings say what
-B would take from services: data that the filter does not keep, and numbers of users. Of an archive,
+B, but not A, would take from services: data that the filter does not keep, and numbers of users. Of an archive,
 only owners of directories are looked at.")]
 pub struct DiffArgs {
     /// Image, or file:PATH for a directory or archive.
@@ -154,27 +154,30 @@ pub async fn run(context: &Context, args: DiffArgs) -> VerbResult {
     Ok(if same { Outcome::Done } else { Outcome::Different })
 }
 
-/// Warns of what B would take from services. A file has the filter of the other side.
-async fn warn_of_services(
+/// Warns of what B would take from services and A would not. A file has the filter of the other side.
+async fn warn_of_services<'call>(
     context: &Context,
     cache: &mut DirectoryCache,
-    args: &DiffArgs,
-    before: &ComparedTree,
-    after: &ComparedTree,
+    args: &'call DiffArgs,
+    before: &'call ComparedTree,
+    after: &'call ComparedTree,
 ) {
-    let files = match &args.after {
-        Operand::Image(_) => FilesAt::Server,
-        Operand::File(path) if path.is_dir() => FilesAt::Directory(path),
-        Operand::File(_) => FilesAt::Archive,
+    let side = |operand: &'call Operand, tree: &'call ComparedTree, other: &'call ComparedTree| {
+        let files = match operand {
+            Operand::Image(_) => FilesAt::Server,
+            Operand::File(path) if path.is_dir() => FilesAt::Directory(path),
+            Operand::File(_) => FilesAt::Archive,
+        };
+        let image = tree.image.as_ref().or(other.image.as_ref());
+        let filter = image.and_then(|image| image.content.filter.as_ref());
+        Side { root: tree.root, filter, files }
     };
-    let image = after.image.as_ref().or(before.image.as_ref());
-    let subject = Subject {
-        root: after.root,
-        filter: image.and_then(|image| image.content.filter.as_ref()),
-        files,
-        dropped: &[],
-        former: before.image.as_ref().map(|image| &image.content.name),
-    };
+    let former = before.image.as_ref().map(|image| &image.content.name);
+    let (after, before) = (side(&args.after, after, before), side(&args.before, before, after));
+    if (after.root, after.filter) == (before.root, before.filter) {
+        return;
+    }
+    let subject = Subject { after, before: Some(before), dropped: &[], former };
     subject.warn(context, cache).await;
 }
 

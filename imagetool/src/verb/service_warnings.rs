@@ -17,8 +17,8 @@ use crate::directory_cache::DirectoryCache;
 use crate::image_checks::Warnings;
 use crate::service_needs::accounts::Accounts;
 use crate::service_needs::{
-    DroppedDirectory, Found, Needs, NeedsFile, Survey, data_warnings, dropped_warnings, owner,
-    partial_warning, renumbered_warning,
+    DroppedDirectory, Found, LostData, Needs, NeedsFile, Survey, dropped_warnings, lost_data,
+    owner, partial_warning, renumbered_warning,
 };
 use crate::transfer::directories;
 use crate::transfer::download::DownloadError;
@@ -42,7 +42,8 @@ pub(super) async fn warn(
 ) {
     let mut cache = DirectoryCache::default();
     cache.insert_tree(tree);
-    let subject = Subject { root: tree.digest(), filter, files: FilesAt::Server, dropped, former };
+    let after = Side { root: tree.digest(), filter, files: FilesAt::Server };
+    let subject = Subject { after, before: None, dropped, former };
     subject.warn(context, &mut cache).await;
 }
 
@@ -55,11 +56,18 @@ pub(super) enum FilesAt<'call> {
     Archive,
 }
 
-/// What is looked at.
-pub(super) struct Subject<'call> {
+/// A tree that is looked at.
+pub(super) struct Side<'call> {
     pub root: ObjectId,
     pub filter: Option<&'call Filter>,
     pub files: FilesAt<'call>,
+}
+
+/// What is looked at.
+pub(super) struct Subject<'call> {
+    pub after: Side<'call>,
+    /// What it would take already is not told again.
+    pub before: Option<Side<'call>>,
     pub dropped: &'call [DroppedDirectory],
     pub former: Option<&'call ImageName>,
 }
@@ -67,7 +75,7 @@ pub(super) struct Subject<'call> {
 impl Subject<'_> {
     /// Prints what the image would take from services. Sparse images take nothing.
     pub async fn warn(&self, context: &Context, cache: &mut DirectoryCache) {
-        let Some(filter) = self.filter else { return };
+        let Some(filter) = self.after.filter else { return };
         match self.warnings(context, cache, filter).await {
             Ok(found) => print_warnings(&found),
             Err(error) => {
@@ -83,22 +91,44 @@ impl Subject<'_> {
         cache: &mut DirectoryCache,
         filter: &Filter,
     ) -> Result<Warnings, DownloadError> {
-        let survey = |cache: &mut DirectoryCache| Survey::of(cache, self.root);
-        let (client, meter) = (&context.client, &context.meter);
-        let survey = directories::fetch_for(client, cache, meter, survey).await?;
-        let needs = self.read(context, &survey).await?;
-        let query = |cache: &mut DirectoryCache| {
-            data_warnings(&survey, &needs, filter, |path| Found::at(cache, self.root, path))
+        let (survey, needs, lost) = self.after.look(context, cache, filter).await?;
+        let known = match &self.before {
+            Some(before @ Side { filter: Some(filter), .. }) => {
+                before.look(context, cache, filter).await?.2
+            }
+            _ => LostData::default(),
         };
-        let mut found = directories::fetch_for(client, cache, meter, query).await?;
+        let mut found = lost.warnings(&known);
         found.extend(partial_warning(&survey, &needs));
-        found.extend(dropped_warnings(self.dropped, &needs, |path| owner(cache, self.root, path)));
+        found.extend(dropped_warnings(self.dropped, &needs, |path| {
+            owner(cache, self.after.root, path)
+        }));
         if let Some(former) = self.former
             && let Some(accounts) = accounts_of(context, cache, former).await?
         {
             found.extend(renumbered_warning(&needs.accounts, &accounts, former, filter));
         }
         Ok(found)
+    }
+}
+
+impl Side<'_> {
+    /// Finds what the tree has of services, what they need, and what `filter` would take from them.
+    async fn look(
+        &self,
+        context: &Context,
+        cache: &mut DirectoryCache,
+        filter: &Filter,
+    ) -> Result<(Survey, Needs, LostData), DownloadError> {
+        let survey = |cache: &mut DirectoryCache| Survey::of(cache, self.root);
+        let (client, meter) = (&context.client, &context.meter);
+        let survey = directories::fetch_for(client, cache, meter, survey).await?;
+        let needs = self.read(context, &survey).await?;
+        let query = |cache: &mut DirectoryCache| {
+            lost_data(&survey, &needs, filter, |path| Found::at(cache, self.root, path))
+        };
+        let lost = directories::fetch_for(client, cache, meter, query).await?;
+        Ok((survey, needs, lost))
     }
 
     /// Reads the files of `survey`.

@@ -88,10 +88,14 @@ fn what_an_image_would_take_from_services_is_told() {
     std::fs::create_dir(place.path("root/etc")).unwrap();
     place.write("root/etc/passwd", "redis:x:103:103::/:/bin/sh\n");
     std::fs::write(unit.join("redis.service"), "StateDirectory=other\n").unwrap();
-    let steps: [&[&str]; 6] = [
+    let steps: [&[&str]; 9] = [
         &["add", "redis/1", "1.tar", "filter", "-"],
         &["add", "redis/2", "2.tar", "good", "-"],
         &["diff", "redis/1", "redis/2", "--ignore", "owner,mtime,filter"],
+        // Only what is new in B is told.
+        &["diff", "redis/1", "redis/1"],
+        &["diff", "redis/1", "file:2.tar", "--ignore", "owner,mtime"],
+        &["diff", "redis/2", "redis/1", "--ignore", "owner,mtime,filter"],
         &["diff", "redis/2", "file:1.tar", "--ignore", "owner,mtime"],
         &["diff", "redis/2", "file:root", "--ignore", "owner,mtime"],
         &["add", "redis/3", "2.tar", "good", "-"],
