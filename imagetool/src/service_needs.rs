@@ -321,8 +321,8 @@ pub fn renumbered_warning(
         return Warnings::default();
     }
     let text = format!(
-        "users and groups have other numbers than in {name}, and files that machines keep have \
-         the old ones: {}; make the root with the numbers of {name}",
+        "if machines go from {name} to this, files that they keep have the old numbers of users and \
+         groups: {}; make the root with the numbers of {name}",
         listed(changes.into_iter())
     );
     Warnings { warnings: vec![text], filter_lines: Vec::new() }

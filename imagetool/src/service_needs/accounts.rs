@@ -12,13 +12,15 @@ pub struct Accounts {
     pub groups: BTreeMap<String, u32>,
 }
 
-/// Reads `/etc/passwd` or `/etc/group`: the name is the first field, its number the third.
+/// Reads `/etc/passwd` or `/etc/group`: the name is the first field, its number the third. Of lines
+/// with one name the first counts.
 pub fn ids(text: &str) -> BTreeMap<String, u32> {
     let id = |line: &str| {
         let mut fields = line.split(':');
         Some((fields.next()?.to_owned(), fields.nth(1)?.parse().ok()?))
     };
-    text.lines().filter_map(id).collect()
+    // The last of equal keys stays.
+    text.lines().rev().filter_map(id).collect()
 }
 
 impl Accounts {

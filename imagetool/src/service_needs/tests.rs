@@ -202,13 +202,15 @@ fn other_numbers_of_users_and_groups_are_told_if_machines_keep_files() {
     let after = of("root:x:0:0::/:\nredis:x:102:101::\nnew:x:101:1::\n", "redis:x:101:\nadm:x:5:");
     let keep = Filter::new(["/var/lib/redis/.*"]).unwrap();
     let name = ImageName::new("base/1").unwrap();
-    let text = "users and groups have other numbers than in base/1, and files that machines keep \
-        have the old ones: user redis: 101 to 102, group adm: 4 to 5; make the root with the \
+    let text = "if machines go from base/1 to this, files that they keep have the old numbers of \
+        users and groups: user redis: 101 to 102, group adm: 4 to 5; make the root with the \
         numbers of base/1";
     let found = renumbered_warning(&after, &before, &name, &keep);
     assert_eq!(found.warnings, [text]);
     assert_eq!(renumbered_warning(&before, &before, &name, &keep), Warnings::default());
     let nothing = Filter::new::<&str>([]).unwrap();
     assert_eq!(renumbered_warning(&after, &before, &name, &nothing), Warnings::default());
-    assert_eq!(accounts::ids("no\n:x\na:b:c:\n+::\nok:x:7"), BTreeMap::from([("ok".into(), 7)]));
+    // Of equal names the first counts, as for the machine.
+    let text = "no\n:x\na:b:c:\n+::\nok:x:7\nok:x:8";
+    assert_eq!(accounts::ids(text), BTreeMap::from([("ok".into(), 7)]));
 }
