@@ -286,9 +286,7 @@ pub fn dropped_warnings(
             Some(NamedDirectory { role: Role::Data, .. }) => continue,
             Some(named) => named.by.clone(),
             None if (one.uid, one.gid) == (0, 0) => continue,
-            None if one.path.parent().and_then(|above| owner(&above))
-                == Some((one.uid, one.gid)) =>
-            {
+            None if one.path.parent().and_then(|up| owner(&up)) == Some((one.uid, one.gid)) => {
                 continue;
             }
             None => needs.accounts.owner(one.uid, one.gid),
@@ -321,8 +319,8 @@ pub fn renumbered_warning(
         return Warnings::default();
     }
     let text = format!(
-        "if machines go from {name} to this, files that they keep have the old numbers of users and \
-         groups: {}; make the root with the numbers of {name}",
+        "if machines go from {name} to this, files that they keep have the old numbers of users \
+         and groups: {}; make the root with the numbers of {name}",
         listed(changes.into_iter())
     );
     Warnings { warnings: vec![text], filter_lines: Vec::new() }

@@ -35,11 +35,11 @@ Examples:
 
 Exit codes: 0 the two are equal, 3 they differ, 1 the comparison failed.
 
-Fetched are directories that differ, and what says what services need. A path is `added` if only B has it, `removed` if only A
-has it. A hard link is compared as its file. For file:PATH, a directory or an archive as for `add`,
-only the tree is compared, without the paths that the other image's filter keeps. Warnings say what
-B, but not A, would take from services: data that the filter does not keep, and numbers of users. Of an archive,
-only owners of directories are looked at.")]
+Directories that differ are fetched, and those that say what services need. A path is `added` if
+only B has it, `removed` if only A has it. A hard link is compared as its file. For file:PATH, a
+directory or an archive as for `add`, only the tree is compared, without the paths that the other
+image's filter keeps. Warnings say what B, but not A, would take from services: data that the filter
+does not keep, and numbers of users. Of an archive, only owners of directories are looked at.")]
 pub struct DiffArgs {
     /// Image, or file:PATH for a directory or archive.
     #[arg(value_name = "A")]
@@ -154,7 +154,8 @@ pub async fn run(context: &Context, args: DiffArgs) -> VerbResult {
     Ok(if same { Outcome::Done } else { Outcome::Different })
 }
 
-/// Warns of what B would take from services and A would not. A file has the filter of the other side.
+/// Warns of what B would take from services and A would not. A file has the filter of the other
+/// side.
 async fn warn_of_services<'call>(
     context: &Context,
     cache: &mut DirectoryCache,
@@ -162,7 +163,8 @@ async fn warn_of_services<'call>(
     before: &'call ComparedTree,
     after: &'call ComparedTree,
 ) {
-    let side = |operand: &'call Operand, tree: &'call ComparedTree, other: &'call ComparedTree| {
+    type Compared<'call> = &'call ComparedTree;
+    let side = |operand: &'call Operand, tree: Compared<'call>, other: Compared<'call>| {
         let files = match operand {
             Operand::Image(_) => FilesAt::Server,
             Operand::File(path) if path.is_dir() => FilesAt::Directory(path),
