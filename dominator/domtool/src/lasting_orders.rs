@@ -4,32 +4,35 @@ use std::collections::BTreeMap;
 
 use api::dominator::Status;
 use api::dominator::rollback::{
-    EndRollback, EndRollbackRequest, ListLastingOrders, PausedMachine, RollBack, RollBackRequest,
-    RolledBackMachine,
+    EndRollback, EndRollbackRequest, ListLastingOrders, PausedMachine, RollBack, RollBackReply,
+    RollBackRequest, RolledBackMachine,
 };
 use model::display::utc;
 use model::image::ImageName;
 use rpc::client::Client;
-use tool::{Format, Output};
+use tool::{EXIT_DIFFERENT, Format, Output};
 
 use super::orders::count_and_names;
 use super::{ToolError, call, columns, text_of, who};
 
+/// Rolls machines back from an image, or ends their rollbacks.
 pub(super) async fn rollback(
     client: &Client,
     format: Format,
     hosts: &[String],
-    is_end: bool,
+    from: Option<&ImageName>,
     why: &str,
 ) -> Result<Output, ToolError> {
     let (hosts, why) = (hosts.to_owned(), why.to_owned());
-    let machines = if is_end {
-        let request = EndRollbackRequest { hosts, why, who: who() };
-        call::<EndRollback>(client, &request).await?.machines
+    let RollBackReply { machines, left_out } = if let Some(from) = from {
+        let request = RollBackRequest { hosts, from: from.clone(), why, who: who() };
+        call::<RollBack>(client, &request).await?
     } else {
-        let request = RollBackRequest { hosts, why, who: who() };
-        call::<RollBack>(client, &request).await?.machines
+        let request = EndRollbackRequest { hosts, why, who: who() };
+        let machines = call::<EndRollback>(client, &request).await?.machines;
+        RollBackReply { machines, left_out: Vec::new() }
     };
+    let is_end = from.is_none();
     for ((from, image), hostnames) in by_images(&machines) {
         let names = count_and_names(&hostnames);
         if is_end {
@@ -43,7 +46,10 @@ pub(super) async fn rollback(
             );
         }
     }
-    Ok(format.render(&machines, |machines| rollbacks(machines)).into())
+    let text = format.render(&machines, |machines| rollbacks(machines));
+    let Some(from) = from.filter(|_| !left_out.is_empty()) else { return Ok(text.into()) };
+    eprintln!("Left out, because {from} is not required: {}.", count_and_names(&left_out));
+    Ok(Output { text, code: EXIT_DIFFERENT })
 }
 
 /// Returns the machines by the image from which, and the one to which, they were rolled back.

@@ -151,17 +151,22 @@ pub(super) enum Command {
     /// The former image of a machine is the last one that it had beside the required one. The order
     /// changes nothing in the machine database. It holds over a restart of the dominator, and ends
     /// when another image is required of the machine: to make it permanent, set RequiredImage to
-    /// the former image. It does not override disable-updates, a pause or the safety shutoff. If
-    /// the former image of one machine is not known or was deleted, nothing is ordered.
+    /// the former image. It does not override disable-updates, a pause or the safety shutoff.
+    /// Machines that require another image than that of --from are left out and named, and the
+    /// command exits with 3. If the former image of one of the others is not known or was deleted,
+    /// nothing is ordered.
     #[command(after_help = "Examples:\n  \
-        domtool rollback web1 --why 'web/8 crashes'\n  \
-        domtool rollback 'web*' --why 'web/8 crashes'\n  \
+        domtool rollback --from web/8 web1 --why 'web/8 crashes'\n  \
+        domtool rollback --from web/8 'web*' --why 'web/8 crashes'\n  \
         domtool rollback --end web1 --why 'web/8 was not the cause'")]
     Rollback {
         /// Names of machines, or patterns: `*` matches any text, `?` one character
         #[arg(value_name = "HOST", required = true)]
         hosts: Vec<String>,
-        /// End the rollback: the machines get the images of their records again
+        /// The image to go back from, which the machines require now
+        #[arg(long, value_name = "IMAGE", required_unless_present = "end", conflicts_with = "end")]
+        from: Option<ImageName>,
+        /// End the rollback: the machines get the images that are required of them again
         #[arg(long)]
         end: bool,
         #[command(flatten)]
@@ -293,8 +298,8 @@ pub(super) async fn run(
             eprintln!("Updates of {} are no longer paused.", count_and_names(&reply.hostnames));
             Ok(format.render(&reply, |reply| lines(&reply.hostnames)).into())
         }
-        Command::Rollback { hosts, end, why } => {
-            lasting_orders::rollback(client, format, hosts, *end, &why.why).await
+        Command::Rollback { hosts, from, end: _, why } => {
+            lasting_orders::rollback(client, format, hosts, from.as_ref(), &why.why).await
         }
         Command::ListRollbacks => lasting_orders::list_rollbacks(client, format).await,
         Command::ListPauses => lasting_orders::list_pauses(client, format).await,

@@ -24,8 +24,12 @@ const NAMED_MAX: usize = 10;
 /// Why a rollback, or its end, is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RollbackError {
-    #[error("no image is required of {}, so there is none to go back from", named(hosts))]
-    NoImage { hosts: Vec<String> },
+    #[error(
+        "{from} is not required of {}, so there is nothing to go back from: domtool explain HOST \
+         shows which image is required, and why",
+        named(hosts)
+    )]
+    NotRequired { from: ImageName, hosts: Vec<String> },
     #[error(
         "the former image of {} is not known, because the history has no update from another \
          image; set RequiredImage in the machine database instead",

@@ -96,7 +96,7 @@ pub fn fault_of(error: &OrderError) -> Fault {
         | OrderError::Pause { source: PauseError::NotPaused { .. } }
         | OrderError::Rollback {
             source:
-                RollbackError::NoImage { .. }
+                RollbackError::NotRequired { .. }
                 | RollbackError::Unknown { .. }
                 | RollbackError::Gone { .. }
                 | RollbackError::NotRolledBack { .. },

@@ -24,12 +24,13 @@ fn machines_go_back_to_their_former_image_until_another_is_required() {
         tree
     });
     scenario.converge("test/1");
-    let (code, out, said) = domtool(&scenario, &["rollback", "sub-*"]);
+    let (code, out, said) = domtool(&scenario, &["rollback", "--from", "test/1", "sub-*"]);
     assert_eq!((code, out.as_str()), (1, ""), "{said}");
     assert!(said.contains("the former image of sub-1, sub-2 is not known"), "{said}");
 
     scenario.converge("test/2");
-    let (code, out, said) = domtool(&scenario, &["rollback", "sub-1", "--why", "test/2 crashes"]);
+    let back = ["rollback", "--from", "test/2", "sub-1", "--why", "test/2 crashes"];
+    let (code, out, said) = domtool(&scenario, &back);
     assert_eq!(code, 0, "{said}");
     assert!(out.contains("\n sub-1  test/2  test/1"), "{out}");
     assert!(said.contains("To make this permanent, set RequiredImage to test/1"), "{said}");
@@ -60,6 +61,20 @@ fn machines_go_back_to_their_former_image_until_another_is_required() {
     let log = shown(&["audit", "show", log.to_str().unwrap()]);
     assert!(log.contains("Dominator.RollBack"), "{log}");
 
+    // It is given again after its advice was taken: nobody goes on to the image that crashes.
+    let images = [("sub-1", "test/1"), ("sub-2", "test/2")];
+    let images = images.map(|(host, image)| (host.to_owned(), image));
+    scenario.fleet.require_each(&images.into()).unwrap();
+    scenario.wait_until("the record is taken", |subs| !subs[0].detail.contains("rolled back"));
+    let (code, _, said) = domtool(&scenario, &back);
+    assert_eq!(code, 1, "{said}");
+    assert!(said.contains("test/2 is not required of sub-1, so there is nothing"), "{said}");
+    let (code, out, said) = domtool(&scenario, &["rollback", "--from", "test/2", "sub-*"]);
+    assert_eq!(code, 3, "{said}");
+    assert!(said.contains("Left out, because test/2 is not required: 1 machine (sub-1)."), "{said}");
+    assert!(out.contains("\n sub-2  test/2  test/1") && !out.contains("sub-1"), "{out}");
+    scenario.fleet.wait_synced("test/1", CONVERGE_MAX, |_| {}).unwrap();
+
     // Another image ends it, and the image from which it was rolled back does not bring it back.
     for image in ["test/3", "test/2"] {
         scenario.converge(image);
@@ -67,7 +82,7 @@ fn machines_go_back_to_their_former_image_until_another_is_required() {
     assert_eq!(json(&scenario, &["list-rollbacks"]), Value::Array(Vec::new()));
     scenario.verify(&roots[1]);
 
-    let (code, _, said) = domtool(&scenario, &["rollback", "sub-*"]);
+    let (code, _, said) = domtool(&scenario, &["rollback", "--from", "test/2", "sub-*"]);
     assert_eq!(code, 0, "{said}");
     scenario.fleet.wait_synced("test/3", CONVERGE_MAX, |_| {}).unwrap();
     scenario.verify(&roots[2]);
@@ -80,7 +95,7 @@ fn machines_go_back_to_their_former_image_until_another_is_required() {
 
     let deleted = scenario.fleet.imagetool(&["delete", "--yes", "--force", "test/3"]).unwrap();
     assert!(deleted.status.success());
-    let (code, _, said) = domtool(&scenario, &["rollback", "sub-1"]);
+    let (code, _, said) = domtool(&scenario, &["rollback", "--from", "test/2", "sub-1"]);
     assert_eq!(code, 1);
     assert!(said.contains("the image server does not give test/3, the former image"), "{said}");
     scenario.verify(&roots[1]);

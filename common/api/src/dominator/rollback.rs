@@ -34,14 +34,16 @@ pub struct RolledBackMachine {
 
 /// Brings machines back to their former images, also across restarts of the dominator, until their
 /// records require another image than now. It overrides no brake, no pause, no DisableUpdates and
-/// no safety shutoff. If the former image of one machine is not known or was deleted, the order is
-/// refused for all.
+/// no safety shutoff. Machines that do not require the image to go back from are left out. If the
+/// former image of one of the others is not known or was deleted, the order is refused for all.
 pub enum RollBack {}
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RollBackRequest {
     /// Names of machines, or patterns, as in [`super::orders::PauseUpdatesRequest`].
     pub hosts: Vec<String>,
+    /// The image to go back from. The order that is given twice does nothing more for that.
+    pub from: ImageName,
     /// The reason; may be empty.
     pub why: String,
     /// Who asks, if the call has no certificate.
@@ -52,6 +54,8 @@ pub struct RollBackRequest {
 pub struct RollBackReply {
     /// The machines, sorted by name.
     pub machines: Vec<RolledBackMachine>,
+    /// The machines that do not require the image to go back from, sorted by name.
+    pub left_out: Vec<String>,
 }
 
 impl Method for RollBack {
@@ -65,6 +69,7 @@ impl Method for RollBack {
     fn audit_details(request: &Self::Request) -> CallDetails {
         CallDetails::default()
             .with_list("hosts", &request.hosts)
+            .with("from", &request.from)
             .why(&request.why)
             .who(&request.who)
     }

@@ -683,8 +683,9 @@ fn rolled_back() -> Vec<RolledBackMachine> {
 }
 
 pub fn roll_back() -> (RollBackRequest, RollBackReply) {
-    let request = RollBackRequest { hosts: texts(&["web*"]), why: why(), who: "ann".to_owned() };
-    (request, RollBackReply { machines: rolled_back() })
+    let (hosts, from, who) = (texts(&["web*"]), name("web/2"), "ann".to_owned());
+    let reply = RollBackReply { machines: rolled_back(), left_out: texts(&["web-2"]) };
+    (RollBackRequest { hosts, from, why: why(), who }, reply)
 }
 
 pub fn end_rollback() -> (EndRollbackRequest, EndRollbackReply) {

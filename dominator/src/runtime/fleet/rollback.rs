@@ -22,23 +22,25 @@ use crate::core::selectors::select_hosts;
 use crate::storage::with_order;
 
 impl Fleet {
-    /// Brings machines back to their former images until other images are required of them, after a
-    /// restart too. On an error nothing is changed.
+    /// Brings those machines of which `from` is required back to their former images until other
+    /// images are required of them, after a restart too. On an error nothing is changed.
     pub async fn roll_back(
         self: &Arc<Self>,
         request: RollBackRequest,
     ) -> Result<RollBackReply, OrderError> {
-        let RollBackRequest { hosts, why, who } = request;
-        let about = named(&hosts);
-        let found = self.on_thread(move |fleet| fleet.find_former(&hosts)).await?;
+        let RollBackRequest { hosts, from, why, who } = request;
+        let (about, required) = (named(&hosts), from.clone());
+        let find = move |fleet: &Self| fleet.find_former(&hosts, &required);
+        let (found, left_out) = self.on_thread(find).await?;
         self.check_stored(&found).await?;
         let ways: BTreeSet<String> =
-            found.values().map(|(from, image)| format!("from {from} to {image}")).collect();
+            found.values().map(|image| format!("from {from} to {image}")).collect();
         let what = named(&Vec::from_iter(ways));
         let order = Order::new("rollback", &who).about(&about).what(what).why(&why).checked()?;
         let since = self.shared.clock.now().wall;
-        let rolled_back = |(hostname, (from, image)): (String, (ImageName, ImageName))| {
-            let rollback = Rollback { from, image, who: who.clone(), why: why.clone(), since };
+        let rolled_back = |(hostname, image)| {
+            let (from, who, why) = (from.clone(), who.clone(), why.clone());
+            let rollback = Rollback { from, image, who, why, since };
             RolledBackMachine { hostname, rollback }
         };
         let rolled_back: Vec<_> = found.into_iter().map(rolled_back).collect();
@@ -57,7 +59,7 @@ impl Fleet {
         let count = machines(rolled_back.len());
         tracing::warn!(%who, %why, hosts = about, "{count} are rolled back");
         self.assign_again(&rolled_back);
-        Ok(RollBackReply { machines: rolled_back })
+        Ok(RollBackReply { machines: rolled_back, left_out })
     }
 
     /// Ends rollbacks. On an error the machines stay rolled back.
@@ -101,60 +103,52 @@ impl Fleet {
         ListLastingOrdersReply { paused, rolled_back }
     }
 
-    /// Returns the required image and the former one of each machine that `hosts` mean. Blocks on
-    /// the disk.
+    /// Returns the former image of each machine that `hosts` mean and of which `from` is required;
+    /// and the other machines. Blocks on the disk.
     fn find_former(
         &self,
         hosts: &[String],
-    ) -> Result<BTreeMap<String, (ImageName, ImageName)>, OrderError> {
+        from: &ImageName,
+    ) -> Result<(BTreeMap<String, ImageName>, Vec<String>), OrderError> {
         let default = self.shared.default_image();
-        let (mut required, mut found, mut without) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
+        let (mut asked, mut found, mut left_out) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
         {
             let inner = self.locked();
             for hostname in select_hosts(hosts, &inner.watched)? {
                 let watched = inner.watched(&hostname)?;
-                let Some(from) = ordinary(&watched.machine, default.as_deref()) else {
-                    without.push(hostname);
+                if ordinary(&watched.machine, default.as_deref()).as_ref() != Some(from) {
+                    left_out.push(hostname);
                     continue;
-                };
+                }
                 let has = watched.handle.with_sub(|sub| sub.view()?.report.last_image.clone());
-                if let Some(has) = has.filter(|has| *has != from) {
-                    found.insert(hostname, (from, has));
+                if let Some(has) = has.filter(|has| has != from) {
+                    found.insert(hostname, has);
                 } else {
-                    required.insert(hostname, from);
+                    asked.insert(hostname, from.clone());
                 }
             }
         }
-        if !without.is_empty() {
-            return Err(RollbackError::NoImage { hosts: without }.into());
+        if found.is_empty() && asked.is_empty() {
+            let from = from.clone();
+            return Err(RollbackError::NotRequired { from, hosts: left_out }.into());
         }
-        let former = self.state().former_images(required.clone());
-        let former = former.map_err(|source| OrderError::Read { source })?;
-        for (hostname, from) in required {
-            if let Some(image) = former.get(&hostname) {
-                found.insert(hostname, (from, image.clone()));
-            } else {
-                without.push(hostname);
-            }
-        }
+        let former = self.state().former_images(asked.clone());
+        found.extend(former.map_err(|source| OrderError::Read { source })?);
+        let without: Vec<String> =
+            asked.into_keys().filter(|hostname| !found.contains_key(hostname)).collect();
         if !without.is_empty() {
             return Err(RollbackError::Unknown { hosts: without }.into());
         }
-        Ok(found)
+        Ok((found, left_out))
     }
 
     /// Fails if the image server does not have one of the former images.
-    async fn check_stored(
-        &self,
-        found: &BTreeMap<String, (ImageName, ImageName)>,
-    ) -> Result<(), OrderError> {
-        let images: BTreeSet<&ImageName> = found.values().map(|(_, image)| image).collect();
+    async fn check_stored(&self, found: &BTreeMap<String, ImageName>) -> Result<(), OrderError> {
+        let images: BTreeSet<&ImageName> = found.values().collect();
         for image in images {
             if let Err(why) = self.shared.images.get_content(image).await {
-                let of = |(host, (_, other)): (&String, &(ImageName, ImageName))| {
-                    (other == image).then(|| host.clone())
-                };
-                let hosts = found.iter().filter_map(of).collect();
+                let of = found.iter().filter(|(_, other)| *other == image);
+                let hosts = of.map(|(host, _)| host.clone()).collect();
                 return Err(RollbackError::Gone { image: image.clone(), hosts, why }.into());
             }
         }

@@ -206,7 +206,7 @@ fn orders(site: &mut Site, seen: &mut Seen) {
     };
     ["sub-1", "sub-2"].into_iter().for_each(wait_held);
     seen.run(site, 2, "domtool list-pauses", 0);
-    seen.run(site, 2, "domtool rollback sub-2 --why meant", 0);
+    seen.run(site, 2, "domtool rollback --from web/2 sub-2 --why meant", 0);
     seen.run(site, 2, "domtool list-rollbacks", 0);
     seen.run(site, 2, "domtool rollback --end sub-2", 0);
     wait_held("sub-2");
