@@ -102,15 +102,18 @@ fn every_method_is_in_the_table_with_its_access_and_limits() {
         row::<image_server::notes::ChangeSignatures>(),
     ];
     let document = document();
+    let (_, table) = document.split_once("\n## Methods\n").unwrap();
+    let table: Vec<&str> = table.lines().take_while(|line| !line.starts_with("## ")).collect();
+    let has = |row: &String| table.iter().any(|line| line.starts_with(row));
     for method in api::methods() {
         let name = format!("| `{}` | {} |", method.name, method.access.describe());
-        assert!(document.contains(&name), "PROTOCOL.md lacks the row {name}");
+        assert!(has(&name), "PROTOCOL.md lacks the row {name}");
         let streams = ["ObjectServer.AddObjects", "ObjectServer.GetObjects"];
         let pinned = rows.iter().any(|row| row.contains(&name));
         assert!(method.reserved || streams.contains(&method.name) || pinned, "{}", method.name);
     }
     for row in rows {
-        assert!(document.contains(&row), "PROTOCOL.md lacks the row {row}");
+        assert!(has(&row), "PROTOCOL.md lacks the row {row}");
     }
 }
 
