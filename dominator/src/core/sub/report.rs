@@ -192,6 +192,13 @@ impl Sub {
         self.identity.is_verified().then_some(()).ok_or_else(|| why.to_owned())
     }
 
+    /// Returns the image of the machine's last update, if the right machine answers.
+    #[must_use]
+    pub fn verified_image(&self) -> Option<ImageName> {
+        self.expect_right_machine().ok()?;
+        self.view.as_ref()?.report.last_image.clone()
+    }
+
     /// Returns the input of the preview of a plan, or what is missing for one, with a text.
     pub fn preview_input(&self) -> Result<PreviewInput, (NoPlanReason, String)> {
         if let Reachability::Failed(failure) = &self.polls.reachability {

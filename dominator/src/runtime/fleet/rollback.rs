@@ -120,7 +120,7 @@ impl Fleet {
                     left_out.push(hostname);
                     continue;
                 }
-                let has = watched.handle.with_sub(|sub| sub.view()?.report.last_image.clone());
+                let has = watched.handle.with_sub(|sub| sub.verified_image());
                 if let Some(has) = has.filter(|has| has != from) {
                     found.insert(hostname, has);
                 } else {

@@ -10,6 +10,7 @@ use model::tree::Time;
 
 use super::super::*;
 use super::script::{Script, image};
+use crate::core::identity::IdentityVerdict;
 
 fn name(text: &str) -> ImageName {
     ImageName::new(text).unwrap()
@@ -61,6 +62,17 @@ fn a_machine_gets_its_former_image_until_its_record_requires_another() {
         assert_eq!(script.sub.required(), Some(name(required)));
         assert_eq!(script.sub.rollback(), None);
     }
+}
+
+#[test]
+fn another_machine_does_not_tell_the_former_image() {
+    let mut script = Script::scanning(image("web/2", &[]), &[]);
+    script.reply.last_image = Some(name("web/1"));
+    script.poll();
+    assert_eq!(script.sub.verified_image(), Some(name("web/1")));
+    let mismatch = Some("answers as web2".into());
+    script.step("wrong", Event::IdentityJudged(IdentityVerdict { number: 1, mismatch }));
+    assert_eq!(script.sub.verified_image(), None);
 }
 
 #[test]
