@@ -139,6 +139,12 @@ impl MdbAdmission {
         &self.current
     }
 
+    /// True once a machine database is in force, be it an empty one.
+    #[must_use]
+    pub fn is_in_force(&self) -> bool {
+        self.saved.is_none() && (self.read.is_some() || !self.current.machines().is_empty())
+    }
+
     /// Returns the machines of the database in force.
     #[must_use]
     pub fn in_force(&self) -> Machines {
@@ -226,6 +232,10 @@ mod tests {
         assert_eq!(admission.in_force().len(), 11);
         assert_eq!(brief(admission.accept(&notice.digest).unwrap()), taken(8));
         assert_eq!((admission.in_force().len(), admission.held().is_none()), (3, true));
+        admission.offer(machines(0), at(8));
+        let digest = admission.held().unwrap().0.digest;
+        admission.accept(&digest).unwrap();
+        assert!(admission.in_force().is_empty() && admission.is_in_force());
     }
 
     #[test]
@@ -253,8 +263,10 @@ mod tests {
         assert_eq!(brief(admission.offer(machines(3), at(1))), (12, false, lacks(9)));
         // The same if the file is invalid.
         let mut admission = restarted();
+        assert!(!admission.is_in_force());
         let refused = Some(AdmissionNotice::Refused("cut".to_owned()));
         assert_eq!(brief(admission.refuse("cut".to_owned())), (12, false, refused));
+        assert!(admission.is_in_force());
         assert_eq!(brief(admission.offer(machines(12), at(1))), (0, false, None));
     }
 }

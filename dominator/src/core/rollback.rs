@@ -132,14 +132,17 @@ impl Rollbacks {
         ended
     }
 
-    /// Returns all rollbacks, sorted by host name.
-    #[must_use]
-    pub fn all(&self) -> Vec<RolledBackMachine> {
-        let one = |(hostname, rollback): (&String, &Arc<Rollback>)| RolledBackMachine {
-            hostname: hostname.clone(),
-            rollback: Rollback::clone(rollback),
+    /// Returns the rollbacks of machines with these records that are in force, in their order.
+    pub fn in_force<'a>(
+        &self,
+        records: impl Iterator<Item = &'a Machine>,
+        default: Option<&DefaultImage>,
+    ) -> Vec<RolledBackMachine> {
+        let one = |record: &Machine| {
+            let rollback = Rollback::clone(self.of(record, default)?);
+            Some(RolledBackMachine { hostname: record.hostname.clone(), rollback })
         };
-        self.by_host.iter().map(one).collect()
+        records.filter_map(one).collect()
     }
 }
 
@@ -221,7 +224,9 @@ mod tests {
     fn the_end_names_those_that_were_rolled_back() {
         let mut rollbacks = Rollbacks::default();
         rollbacks.add(vec![rolled_back("a", "web/2", "web/1")]);
-        assert_eq!(rollbacks.all(), [rolled_back("a", "web/2", "web/1")]);
+        let listed = |image: &str| rollbacks.in_force([record("a", image)].iter(), None);
+        assert_eq!(listed("web/2"), [rolled_back("a", "web/2", "web/1")]);
+        assert_eq!(listed("web/3"), []);
         let ended = rollbacks.end(vec!["a".to_owned(), "b".to_owned()]);
         assert_eq!(ended, [rolled_back("a", "web/2", "web/1")]);
         assert_eq!(rollbacks, Rollbacks::default());

@@ -181,7 +181,9 @@ fn rollbacks_are_saved_with_their_orders_and_former_images_are_found_in_the_hist
     drop(state);
 
     let state = Storage::open(directory.path()).unwrap();
-    assert_eq!(state.rollbacks.get().all(), [rollback]);
+    let mut saved = Rollbacks::default();
+    saved.add(vec![rollback]);
+    assert_eq!(*state.rollbacks.get(), saved);
     let kinds = vec![EventKind::Order];
     let events = ask(&state, &ListEventsRequest { kinds, ..ListEventsRequest::default() });
     let (verb, who) = ("rollback".to_owned(), "ann".to_owned());

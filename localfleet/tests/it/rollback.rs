@@ -71,7 +71,10 @@ fn machines_go_back_to_their_former_image_until_another_is_required() {
     assert!(said.contains("test/2 is not required of sub-1, so there is nothing"), "{said}");
     let (code, out, said) = domtool(&scenario, &["rollback", "--from", "test/2", "sub-*"]);
     assert_eq!(code, 3, "{said}");
-    assert!(said.contains("Left out, because test/2 is not required: 1 machine (sub-1)."), "{said}");
+    assert!(
+        said.contains("Left out, because test/2 is not required: 1 machine (sub-1)."),
+        "{said}"
+    );
     assert!(out.contains("\n sub-2  test/2  test/1") && !out.contains("sub-1"), "{out}");
     scenario.fleet.wait_synced("test/1", CONVERGE_MAX, |_| {}).unwrap();
 

@@ -12,6 +12,7 @@ use api::dominator::orders::{
 };
 use model::display::{counted, error_chain, safe_text, utc};
 use model::image::ImageName;
+use model::lock::locked;
 
 use super::{Fleet, FleetState, OrderError};
 use crate::core::orders::Order;
@@ -256,6 +257,8 @@ impl Fleet {
         let since = self.shared.clock.now().wall;
         let ordered_by = who.clone();
         let save = move |fleet: &Self| {
+            // A rollback is checked against the default, and ends with it.
+            let _decision = locked(&fleet.mdb_decisions);
             let change = |default: &mut Option<Arc<DefaultImage>>| {
                 let before = default.as_ref().map(|default| &default.image);
                 let inner = fleet.locked();
@@ -270,7 +273,9 @@ impl Fleet {
                     image.map(|image| Arc::new(DefaultImage { image, who: ordered_by, since }));
                 Ok((machines, std::mem::replace(default, new)))
             };
-            fleet.state().default_image.modify_through(change, with_order(&order))
+            let set = fleet.state().default_image.modify_through(change, with_order(&order))?;
+            fleet.forget_rollbacks();
+            Ok(set)
         };
         let (machines, former) = self.on_thread(save).await?;
         tracing::warn!(%who, %why, image = named, machines, "the default image is set");
@@ -283,11 +288,6 @@ impl Fleet {
             self.shared.default_image_changed.send_replace(());
             self.shared.images.want(&after);
         }
-        let forget = |fleet: &Self| {
-            fleet.forget_rollbacks();
-            Ok(())
-        };
-        self.on_thread(forget).await?;
         Ok(SetDefaultImageReply { machines })
     }
 

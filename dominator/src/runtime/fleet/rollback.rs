@@ -91,16 +91,21 @@ impl Fleet {
 
     /// Lists the machines that operators have paused or rolled back.
     pub fn lasting_orders(&self) -> ListLastingOrdersReply {
-        let now = self.shared.clock.now().wall;
-        let (pauses, rolled_back) = (self.state().pauses.get(), self.state().rollbacks.get().all());
+        let (now, default) = (self.shared.clock.now().wall, self.shared.default_image());
+        let (pauses, rollbacks) = (self.state().pauses.get(), self.state().rollbacks.get());
         let paused = |(hostname, watched): (&String, &DrivenMachine)| {
             let pause = pauses.get(hostname).filter(|pause| pause.holds(now))?;
             let status = watched.handle.with_sub(|sub| sub.status());
             let (hostname, pause) = (hostname.clone(), UpdatePause::clone(pause));
             Some(PausedMachine { hostname, pause, status })
         };
-        let paused = self.locked().watched.iter().filter_map(paused).collect();
-        ListLastingOrdersReply { paused, rolled_back }
+        let inner = self.locked();
+        let records = inner.watched.values().map(|watched| &*watched.machine);
+        let rolled_back = rollbacks.in_force(records, default.as_deref());
+        ListLastingOrdersReply {
+            paused: inner.watched.iter().filter_map(paused).collect(),
+            rolled_back,
+        }
     }
 
     /// Returns the former image of each machine that `hosts` mean and of which `from` is required;
@@ -202,27 +207,26 @@ impl Fleet {
     /// Removes the rollbacks that are over because other images are required. Blocks on the disk.
     pub(super) fn forget_rollbacks(&self) {
         let default = self.shared.default_image();
-        let forgotten = self.state().rollbacks.modify(|rollbacks| {
+        let forget = |rollbacks: &mut Rollbacks| {
             let inner = self.locked();
             // Nothing is known of machines before the first machine database.
-            if inner.watched.is_empty() {
+            if !inner.admission.is_in_force() {
                 return Vec::new();
             }
             let find = |host: &str| inner.watched.get(host).map(|watched| &*watched.machine);
             rollbacks.remove_ended(find, default.as_deref())
-        });
-        match forgotten {
-            Ok(ended) if ended.is_empty() => {}
-            Ok(ended) => {
-                let (hosts, why) = (named(&ended), "other images are required");
-                tracing::warn!(hosts, "{} are no longer rolled back: {why}", machines(ended.len()));
-                self.shared.audit.record_decision("end-rollback", &format!("hosts={hosts}"), why);
-            }
-            // The next change of the machine database tries it again.
-            Err(error) => tracing::error!(
-                "cannot forget rollbacks, of which other images are required: {}",
-                error_chain(&error)
-            ),
+        };
+        // Although the disk is full: the rollback must not come back when its image does.
+        let ended = self.state().rollbacks.modify_behind(forget);
+        if !ended.is_empty() {
+            let (hosts, why) = (named(&ended), "other images are required");
+            tracing::warn!(hosts, "{} are no longer rolled back: {why}", machines(ended.len()));
+            self.shared.audit.record_decision("end-rollback", &format!("hosts={hosts}"), why);
+        }
+        // The next change of the machine database, or of a rollback, tries it again.
+        if let Err(error) = self.state().rollbacks.save() {
+            let error = error_chain(&error);
+            tracing::error!("rollbacks that are over return at a restart, until saved: {error}");
         }
     }
 }
