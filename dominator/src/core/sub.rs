@@ -190,7 +190,8 @@ impl Sub {
     /// Applies `event` to what is known. What follows from it is decided afterwards.
     fn apply_event(&mut self, event: Event, step: &mut Step<'_>) {
         match event {
-            Event::Assigned { machine, image, planned } => {
+            Event::Assigned { machine, image, planned, rollback } => {
+                self.orders.rollback = rollback;
                 if self.prefetch.set_image(planned) {
                     // The cache must now keep other objects.
                     self.cleaned_generation = None;
@@ -209,7 +210,6 @@ impl Sub {
             }
             Event::IdentityJudged(verdict) => self.identity.take(verdict),
             Event::DefaultImage(default) => self.orders.default = default,
-            Event::RolledBack(rollback) => self.orders.rollback = rollback,
             Event::Scanned(request_id, result) => self.take_scan_answer(request_id, result),
             Event::Polled(request_id, reply) => {
                 if self.polls.next == Polling::UnderWay(request_id) {

@@ -12,7 +12,6 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use api::access::{OwnedItem, Owners};
-use api::dominator::rollback::Rollback;
 use futures_util::StreamExt as _;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
@@ -279,7 +278,6 @@ struct Driver {
     shared: Arc<Shared>,
     client: Client,
     machine: Arc<Machine>,
-    rollback: Option<Arc<Rollback>>,
     image: WatchedImage,
     planned: WatchedImage,
     running: FuturesUnordered<BoxFuture<'static, Event>>,
@@ -294,7 +292,6 @@ impl Driver {
             handle,
             shared,
             machine,
-            rollback: None,
             image: WatchedImage::default(),
             planned: WatchedImage::default(),
             running: FuturesUnordered::new(),
@@ -308,13 +305,9 @@ impl Driver {
         let default = self.shared.default_image();
         let rollback = self.shared.state.rollbacks.get().of(&machine, default.as_deref()).cloned();
         let name = required(&machine, default.as_deref(), rollback.as_deref());
-        if self.rollback != rollback {
-            self.rollback.clone_from(&rollback);
-            self.step(Event::RolledBack(rollback));
-        }
         let image = self.image.subscribe(name, &self.shared.images);
         let planned = self.planned.subscribe(machine.planned(), &self.shared.images);
-        Event::Assigned { machine, image, planned }
+        Event::Assigned { machine, image, planned, rollback }
     }
 
     /// Reads the answers to the machine's claims, which may have changed.

@@ -397,7 +397,7 @@ impl World {
             None => ImageState::Undefined,
         };
         let (image, planned) = (look(&machine.required_image), look(&machine.planned_image));
-        Event::Assigned { machine, image, planned }
+        Event::Assigned { machine, image, planned, rollback: None }
     }
 
     fn schedule(&mut self, delay: Duration, happening: Happening) {

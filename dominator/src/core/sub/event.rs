@@ -177,6 +177,8 @@ pub enum Event {
         image: ImageState,
         /// The image that the machine will get next.
         planned: ImageState,
+        /// The rollback of the machine, if an operator has ordered one.
+        rollback: Option<Arc<Rollback>>,
     },
     /// The brake is on for this reason, or off.
     Brake(Option<Arc<str>>),
@@ -189,8 +191,6 @@ pub enum Event {
     IdentityJudged(IdentityVerdict),
     /// The default image has changed to this. [`Event::Assigned`] follows.
     DefaultImage(Option<Arc<DefaultImage>>),
-    /// An operator has rolled the machine back, or has ended that. [`Event::Assigned`] follows.
-    RolledBack(Option<Arc<Rollback>>),
     /// The machine has scanned: its report of this version, or a later one, contains the result. Or
     /// it cannot scan at once.
     Scanned(RequestId, Result<SubVersion, Failure>),

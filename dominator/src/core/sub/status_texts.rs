@@ -4,6 +4,7 @@
 
 use api::dominator::Status;
 use api::dominator::explain::Suggestion;
+use api::dominator::rollback::Rollback;
 
 use super::{Now, Sub};
 
@@ -55,9 +56,9 @@ impl Sub {
             let what = "ends the pause, which otherwise prevents the next update";
             texts.remedies.push(self.remedy("resume", what));
         }
-        if self.rollback().is_some() {
-            let what = "ends the rollback: the machine gets the image of its record again";
-            texts.remedies.push(self.remedy_with("rollback", "--end", what));
+        if let Some(Rollback { from, .. }) = self.rollback() {
+            let what = format!("ends the rollback: the machine gets {from} again");
+            texts.remedies.push(self.remedy_with("rollback", "--end", &what));
         }
         if texts.remedies.is_empty() {
             // Time alone mends nothing that fails.

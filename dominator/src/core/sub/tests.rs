@@ -404,7 +404,8 @@ fn each_status_without_an_update_says_why() {
     let machine = Machine { hostname: "web".into(), disable_updates: true, ..Machine::default() };
     let image_again = script.image.clone();
     let (machine, planned) = (Arc::new(machine), ImageState::Undefined);
-    script.step("assigned", Event::Assigned { machine, image: image_again, planned });
+    script
+        .step("assigned", Event::Assigned { machine, image: image_again, planned, rollback: None });
     show("DisableUpdates", &script);
 
     let mut script = Script::new(image("base", &[("/a", "1")]));

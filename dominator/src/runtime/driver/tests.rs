@@ -130,8 +130,8 @@ async fn commit_while(meanwhile: impl FnOnce(&Shared, &Handle)) -> (Result<(), F
 
 /// The machine has this record from now on.
 fn assign(shared: &Shared, handle: &Handle, machine: Machine, image: ImageState) {
-    let planned = ImageState::Undefined;
-    let event = Event::Assigned { machine: Arc::new(machine), image, planned };
+    let (machine, planned) = (Arc::new(machine), ImageState::Undefined);
+    let event = Event::Assigned { machine, image, planned, rollback: None };
     let context = Context { jitter: 500, sources: &[] };
     handle.locked().step(shared.clock.now(), event, &context);
 }

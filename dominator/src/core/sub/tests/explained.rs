@@ -66,7 +66,8 @@ fn scripts() -> Vec<Script> {
     let machine = Machine { hostname: "web".into(), disable_updates: true, ..Machine::default() };
     let (image_again, planned) = (script.image.clone(), ImageState::Undefined);
     let machine = Arc::new(machine);
-    script.step("assigned", Event::Assigned { machine, image: image_again, planned });
+    script
+        .step("assigned", Event::Assigned { machine, image: image_again, planned, rollback: None });
     add(script);
     let mut script = pending();
     let until = Time { seconds: 100, nanoseconds: 0 };

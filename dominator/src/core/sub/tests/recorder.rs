@@ -87,7 +87,7 @@ fn a_commit_that_was_recorded_is_sent_only_if_it_is_still_wanted() {
     let assign: fn(&mut Script, Machine) = |script, machine| {
         let (machine, image) = (Arc::new(machine), script.image.clone());
         let planned = ImageState::Undefined;
-        script.step("assigned", Event::Assigned { machine, image, planned });
+        script.step("assigned", Event::Assigned { machine, image, planned, rollback: None });
     };
     let changes: [(&str, bool, Change); 9] = [
         ("nothing", true, |_| {}),

@@ -22,10 +22,12 @@ fn rollback(from: &str, image: &str) -> Option<Arc<Rollback>> {
     Some(Arc::new(Rollback { from, image, who, why, since: Time::default() }))
 }
 
-fn require(script: &mut Script, required: &str) {
+/// The record requires this image, and the machine has this rollback.
+fn require(script: &mut Script, required: &str, rollback: Option<Arc<Rollback>>) {
     let machine = Machine { required_image: required.into(), ..(*script.sub.machine).clone() };
     let (machine, image) = (Arc::new(machine), script.image.clone());
-    script.step("assigned", Event::Assigned { machine, image, planned: ImageState::Undefined });
+    let planned = ImageState::Undefined;
+    script.step("assigned", Event::Assigned { machine, image, planned, rollback });
 }
 
 #[test]
@@ -33,12 +35,11 @@ fn a_machine_gets_its_former_image_until_its_record_requires_another() {
     let mut script = Script::scanning(image("web/2", &[("/a", "2")]), &[("/a", "2")]);
     script.reply.last_image = Some(name("web/2"));
     script.poll();
-    require(&mut script, "web/2");
+    require(&mut script, "web/2", None);
     assert_eq!(script.sub.status(), Status::Synced);
 
-    script.step("rolled back", Event::RolledBack(rollback("web/2", "web/1")));
     script.image = image("web/1", &[("/a", "1")]);
-    require(&mut script, "web/2");
+    require(&mut script, "web/2", rollback("web/2", "web/1"));
     assert_eq!(script.sub.required(), Some(name("web/1")));
     assert_eq!(script.sub.status(), Status::Fetching);
     script.accept();
@@ -50,15 +51,15 @@ fn a_machine_gets_its_former_image_until_its_record_requires_another() {
     let explanation = script.sub.explain(script.time());
     assert!(matches!(explanation.must_have.source, ImageSource::Rollback(_)));
     let text = explanation_text(&explanation, Time::default());
-    for line in ["web/1, rolled back from web/2 by ann: it crashes; ", "domtool rollback web --end"]
-    {
+    let remedy = "ends the rollback: the machine gets web/2 again";
+    for line in ["web/1, rolled back from web/2 by ann: it crashes; ", remedy] {
         assert!(text.contains(line), "{text}");
     }
 
     // Another image is required: the rollback is over, though it was not taken back.
     for required in ["web/3", "web/1"] {
         script.image = image(required, &[("/a", "1")]);
-        require(&mut script, required);
+        require(&mut script, required, rollback("web/2", "web/1"));
         assert_eq!(script.sub.required(), Some(name(required)));
         assert_eq!(script.sub.rollback(), None);
     }
@@ -83,7 +84,7 @@ fn a_machine_without_an_image_is_rolled_back_from_the_default_one() {
         Event::DefaultImage(Some(Arc::new(DefaultImage { image, who, since: Time::default() })))
     };
     script.step("default", default("web/2"));
-    script.step("rolled back", Event::RolledBack(rollback("web/2", "web/1")));
+    require(&mut script, "", rollback("web/2", "web/1"));
     assert_eq!(script.sub.required(), Some(name("web/1")));
     script.step("default", default("web/3"));
     assert_eq!(script.sub.required(), Some(name("web/3")));

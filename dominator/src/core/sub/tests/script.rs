@@ -183,7 +183,7 @@ impl Script {
         let machine = Arc::clone(&self.sub.machine);
         let image = self.image.clone();
         let planned = self.planned.clone();
-        self.step("assigned", Event::Assigned { machine, image, planned });
+        self.step("assigned", Event::Assigned { machine, image, planned, rollback: None });
     }
 
     pub(super) fn poll(&mut self) {
