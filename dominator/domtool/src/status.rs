@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use api::dominator::explain::{Explain, ExplainRequest, ImageSource};
 use api::dominator::orders::{BudgetReport, LimitUse, StoppedImage};
 use api::dominator::settings::{GetSubLimits, GetSubLimitsRequest};
 use api::dominator::{
@@ -67,10 +68,13 @@ pub(super) async fn show_sub(
 ) -> Result<Output, ToolError> {
     let request = ShowSubRequest { hostname: hostname.to_owned() };
     let detail = call::<ShowSub>(client, &request).await?;
+    // A dominator of an earlier release rolls no machine back.
+    let explained = ExplainRequest { hostname: hostname.to_owned() };
+    let source = call::<Explain>(client, &explained).await.ok().map(|why| why.must_have.source);
     let request = GetSubLimitsRequest { hostname: hostname.to_owned() };
     // A machine that cannot be asked, and one of an earlier release, have none to show.
     let limits = call::<GetSubLimits>(client, &request).await.ok();
-    Ok(format.render(&ShownSub { detail, limits }, text_of_sub).into())
+    Ok(format.render(&ShownSub { detail, limits, source }, text_of_sub).into())
 }
 
 pub(super) async fn show_status(client: &Client, format: Format) -> Result<Output, ToolError> {
@@ -115,13 +119,16 @@ struct ShownSub {
     #[serde(flatten)]
     detail: SubDetail,
     limits: Option<GetLimitsReply>,
+    /// Where its image comes from; for the text.
+    #[serde(skip)]
+    source: Option<ImageSource>,
 }
 
-fn text_of_sub(ShownSub { detail, limits }: &ShownSub) -> String {
+fn text_of_sub(ShownSub { detail, limits, source }: &ShownSub) -> String {
     let summary = &detail.summary;
     let mut text = format!("{}: {}: {}\n\n", summary.hostname, summary.status, summary.detail);
     let mut table = columns(&[]);
-    for (name, value) in text::sub_facts(detail, wall()) {
+    for (name, value) in text::sub_facts(detail, source.as_ref(), wall()) {
         table.add_row([name.to_owned(), value]);
     }
     for (name, value) in limits.iter().flat_map(GetLimitsReply::rows) {

@@ -120,7 +120,7 @@ impl CurrentMdb {
 }
 
 /// Returns the images that a machine must have and will get next.
-pub fn images_of(machine: &Machine) -> impl Iterator<Item = ImageName> {
+fn images_of(machine: &Machine) -> impl Iterator<Item = ImageName> {
     machine.required().into_iter().chain(machine.planned())
 }
 

@@ -16,7 +16,7 @@ use model::image::ImageName;
 use model::mdb::Machine;
 use serde::{Deserialize, Serialize};
 
-use crate::core::required_image::ordinary;
+use crate::core::required_image::{ordinary, required};
 
 /// How many machines an error names.
 const NAMED_MAX: usize = 10;
@@ -97,6 +97,16 @@ impl Rollbacks {
     pub fn of(&self, record: &Machine, default: Option<&DefaultImage>) -> Option<&Arc<Rollback>> {
         let rollback = self.by_host.get(&record.hostname)?;
         (ordinary(record, default).as_ref() == Some(&rollback.from)).then_some(rollback)
+    }
+
+    /// Returns the images that a machine with this record must have and will get next.
+    pub fn images_of(
+        &self,
+        record: &Machine,
+        default: Option<&DefaultImage>,
+    ) -> impl Iterator<Item = ImageName> {
+        let rollback = self.of(record, default).map(|rollback| &**rollback);
+        required(record, default, rollback).into_iter().chain(record.planned())
     }
 
     /// Adds rollbacks, replacing earlier ones.
@@ -215,8 +225,12 @@ mod tests {
             let mut rollbacks = rollbacks();
             let ended = rollbacks.remove_ended(|_| record.as_ref(), default.as_ref());
             assert_eq!(ended.is_empty(), is_in_force, "{record:?} {default:?}");
-            let left = record.and_then(|one| rollbacks.of(&one, default.as_ref()).cloned());
-            assert_eq!(left.is_some(), is_in_force);
+            let Some(mut record) = record else { continue };
+            record.planned_image = "web/9".into();
+            let images: Vec<ImageName> = rollbacks.images_of(&record, default.as_ref()).collect();
+            let ordinary = ordinary(&record, default.as_ref());
+            let must_have = if is_in_force { Some(name("web/1")) } else { ordinary };
+            assert_eq!(images, Vec::from_iter(must_have.into_iter().chain([name("web/9")])));
         }
     }
 

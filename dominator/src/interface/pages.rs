@@ -290,7 +290,7 @@ fn machine_page(pages: &Pages, query: &Query) -> Result<Page, Fault> {
     let body = MachinePage {
         scheme: fleet.shared().security.scheme(),
         explanation: api::dominator::text::explanation_text(&why, now),
-        facts: api::dominator::text::sub_facts(&detail, now),
+        facts: api::dominator::text::sub_facts(&detail, Some(&why.must_have.source), now),
         record: serde_json::to_string_pretty(&detail.machine)
             .unwrap_or_else(|error| format!("the record has no JSON: {error}")),
         detail: &detail,

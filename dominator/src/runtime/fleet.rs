@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use api::access::OwnedItem;
+use api::dominator::orders::DefaultImage;
 use api::dominator::plan::{MACHINES_MAX, NoPlanReason};
 use api::dominator::{Brake, DominatorStatus, MDB_REMARK, Status, SubDetail, SubSummary};
 use api::image_server::expiry::AcceptClockReply;
@@ -24,12 +25,12 @@ use tokio_util::task::TaskTracker;
 use crate::core::alarms::{AlarmSet, IMAGE_CHANGED, OTHER_DOMINATOR};
 use crate::core::event_filter::FilterError;
 use crate::core::mdb_admission::{AcceptError, MdbAdmission};
-use crate::core::mdb_diff::{EditLimits, count_statuses, images_of};
+use crate::core::mdb_diff::{EditLimits, count_statuses};
 use crate::core::orders::PauseError;
 use crate::core::orders::{Order, OrderTextError};
 use crate::core::required_image::DefaultImageError;
 use crate::core::required_image::warning_text;
-use crate::core::rollback::RollbackError;
+use crate::core::rollback::{RollbackError, Rollbacks};
 use crate::core::selectors::{HostsError, Selection, select_hosts};
 use crate::core::settings::SettingsError;
 use crate::core::sub::SubOrder;
@@ -147,21 +148,17 @@ impl FleetState {
     fn image_remarks(
         &self,
         remarks: &[(ImageName, String)],
-        default: Option<&ImageName>,
+        rollbacks: &Rollbacks,
+        default: Option<&DefaultImage>,
     ) -> Vec<String> {
         let mut machines: BTreeMap<&ImageName, usize> =
             remarks.iter().map(|(name, _)| (name, 0)).collect();
         if !machines.is_empty() {
-            for name in
-                self.admission.current().machines().values().flat_map(|machine| images_of(machine))
-            {
+            let records = self.admission.current().machines().values();
+            for name in records.flat_map(|record| rollbacks.images_of(record, default)) {
                 if let Some(count) = machines.get_mut(&name) {
                     *count += 1;
                 }
-            }
-            if let Some(count) = default.and_then(|default| machines.get_mut(default)) {
-                let machines = self.admission.current().machines().values();
-                *count += machines.filter(|machine| machine.required().is_none()).count();
             }
         }
         remarks.iter().map(|(name, remark)| warning_text(name, machines[name], remark)).collect()
@@ -350,11 +347,11 @@ impl Fleet {
     pub fn status(&self) -> DominatorStatus {
         let counts = self.counts();
         let default_image = self.shared.default_image();
-        let default = default_image.as_deref().map(|default| &default.image);
         let unknown_keys = locked(&self.mdb_unknown_keys).clone().into_iter();
         let unknown_keys = unknown_keys.map(|keys| format!("{MDB_REMARK}{keys}"));
         let inner = self.locked();
-        let image_remarks = inner.image_remarks(&self.shared.images.remarks(), default);
+        let (remarks, rollbacks) = (self.shared.images.remarks(), self.state().rollbacks.get());
+        let image_remarks = inner.image_remarks(&remarks, &rollbacks, default_image.as_deref());
         DominatorStatus {
             brake: self.shared.gate.brake().map(|brake| (*brake).clone()),
             counts,

@@ -278,9 +278,14 @@ fn sums(differs: &DifferenceSummary) -> String {
 /// The longest value, in bytes. Most come from the machine.
 const VALUE_BYTES_MAX: usize = 1_000;
 
-/// Returns what is displayed of one machine, as names and values in order.
+/// Returns what is displayed of one machine, as names and values in order; `source` is where its
+/// image comes from, if that is known.
 #[must_use]
-pub fn sub_facts(detail: &SubDetail, now: Time) -> Vec<(&'static str, String)> {
+pub fn sub_facts(
+    detail: &SubDetail,
+    source: Option<&ImageSource>,
+    now: Time,
+) -> Vec<(&'static str, String)> {
     let summary = &detail.summary;
     let or_none = |text: &str| if text.is_empty() { "none".to_owned() } else { text.to_owned() };
     let maybe = |when: Option<Time>| when.map_or_else(|| "never".to_owned(), |at| ago(now, at));
@@ -292,9 +297,8 @@ pub fn sub_facts(detail: &SubDetail, now: Time) -> Vec<(&'static str, String)> {
         ("last seen", maybe(summary.last_seen)),
         ("last synced", maybe(summary.last_synced)),
     ];
-    let ordinary = detail.machine.required();
-    if let Some(from) = ordinary.filter(|from| from.as_str() != summary.required_image) {
-        facts.push(("ROLLED BACK", format!("from {from}, which its record requires")));
+    if let Some(ImageSource::Rollback(Rollback { from, .. })) = source {
+        facts.push(("ROLLED BACK", format!("from {from}, which is required otherwise")));
     }
     if let Some(address) = summary.address {
         facts.push(("address", address.to_string()));

@@ -86,6 +86,8 @@ fn a_machine_without_an_image_is_rolled_back_from_the_default_one() {
     script.step("default", default("web/2"));
     require(&mut script, "", rollback("web/2", "web/1"));
     assert_eq!(script.sub.required(), Some(name("web/1")));
+    let source = script.sub.explain(script.time()).must_have.source;
+    assert!(matches!(source, ImageSource::Rollback(_)), "{source:?}");
     script.step("default", default("web/3"));
     assert_eq!(script.sub.required(), Some(name("web/3")));
 }
