@@ -68,7 +68,7 @@ impl Run {
                 row.ours = shown(samples);
             }
         }
-        self.spent(&format!("{READERS} readers, {} rows of edits", ROWS), before)
+        self.spent(&format!("{READERS} readers, {ROWS} rows of edits"), before)
     }
 
     /// Writes rows of edits. Returns how long each took from its last edit to the effect.
