@@ -37,6 +37,13 @@ impl Site {
         Self { moto, directory }
     }
 
+    /// Starts a server that reaches the bucket only through `gate`.
+    fn server_behind(&self, gate: &Gate) -> Server {
+        let (bucket, gate) = (self.moto.address.to_string(), gate.address.to_string());
+        let flags = self.flags(&[]).into_iter().map(|flag| flag.replace(&bucket, &gate));
+        Server::run(command(&self.path("one")).args(flags))
+    }
+
     fn path(&self, name: &str) -> std::path::PathBuf {
         self.directory.path().join(name)
     }
@@ -281,12 +288,7 @@ async fn without_the_bucket_what_is_near_is_still_served() {
 async fn what_the_bucket_cannot_do_now_is_tried_again_and_then_told() {
     let site = Site::new();
     let gate = Gate::before(site.moto.address);
-    let flags: Vec<String> = site
-        .flags(&[])
-        .into_iter()
-        .map(|flag| flag.replace(&site.moto.address.to_string(), &gate.address.to_string()))
-        .collect();
-    let server = Server::run(command(&site.path("one")).args(flags));
+    let server = site.server_behind(&gate);
     let tree = tree_of(&[("/etc/file", b"content")]);
     gate.answer("503 Slow Down", 3);
     server.upload_tree(&tree, &[b"content"]).await;
@@ -315,12 +317,7 @@ async fn what_the_bucket_cannot_do_now_is_tried_again_and_then_told() {
 async fn a_bucket_that_is_silent_is_named_before_the_caller_gives_up() {
     let site = Site::new();
     let gate = Gate::before(site.moto.address);
-    let flags: Vec<String> = site
-        .flags(&[])
-        .into_iter()
-        .map(|flag| flag.replace(&site.moto.address.to_string(), &gate.address.to_string()))
-        .collect();
-    let server = Server::run(command(&site.path("one")).args(flags));
+    let server = site.server_behind(&gate);
     gate.answer(SILENCE, u32::MAX);
     let request = MakeDirectoryRequest { name: name("web"), parents: false, owners: None };
     let refused = fault(server.client.call::<MakeDirectory>(&request).await.unwrap_err());

@@ -42,7 +42,7 @@ pub enum RollBack {}
 pub struct RollBackRequest {
     /// Names of machines, or patterns, as in [`super::orders::PauseUpdatesRequest`].
     pub hosts: Vec<String>,
-    /// The image to go back from. The order that is given twice does nothing more for that.
+    /// The image to go back from. It makes an order harmless that is given twice.
     pub from: ImageName,
     /// The reason; may be empty.
     pub why: String,

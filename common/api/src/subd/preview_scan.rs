@@ -10,8 +10,9 @@ use model::scope::ScanSettings;
 
 /// Scans with these settings beside those in force, which stay: the tree, the generation and the
 /// status that polls report do not change. There is one such scan at a time, within the limits of
-/// the machine; other settings are answered `busy` while a caller waits for it. The result is kept
-/// for ten minutes, or until [`super::ScanNow`] or an update.
+/// the machine; other settings are answered `busy` while a caller asks for it. It ends if nobody
+/// asks for ten minutes. The result is kept for ten minutes, or until [`super::ScanNow`] or an
+/// update.
 /// [`super::GetDirectories`] and [`super::GetDirectoryBlocks`] return its directories too.
 pub enum PreviewScan {}
 
