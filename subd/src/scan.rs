@@ -9,8 +9,8 @@
 //! metadata pass, which is the only pass that changes the tree.
 //!
 //! A *preview* is a metadata pass with other settings, whose result is not published. It starts
-//! from a copy of what the last pass has left, so that only unknown files are hashed, and gives way
-//! to every metadata pass.
+//! from a copy of what the last pass has left, so that only unknown files are hashed. It takes
+//! turns with the passes over all files, and gives way at once to passes that somebody waits for.
 //!
 //! [`Pace`] says how often passes come, [`Budgets`] how much they take meanwhile. No pass leaves
 //! anything in the page cache that was not there before.
