@@ -90,6 +90,14 @@ impl Process {
     }
 }
 
+impl Drop for Process {
+    /// Ends a process that a failed test leaves behind.
+    fn drop(&mut self) {
+        let _gone_already = self.child.kill();
+        let _waited = self.child.wait();
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn ends_on_sigterm_and_lets_no_second_one_in() {
     let place = tempfile::tempdir().unwrap();
