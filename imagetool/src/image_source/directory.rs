@@ -106,7 +106,7 @@ pub fn read(
     };
     meter.start("Looking for files", Unit::Items, None);
     let own = TreePath::new(SUBD_DIRECTORY).expect("the constant is a path");
-    let mut dropped = Vec::new();
+    let (mut dropped, mut has_own) = (Vec::new(), false);
     let mut left_out = |entry: &DirEntry| {
         // An invalid path is not skipped: it is refused below with its name.
         let Ok(path) = tree_path(root, entry.path()) else { return false };
@@ -119,6 +119,7 @@ pub fn read(
             let (uid, gid) = (status.uid(), status.gid());
             dropped.push(DroppedDirectory { path: path.clone(), uid, gid });
         }
+        has_own |= path == own;
         is_kept || path == own
     };
     let entries = WalkDir::new(root).sort_by_file_name().same_file_system(true);
@@ -126,7 +127,8 @@ pub fn read(
         walk.visit(&entry.map_err(walk_error)?)?;
         meter.add(1);
     }
-    let warnings = walk.warnings();
+    let own = format!("{SUBD_DIRECTORY} is left out: it belongs to the subd of each machine");
+    let warnings = has_own.then_some(own).into_iter().chain(walk.warnings()).collect();
     meter.start("Hashing files", Unit::Items, Some(walk.files_to_hash.len() as u64));
     let mut files = BTreeMap::new();
     let ids = hash_all(algorithm, &walk.files_to_hash, meter)?;
