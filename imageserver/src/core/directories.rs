@@ -21,7 +21,7 @@ use api::access::{OwnedItem, Owners, OwnersError};
 use api::image_server::directories::{DirectorySummary, MakeDirectoryReply};
 use api::image_server::replication::directories::{DirectoriesVersion, MadeDirectory};
 use model::display::counted;
-use model::image::ImageName;
+use model::image::{ImageName, NewImageNameError};
 use model::tree::Time;
 use serde::{Deserialize, Serialize};
 
@@ -63,6 +63,8 @@ pub enum DirectoryError {
         #[source]
         source: OwnersError,
     },
+    #[error(transparent)]
+    Name(#[from] NewImageNameError),
     #[error("there are {DIRECTORIES_MAX} directories, and there cannot be more")]
     TooMany,
     #[error(transparent)]
@@ -191,6 +193,8 @@ impl Directories {
             let exists = || DirectoryError::Exists { name: name.clone() };
             return if parents { Ok(Vec::new()) } else { Err(exists()) };
         }
+        // It is in the name of each image below.
+        name.check_new()?;
         let is_there = |one: &ImageName| self.is_there(one, &has_images);
         let mut missing = vec![name.clone()];
         for directory in above(name) {

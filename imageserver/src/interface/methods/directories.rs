@@ -131,6 +131,7 @@ pub(super) fn fault_of_directory(error: &DirectoryError) -> Fault {
         DirectoryError::NotFound { .. } | DirectoryError::NoParent { .. } => FaultCode::NotFound,
         DirectoryError::NotEmpty { .. } => FaultCode::Held,
         DirectoryError::Owners { .. }
+        | DirectoryError::Name(_)
         | DirectoryError::NotMade { .. }
         | DirectoryError::Readers(ReadersError::Pattern { .. }) => FaultCode::BadRequest,
         DirectoryError::Readers(ReadersError::Absent { .. }) => FaultCode::NotFound,

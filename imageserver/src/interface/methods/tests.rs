@@ -172,6 +172,19 @@ async fn whoever_may_not_make_a_directory_does_not_learn_which_there_are() {
 }
 
 #[tokio::test]
+async fn directories_get_only_names_that_new_images_may_have() {
+    let data = tempfile::tempdir().unwrap();
+    let service = service(data.path());
+    for (text, parents) in [("-x", false), ("a b", false), ("new/a*/b", true)] {
+        let request = MakeDirectoryRequest { name: name(text), parents, owners: None };
+        let admin = caller("ann", &[], &["*.*"]);
+        let fault = service.clone().make_directory(admin, request).await.unwrap_err();
+        assert_eq!(fault.code, FaultCode::BadRequest, "{text}: {fault:?}");
+    }
+    assert!(service.store.directories.now().owned_above(&name("new/a/b")).is_empty());
+}
+
+#[tokio::test]
 async fn only_who_may_upload_keeps_objects_from_collection() {
     let data = tempfile::tempdir().unwrap();
     let service = service(data.path());
