@@ -119,7 +119,7 @@ pub fn read(
             let (uid, gid) = (status.uid(), status.gid());
             dropped.push(DroppedDirectory { path: path.clone(), uid, gid });
         }
-        has_own |= path == own;
+        has_own |= !is_kept && path == own;
         is_kept || path == own
     };
     let entries = WalkDir::new(root).sort_by_file_name().same_file_system(true);
