@@ -63,7 +63,7 @@ pub enum DirectoryError {
         #[source]
         source: OwnersError,
     },
-    #[error(transparent)]
+    #[error("no new image can be in a directory of this name")]
     Name(#[from] NewImageNameError),
     #[error("there are {DIRECTORIES_MAX} directories, and there cannot be more")]
     TooMany,
