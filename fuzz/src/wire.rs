@@ -2,7 +2,7 @@
 
 use api::codec::{Encoding, decode, encode};
 use api::object_stream::ObjectHead;
-use api::{dominator, image_server, mdb, object_server, subd};
+use api::{dominator, file_generator, image_server, mdb, object_server, subd};
 use api::{fault::Fault, method::Method};
 use bytes::Bytes;
 use model::object::Algorithm;
@@ -110,6 +110,11 @@ pub const METHODS: &[Decoders] = decoders![
     subd::GetLimits,
     subd::Hurry,
     dominator::settings::GetSubLimits,
+    subd::AddObjects,
+    file_generator::Generate,
+    file_generator::GetContents,
+    file_generator::GetSecrets,
+    file_generator::GetGenerators,
 ];
 
 /// The longest value that is encoded again, in bytes.

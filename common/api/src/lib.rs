@@ -15,6 +15,7 @@ pub mod certificate;
 pub mod codec;
 pub mod dominator;
 pub mod fault;
+pub mod file_generator;
 pub mod image_server;
 pub mod mdb;
 pub mod method;
@@ -43,7 +44,7 @@ pub struct Done {}
 /// Returns all methods, sorted by name, including the reserved ones.
 #[must_use]
 pub fn methods() -> Vec<MethodInfo> {
-    use Access::{Authenticated, Power};
+    use Access::Authenticated;
     let reserve = MethodInfo::reserve;
     let mut methods = vec![
         MethodInfo::of::<subd::Poll>(),
@@ -70,7 +71,7 @@ pub fn methods() -> Vec<MethodInfo> {
         MethodInfo::of::<subd::Hurry>(),
         MethodInfo::of::<dominator::settings::GetSubLimits>(),
         MethodInfo::of::<dominator::orders::GoOn>(),
-        reserve("Subd.AddObjects", Power),
+        MethodInfo::of::<subd::AddObjects>(),
         MethodInfo::of::<image_server::AddImage>(),
         MethodInfo::of::<image_server::GetImage>(),
         MethodInfo::of::<image_server::ListImages>(),
@@ -128,7 +129,10 @@ pub fn methods() -> Vec<MethodInfo> {
         MethodInfo::of::<dominator::plan::CheckMdb>(),
         MethodInfo::of::<dominator::settings::SetSubConfiguration>(),
         MethodInfo::of::<dominator::settings::GetSubConfiguration>(),
-        reserve("FileGenerator.Generate", Power),
+        MethodInfo::of::<file_generator::Generate>(),
+        MethodInfo::of::<file_generator::GetContents>(),
+        MethodInfo::of::<file_generator::GetSecrets>(),
+        MethodInfo::of::<file_generator::GetGenerators>(),
         MethodInfo::of::<mdb::GetMdb>(),
         reserve("MdbServer.GetMdbUpdates", Authenticated),
     ];

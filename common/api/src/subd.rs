@@ -7,6 +7,7 @@
 //! Fetch, Prepare and Commit answer as soon as the work is accepted; Poll reports the result. Each
 //! may be repeated with the same id without effect.
 
+mod add_objects;
 mod directory_blocks;
 mod holder;
 mod limits;
@@ -33,6 +34,7 @@ use model::scope::{Coverage, ScanSettings, Scope};
 use model::signing::Signature;
 use model::trigger::Triggers;
 
+pub use add_objects::{AddObjects, AddObjectsRequest};
 pub use directory_blocks::{
     BLOCKS_BYTES_MIN, DirectoryBlock, GetDirectoryBlocks, GetDirectoryBlocksReply,
     GetDirectoryBlocksRequest, HAVE_MAX,

@@ -20,6 +20,8 @@ pub enum Set {
     Subd,
     /// An mdbd: calls no daemon
     Mdbd,
+    /// A filegen-server: calls no daemon
+    FilegenServer,
     /// A person who gives the dominator orders and reads everything except files of machines
     Operator,
     /// A person or build system that adds images to any directory
@@ -53,6 +55,10 @@ const MACHINES: &[&str] = &[
     "Subd.Poll",
 ];
 
+/// Methods for reading what a filegen-server makes, except secrets.
+const COMPUTED: &[&str] =
+    &["FileGenerator.Generate", "FileGenerator.GetContents", "FileGenerator.GetGenerators"];
+
 /// Methods for reading the state of a dominator.
 const FLEET: &[&str] = &[
     "Dominator.CheckMdb",
@@ -78,6 +84,7 @@ impl Set {
             Self::Imageserver => "imageserver",
             Self::Subd => "subd",
             Self::Mdbd => "mdbd",
+            Self::FilegenServer => "filegen-server",
             Self::Operator => "operator",
             Self::Uploader => "uploader",
             Self::Contributor => "contributor",
@@ -90,7 +97,9 @@ impl Set {
     pub fn kind(self) -> IdentityKind {
         match self {
             Self::Subd => IdentityKind::Machine,
-            Self::Dominator | Self::Imageserver | Self::Mdbd => IdentityKind::Service,
+            Self::Dominator | Self::Imageserver | Self::Mdbd | Self::FilegenServer => {
+                IdentityKind::Service
+            }
             Self::Operator | Self::Uploader | Self::Contributor | Self::Viewer => {
                 IdentityKind::User
             }
@@ -102,12 +111,17 @@ impl Set {
     pub fn powers(self) -> Vec<String> {
         let lists: &[&[&str]] = match self {
             Self::Dominator => &[&[
+                "FileGenerator.Generate",
+                "FileGenerator.GetContents",
+                "FileGenerator.GetGenerators",
+                "FileGenerator.GetSecrets",
                 "ImageServer.GetImage",
                 // It plans for machines of private images, and so reads them.
                 "ImageServer.GetPrivateDirectories",
                 "ImageServer.HoldImages",
                 "MdbServer.GetMdb",
                 "ObjectServer.GetObjects",
+                "Subd.AddObjects",
                 "Subd.Cleanup",
                 "Subd.Commit",
                 "Subd.Fetch",
@@ -135,7 +149,7 @@ impl Set {
                 "ObjectServer.GetObjects",
             ]],
             Self::Subd => &[&["ObjectServer.GetObjects"]],
-            Self::Mdbd => &[],
+            Self::Mdbd | Self::FilegenServer => &[],
             // An operator can pause and scan a machine by hand while no dominator runs. Files of
             // machines are left out because they may have secrets of other teams.
             Self::Operator => {
@@ -147,11 +161,11 @@ impl Set {
                     "Subd.ScanNow",
                     "Subd.TakeOver",
                 ];
-                &[orders, IMAGES, MACHINES]
+                &[orders, IMAGES, MACHINES, COMPUTED]
             }
             Self::Uploader => &[&["ImageServer.AddImage", "ObjectServer.AddObjects"], IMAGES],
             Self::Contributor => &[&["ObjectServer.AddObjects"], IMAGES],
-            Self::Viewer => &[IMAGES, MACHINES, FLEET],
+            Self::Viewer => &[IMAGES, MACHINES, FLEET, COMPUTED],
         };
         let mut powers: Vec<&str> = lists.concat();
         powers.sort_unstable();

@@ -8,7 +8,7 @@ use std::fmt::{Debug, Write as _};
 use api::audit::call_details::CallDetails;
 use api::codec::{Encoding, decode, encode};
 use api::object_stream::{ContentForm, ObjectHead};
-use api::{dominator, image_server, mdb, object_server, subd};
+use api::{dominator, file_generator, image_server, mdb, object_server, subd};
 use api::{
     fault::{Fault, FaultCode},
     method::{Effect, Method},
@@ -110,6 +110,7 @@ fn methods_of_subd_have_these_bytes() {
     pinned.method::<subd::PreviewScan>(samples::preview_scan());
     pinned.method::<subd::GetLimits>(((), samples::limits_in_force()));
     pinned.method::<subd::Hurry>(((), Default::default()));
+    pinned.method::<subd::AddObjects>((samples::add_to_cache(), Default::default()));
     pinned.check("Subd.", expect_file!["golden/subd.txt"]);
 }
 
@@ -201,8 +202,19 @@ fn methods_of_the_mdb_server_have_these_bytes() {
 }
 
 #[test]
+fn methods_of_the_file_generator_have_these_bytes() {
+    let mut pinned = Pinned::default();
+    pinned.method::<file_generator::Generate>(samples::generate());
+    pinned.method::<file_generator::GetContents>(samples::get_contents());
+    pinned.method::<file_generator::GetSecrets>(samples::get_secrets());
+    pinned.method::<file_generator::GetGenerators>(samples::get_generators());
+    pinned.check("FileGenerator.", expect_file!["golden/file_generator.txt"]);
+}
+
+#[test]
 fn every_service_is_pinned() {
-    let services = ["Subd.", "ImageServer.", "ObjectServer.", "Dominator.", "MdbServer."];
+    let services =
+        ["Subd.", "ImageServer.", "ObjectServer.", "Dominator.", "MdbServer.", "FileGenerator."];
     for method in api::methods() {
         let pinned = services.iter().any(|service| method.name.starts_with(service));
         assert!(method.reserved || pinned, "{}", method.name);

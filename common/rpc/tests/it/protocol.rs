@@ -1,6 +1,6 @@
 //! `docs/PROTOCOL.md` says what the code does.
 
-use api::{dominator, image_server, mdb, object_server, subd};
+use api::{dominator, file_generator, image_server, mdb, object_server, subd};
 use api::{fault::FaultCode, method::Method};
 
 fn document() -> String {
@@ -89,6 +89,11 @@ fn every_method_is_in_the_table_with_its_access_and_limits() {
         row::<dominator::settings::SetSubConfiguration>(),
         row::<dominator::settings::GetSubConfiguration>(),
         row::<mdb::GetMdb>(),
+        row::<file_generator::Generate>(),
+        row::<file_generator::GetContents>(),
+        row::<file_generator::GetSecrets>(),
+        row::<file_generator::GetGenerators>(),
+        row::<subd::AddObjects>(),
         row::<subd::OfferImage>(),
         row::<subd::GetRefusedChanges>(),
         row::<subd::GetDirectoryBlocks>(),

@@ -1,6 +1,8 @@
 //! One request and one reply for every method, with a value in every field.
 
+mod computed;
 mod image_life;
+mod machine_database;
 mod replication;
 mod sub_state;
 
@@ -12,7 +14,6 @@ use api::dominator::events::{
     EventPosition, HistoryEvent, ListEventsReply, ListEventsRequest, PathChange, UpdateSummary,
 };
 use api::dominator::explain::*;
-use api::dominator::mdb::*;
 use api::dominator::orders::{TrustRequest, *};
 use api::dominator::plan::*;
 use api::dominator::rollback::*;
@@ -20,7 +21,6 @@ use api::dominator::settings::*;
 use api::dominator::*;
 use api::image_server::expiry::AcceptClockReply;
 use api::image_server::*;
-use api::mdb::{GetMdbReply, GetMdbRequest};
 use api::object_server::*;
 use api::planning::preview::{ChangeCounts, PlanSummary, Preview};
 use api::subd::*;
@@ -38,7 +38,9 @@ use model::tree::{
 use model::trigger::services::{ServiceCall, ServiceCalls, ServiceVerb};
 use model::trigger::{Trigger, Triggers};
 
+pub use computed::*;
 pub use image_life::*;
+pub use machine_database::*;
 pub use replication::*;
 pub use sub_state::*;
 
@@ -574,22 +576,6 @@ pub fn resume_image() -> (ResumeImageRequest, Done) {
     (ResumeImageRequest { image: ImageName::new("web/7").unwrap(), why, who }, Done {})
 }
 
-fn held_mdb() -> HeldMdb {
-    HeldMdb { digest: blake3(0x71), why: "it lacks 6 of 10".to_owned(), since: time() }
-}
-
-pub fn show_mdb() -> (ShowMdbRequest, ShowMdbReply) {
-    let hostname = "web-1".to_owned();
-    let machine = model::mdb::Machine { hostname, ..Default::default() };
-    let reply = ShowMdbReply { machines: vec![machine], held: Some(held_mdb()) };
-    (ShowMdbRequest { held: true }, reply)
-}
-
-pub fn accept_mdb() -> (AcceptMdbRequest, Done) {
-    let (who, why) = ("ann".to_owned(), why());
-    (AcceptMdbRequest { digest: blake3(0x71), who, why }, Done {})
-}
-
 pub fn list_events() -> (ListEventsRequest, ListEventsReply) {
     let at = |number, part| EventPosition { number, part };
     let request = ListEventsRequest {
@@ -840,20 +826,6 @@ pub fn plan_machines() -> (PlanMachinesRequest, PlanMachinesReply) {
     (PlanMachinesRequest { machines: vec![machine] }, reply)
 }
 
-pub fn check_mdb() -> (CheckMdbRequest, CheckMdbReply) {
-    let (reason, who) = ("outage".to_owned(), "ann".to_owned());
-    let hostname = "web-1".to_owned();
-    let machine = model::mdb::Machine { hostname, ..Default::default() };
-    let reply = CheckMdbReply {
-        held: Some("it lacks 6 of 10".to_owned()),
-        brake: Some(Brake { reason, who, since: time() }),
-        added: texts(&["a"]),
-        removed: texts(&["b"]),
-        changed: texts(&["c"]),
-    };
-    (CheckMdbRequest { machines: vec![machine] }, reply)
-}
-
 pub fn set_sub_configuration() -> (SetSubConfigurationRequest, SetSubConfigurationReply) {
     let request = SetSubConfigurationRequest {
         level: Level::Tag(TagFilter::parse("tier=front")),
@@ -885,15 +857,4 @@ pub fn get_sub_configuration() -> (GetSubConfigurationRequest, GetSubConfigurati
 pub fn clear_safety_shutoff() -> (ClearSafetyShutoffRequest, Done) {
     let (hostname, who, why) = ("web-1".to_owned(), "ann".to_owned(), "meant".to_owned());
     (ClearSafetyShutoffRequest { hostname, who, why }, Done {})
-}
-
-pub fn get_mdb() -> (GetMdbRequest, GetMdbReply) {
-    let text = r#"[{
-        "Hostname": "web-1", "IpAddress": "10.0.0.7", "SubdPort": 7000, "RequiredImage": "base/1",
-        "PlannedImage": "base/2", "DisableUpdates": true, "OwnerGroups": ["web"],
-        "OwnerUsers": ["ann"], "Location": "nyc/rack4", "Tags": {"role": "front"}
-    }]"#;
-    let machines = model::mdb::parse(text).unwrap().into_values().collect();
-    let request = GetMdbRequest { have: Some(blake3(0xaa)), wait_ms: 60_000 };
-    (request, GetMdbReply { version: blake3(0xbb), machines: Some(machines) })
 }

@@ -199,7 +199,7 @@ async fn methods_that_are_not_served_say_why() {
     let text = "Dominator.GetStatus is not a method of this daemon (testd)";
     assert_eq!(error.fault(), Some(&Fault::new(FaultCode::NoMethod, text)));
     for (method, text) in [
-        ("Subd.AddObjects", "Subd.AddObjects comes with a later release"),
+        ("MdbServer.GetMdbUpdates", "MdbServer.GetMdbUpdates comes with a later release"),
         ("Subd.Gone", "there is no method `Subd.Gone`; see docs/PROTOCOL.md"),
     ] {
         let reply = raw_json(server.address, method, "", "null").await;

@@ -14,7 +14,7 @@ fn all_methods_are_listed_with_who_may_call_them() {
         "Subd.GetFiles",
         "*.DeleteImage",
         "Dominator.ListSubs",
-        "Subd.AddObjects",
+        "MdbServer.GetMdbUpdates",
     ];
     expect![[r#"
          METHOD                   WHO MAY CALL IT                                   SETS

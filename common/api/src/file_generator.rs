@@ -1,0 +1,205 @@
+//! `FileGenerator`: the content of computed files, which a filegen-server makes for each machine.
+//!
+//! The server keeps nothing about machines: each request brings their records. A caller asks with
+//! [`Generate`], reads content that it lacks by digest, and asks again for a file when the record
+//! of its machine changes, when the generator of its path gets another version, or when the content
+//! is no longer valid. Machines may not call these methods: each could read files of the others.
+
+use core::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::access::Access;
+use crate::audit::call_details::CallDetails;
+use crate::method::{Effect, Method};
+use model::escape::ByteText;
+use model::mdb::Machine;
+use model::object::{Algorithm, ObjectId};
+use model::path::TreePath;
+
+/// The largest content of a computed file, in bytes.
+pub const CONTENT_BYTES_MAX: usize = 4 << 20;
+
+/// The most machines in one [`GenerateRequest`].
+pub const MACHINES_MAX: usize = 1_000;
+
+/// The most digests in one [`GetContentsRequest`].
+pub const IDS_MAX: usize = 10_000;
+
+/// After how many bytes of content a reply or a request ends, and the rest travels in the next one.
+pub const BATCH_BYTES: usize = 8 << 20;
+
+/// The longest wait of [`GetGenerators`], in milliseconds.
+pub const GENERATORS_WAIT_MS_MAX: u32 = 120_000;
+
+/// Makes files for machines. The content is kept for a while, and read with [`GetContents`] or
+/// [`GetSecrets`].
+pub enum Generate {}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GenerateRequest {
+    /// At most [`MACHINES_MAX`].
+    pub machines: Vec<WantedFiles>,
+}
+
+/// The files that are wanted for one machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WantedFiles {
+    pub machine: Machine,
+    /// The algorithm of the digests: that of the machine's image.
+    pub algorithm: Algorithm,
+    pub paths: Vec<TreePath>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GenerateReply {
+    /// For each machine of the request, in its order, what became of its paths, in their order.
+    pub machines: Vec<Vec<GeneratedFile>>,
+}
+
+/// What became of one path.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum GeneratedFile {
+    Made(GeneratedContent),
+    /// Nothing could be made. The text says why, without any secret.
+    Failed(String),
+}
+
+/// The content of a file, by digest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GeneratedContent {
+    pub id: ObjectId,
+    pub size_bytes: u32,
+    /// When it has to be made again, in seconds since 1970; 0 if never.
+    #[serde(with = "model::json::large_number")]
+    pub valid_until_seconds: u64,
+    /// The version of the generator that made it.
+    pub generator: ObjectId,
+    /// True if the content is read with [`GetSecrets`].
+    pub is_secret: bool,
+}
+
+impl Method for Generate {
+    const NAME: &'static str = "FileGenerator.Generate";
+    const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Tells;
+    const REQUEST_BYTES_MAX: usize = 16 << 20;
+    const REPLY_BYTES_MAX: usize = 16 << 20;
+    type Request = GenerateRequest;
+    type Reply = GenerateReply;
+}
+
+/// Returns content that is not secret.
+pub enum GetContents {}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GetContentsRequest {
+    /// At most [`IDS_MAX`].
+    pub ids: Vec<ObjectId>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GetContentsReply {
+    /// In the order of the request. The reply ends after [`BATCH_BYTES`]: ask again for the rest.
+    pub contents: Vec<ComputedContent>,
+    /// Digests whose content the server does not have: call [`Generate`] again.
+    pub absent: Vec<ObjectId>,
+}
+
+/// The content of a computed file. It may be secret, so that its debug text has only the length.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ComputedContent {
+    pub id: ObjectId,
+    /// At most [`CONTENT_BYTES_MAX`].
+    pub bytes: ByteText,
+}
+
+impl fmt::Debug for ComputedContent {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{} ({} bytes)", self.id, self.bytes.0.len())
+    }
+}
+
+impl Method for GetContents {
+    const NAME: &'static str = "FileGenerator.GetContents";
+    const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Tells;
+    const REPLY_BYTES_MAX: usize = 16 << 20;
+    type Request = GetContentsRequest;
+    type Reply = GetContentsReply;
+}
+
+/// Returns secret content. Each call is recorded in the audit log.
+pub enum GetSecrets {}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GetSecretsRequest {
+    /// At most [`IDS_MAX`].
+    pub ids: Vec<ObjectId>,
+    /// The host names of the machines that the content is for. Content that was made for none of
+    /// them is absent.
+    pub hostnames: Vec<String>,
+}
+
+impl Method for GetSecrets {
+    const NAME: &'static str = "FileGenerator.GetSecrets";
+    const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Changes;
+    const REPLY_BYTES_MAX: usize = GetContents::REPLY_BYTES_MAX;
+    type Request = GetSecretsRequest;
+    type Reply = GetContentsReply;
+
+    fn audit_details(request: &Self::Request) -> CallDetails {
+        CallDetails::default()
+            .with("contents", request.ids.len())
+            .with_list("machines", &request.hostnames)
+    }
+}
+
+/// Returns the generators. Answers when their version is not `have`, or after `wait_ms`.
+pub enum GetGenerators {}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GetGeneratorsRequest {
+    /// The version that the caller has.
+    pub have: Option<ObjectId>,
+    /// How long to wait for another one, in milliseconds: at most [`GENERATORS_WAIT_MS_MAX`].
+    pub wait_ms: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GetGeneratorsReply {
+    /// The version. Equal replies have equal versions, also after a restart.
+    pub version: ObjectId,
+    /// What there is; `None` if the caller has this version.
+    pub generators: Option<Generators>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Generators {
+    /// Sorted by path.
+    pub generators: Vec<Generator>,
+    /// Why the newest configuration or one of its files is not in force; empty if it is.
+    pub error: String,
+}
+
+/// What makes the content of one path.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Generator {
+    pub path: TreePath,
+    /// The kind, as in the configuration: `template`.
+    pub kind: String,
+    /// Another one means that the same machine may get other content.
+    pub version: ObjectId,
+    pub is_secret: bool,
+}
+
+impl Method for GetGenerators {
+    const NAME: &'static str = "FileGenerator.GetGenerators";
+    const ACCESS: Access = Access::Authenticated;
+    const EFFECT: Effect = Effect::Tells;
+    const REPLY_BYTES_MAX: usize = 16 << 20;
+    type Request = GetGeneratorsRequest;
+    type Reply = GetGeneratorsReply;
+}
