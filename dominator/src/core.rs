@@ -7,6 +7,7 @@ pub mod alarms;
 pub mod budget;
 pub mod changes;
 pub mod claims;
+pub mod computed;
 pub mod event_filter;
 pub mod identity;
 pub mod image_breaker;

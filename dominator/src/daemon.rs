@@ -38,6 +38,7 @@ use crate::runtime::alarm_program;
 use crate::runtime::claim_service::ClaimService;
 use crate::runtime::clock::Clock;
 use crate::runtime::commit_gate::CommitGate;
+use crate::runtime::computed::ComputedService;
 use crate::runtime::fleet::Fleet;
 use crate::runtime::history::History;
 use crate::runtime::identities::Identities;
@@ -316,6 +317,7 @@ pub async fn run(
     until_stop(Arc::clone(&shared.images).hold(holder(&listener)).boxed());
     until_stop(unused::forget_regularly(Arc::clone(&shared)).boxed());
     tracker.spawn(Arc::clone(&shared.claim_service).run(stop.clone()));
+    until_stop(Arc::clone(&shared.computed).clean_regularly().boxed());
     tracker.spawn(Arc::clone(&shared.identities).save_behind(stop.clone()));
     tracker.spawn(Arc::clone(&shared.images).save_known(stop.clone()));
     tracker.spawn(Arc::clone(&fleet).save_mdb_again());
@@ -364,6 +366,9 @@ fn share(
     let imageserver = Client::new(servers.imageserver, security);
     let claims = arguments.budgets.settings();
     let (known, tasks) = (Arc::clone(&state), tracker.clone());
+    let store = state.open_computed()?;
+    let (secured, asking) = (security.clone(), tracker.clone());
+    let computed = ComputedService::new(store, clock, secured, asking, stop.clone())?;
     let holder = HoldMachineRequest { dominator: name(&state), start: random() };
     Ok(Shared {
         security: security.clone(),
@@ -375,6 +380,7 @@ fn share(
         audit,
         identities: Arc::new(Identities::open(Arc::clone(&state), clock)?),
         claim_service: Arc::new(ClaimService::new(clock, claims, Arc::clone(&state))),
+        computed: Arc::new(computed),
         state,
         default_image_changed: watch::Sender::default(),
         metrics: DriverCounters::default(),

@@ -31,6 +31,7 @@ pub mod runtime {
     pub mod claim_service;
     pub mod clock;
     pub mod commit_gate;
+    pub mod computed;
     pub mod driver;
     pub mod fleet;
     pub mod history;

@@ -15,6 +15,7 @@
 //!   ([`with_order`]).
 
 mod backup;
+pub mod computed;
 mod database;
 mod history_log;
 mod history_query;
@@ -42,6 +43,7 @@ use crate::core::orders::Order;
 use crate::core::orders::Pauses;
 use crate::core::rollback::Rollbacks;
 use crate::core::settings::Settings;
+use crate::storage::computed::ComputedStore;
 use crate::storage::database::{
     OpenDatabase, PausesJson, RowJson, SETTINGS, SettingsRow, StoredValue, no_panic,
 };
@@ -217,6 +219,11 @@ impl Storage {
             clock: StoredValue::load_or_default_as(row(CLOCK), RowJson)?,
             database,
         })
+    }
+
+    /// Opens the database of computed files, which is beside this one.
+    pub fn open_computed(&self) -> Result<ComputedStore, StorageError> {
+        ComputedStore::open(self.database.path.parent().unwrap_or(Path::new("/")))
     }
 
     /// Records an order that changes no state of its own; it is on the disk when this returns. On

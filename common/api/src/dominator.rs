@@ -81,10 +81,14 @@ pub enum Status {
     SignatureRefused,
     /// Equals its required image, except for paths that cannot be changed.
     PartlySynced,
+    /// Must get content of computed files that is not known.
+    WaitingForComputedFiles,
+    /// Differs, but its subd is of a release that lacks what its image needs.
+    SubdTooOld,
 }
 
 impl Status {
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 30] = [
         Self::Connecting,
         Self::Unreachable,
         Self::PollFailed,
@@ -113,6 +117,8 @@ impl Status {
         Self::FetchFailed,
         Self::SignatureRefused,
         Self::PartlySynced,
+        Self::WaitingForComputedFiles,
+        Self::SubdTooOld,
     ];
 
     /// Returns the name in JSON, commands and metrics.
@@ -147,6 +153,8 @@ impl Status {
             Self::HealthFailed => "health-failed",
             Self::TriggerFailed => "trigger-failed",
             Self::FetchFailed => "fetch-failed",
+            Self::WaitingForComputedFiles => "waiting-for-computed-files",
+            Self::SubdTooOld => "subd-too-old",
         }
     }
 }

@@ -17,6 +17,7 @@ use model::plan::{Need, Operation, Plan, RefusedChanges, ScannedTree, plan, safe
 use model::tree::{Tree, TreeError};
 use model::trigger::Trigger;
 
+use model::image::computed::{ComputedFiles, fill_in};
 use model::image::required::{RequiredImage, required_tree};
 
 /// Identifies a plan among those of one sub.
@@ -26,6 +27,8 @@ pub struct PlanKey {
     pub image: ObjectId,
     /// The number of the scan, counted by the state machine.
     pub scan: u64,
+    /// The number of the content of computed files, counted by the state machine.
+    pub computed: u64,
 }
 
 /// The inputs of a plan.
@@ -40,6 +43,8 @@ pub struct PlanJob {
     pub exclusions: Patterns,
     /// The required image.
     pub image: Arc<RequiredImage>,
+    /// The content of its computed files. Where it is not known, that of the machine stays.
+    pub computed: Arc<ComputedFiles>,
     /// Changes that the machine refuses.
     pub refused: Arc<RefusedChanges>,
 }
@@ -83,8 +88,10 @@ pub struct Planned {
     pub plan: Arc<Plan>,
     /// The digest of its operations. Plans with equal operations have equal digests.
     pub digest: ObjectId,
-    /// The objects that the plan needs.
+    /// The objects that the plan needs, except the content of computed files.
     pub needs: Arc<BTreeMap<ObjectId, Need>>,
+    /// The content of computed files that the plan needs, which no image server has.
+    pub computed: Arc<BTreeMap<ObjectId, Need>>,
     /// The first of them, as many as one Fetch takes.
     pub objects: Arc<[FetchObject]>,
     /// True if it reboots the machine, or fires a trigger of high impact.
@@ -107,6 +114,14 @@ fn is_high_impact(plan: &Plan, image: &RequiredImage) -> bool {
 fn first_of(needs: &BTreeMap<ObjectId, Need>) -> Arc<[FetchObject]> {
     let first = needs.iter().take(IDS_MAX);
     first.map(|(&id, need)| FetchObject { id, size_bytes: need.size_bytes }).collect()
+}
+
+/// Takes the content of computed files out of `needs`.
+fn take_computed<'a>(
+    needs: &mut BTreeMap<ObjectId, Need>,
+    known: impl IntoIterator<Item = &'a ObjectId>,
+) -> BTreeMap<ObjectId, Need> {
+    known.into_iter().filter_map(|id| needs.remove_entry(id)).collect()
 }
 
 /// Returns the digest of the operations.
@@ -141,12 +156,14 @@ impl Planned {
     ) -> Result<Self, PlanError> {
         let operations = self.plan.operations.iter().filter(|operation| is_part(operation));
         let plan = Plan { operations: operations.cloned().collect(), blocked: Vec::new() };
-        let needs = plan.objects();
+        let mut needs = plan.objects();
+        let computed = take_computed(&mut needs, self.computed.keys());
         Ok(Self {
             key: self.key,
             digest: digest_of(&plan)?,
             objects: first_of(&needs),
             needs: Arc::new(needs),
+            computed: Arc::new(computed),
             is_high_impact: is_high_impact(&plan, image),
             dangers: self.dangers.clone(),
             plan: Arc::new(plan),
@@ -162,6 +179,7 @@ impl PlanJob {
     /// Never fails for a verified tree.
     pub fn run(&self) -> Result<Planned, PlanError> {
         let want = required_tree(&self.image, &self.exclusions)
+            .and_then(|want| fill_in(&want, &self.computed, &self.tree))
             .map_err(|source| PlanError::Required { source })?;
         // A small directory that is used many times makes a huge tree.
         let (has, wants) = (self.tree.root().totals().entries, want.root().totals().entries);
@@ -185,12 +203,15 @@ impl PlanJob {
         } else {
             safety::dangers(&self.tree, &want, &plan, self.image.content.is_sparse())
         };
-        let needs = plan.objects();
+        let mut needs = plan.objects();
+        let known: Vec<ObjectId> = self.computed.iter().map(|file| file.object.id()).collect();
+        let computed = take_computed(&mut needs, &known);
         Ok(Planned {
             key: self.key,
             digest: digest_of(&plan)?,
             objects: first_of(&needs),
             needs: Arc::new(needs),
+            computed: Arc::new(computed),
             is_high_impact: is_high_impact(&plan, &self.image),
             dangers,
             plan: Arc::new(plan),

@@ -3,6 +3,7 @@
 //! An image has a signed part ([`Content`]), which never changes and has its own digest, and an
 //! unsigned part ([`Notes`]), which may change.
 
+pub mod computed;
 pub mod required;
 pub mod tags;
 

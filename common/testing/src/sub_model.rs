@@ -321,6 +321,13 @@ impl SubModel {
         Ok(())
     }
 
+    /// Adds objects to the cache, as an AddObjects does.
+    pub fn add_objects(&mut self, objects: &[ObjectId]) {
+        let before = self.cache.len();
+        self.cache.extend(objects);
+        self.version.generation += u64::from(self.cache.len() != before);
+    }
+
     /// Ends a scan that found `tree` and the directories that hold what is outside the scope.
     /// Returns `None` if an update is under way: the scan is dropped.
     pub fn end_scan(&mut self, tree: Tree, kept_directories: Vec<TreePath>) -> Option<ScanEnd> {

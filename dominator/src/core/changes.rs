@@ -138,11 +138,12 @@ pub(crate) mod tests {
         let image = Arc::new(RequiredImage::new(content, want.clone()));
         let scope = Scope::of(&ScanSettings::default(), &[]);
         let job = PlanJob {
-            key: PlanKey { image: image.digest, scan: 1 },
+            key: PlanKey { image: image.digest, scan: 1, computed: 0 },
             scan: Arc::new(ScanReport::of(scope, have)),
             tree: have.clone(),
             exclusions: Patterns::new::<&str>([]).unwrap(),
             image: Arc::clone(&image),
+            computed: Arc::default(),
             refused: Arc::default(),
         };
         let planned = Arc::new(job.run().unwrap());

@@ -23,6 +23,7 @@
 mod blocked;
 mod calls;
 mod claims;
+mod computed;
 mod event;
 mod explain;
 mod holding;
@@ -35,6 +36,7 @@ mod prefetch;
 mod report;
 mod room;
 mod status_texts;
+mod target;
 mod undone;
 mod updates;
 
@@ -44,6 +46,7 @@ use std::sync::Arc;
 
 use api::dominator::Status;
 use api::planning::Planned;
+use model::image::required::RequiredImage;
 use model::mdb::Machine;
 
 pub use claims::{
@@ -59,6 +62,7 @@ pub use undone::UndoneUpdate;
 use blocked::BlockedPaths;
 use calls::{Calls, LimitsSync, SignatureOffer};
 use claims::SubClaims;
+use computed::ComputedContent;
 use holding::Holding;
 use identity_check::IdentityCheck;
 use orders::Orders;
@@ -119,6 +123,9 @@ pub struct Sub {
     fetch: Option<Fetching>,
     updates: Updates,
     undone: UndoneUpdates,
+    /// The image at which the machine is kept instead of the required one.
+    kept: Option<Arc<RequiredImage>>,
+    computed: ComputedContent,
     blocked: BlockedPaths,
     room: Option<Room>,
     prefetch: Prefetch,
@@ -157,6 +164,8 @@ impl Sub {
             fetch: None,
             updates: Updates::default(),
             undone: UndoneUpdates::default(),
+            kept: None,
+            computed: ComputedContent::default(),
             blocked: BlockedPaths::default(),
             room: None,
             prefetch: Prefetch::default(),
@@ -196,7 +205,7 @@ impl Sub {
                     // The cache must now keep other objects.
                     self.cleaned_generation = None;
                 }
-                self.assign(machine, image);
+                self.assign(machine, image, &mut step.effects);
             }
             Event::Brake(brake) => {
                 if brake.is_none() && self.brake.is_some() {
@@ -228,6 +237,7 @@ impl Sub {
             Event::TreeFailed(request_id, failure) => {
                 self.trees.failed(request_id, failure, step);
             }
+            Event::ComputedKnown(files, unknown) => self.take_computed(files, unknown),
             Event::Planned(request_id, result) => {
                 if !self.prefetch.plan.take(request_id, &result) {
                     self.plan.take(request_id, &result);
@@ -248,23 +258,28 @@ impl Sub {
         }
     }
 
-    fn assign(&mut self, machine: Arc<Machine>, image: ImageState) {
-        if self.machine != machine {
+    fn assign(&mut self, machine: Arc<Machine>, image: ImageState, effects: &mut Vec<Effect>) {
+        let is_other_image = self.image.digest() != image.digest();
+        let is_other_record = self.machine != machine;
+        if is_other_record {
             self.machine = machine;
             self.clear_failures();
         }
         if self.image.signatures() != image.signatures() {
             self.clear_failures();
         }
-        if self.image.digest() != image.digest() {
+        if is_other_image {
             self.clear_failures();
             self.updates.done = None;
             self.updates.approved_plan = None;
             self.orders.forced_plan = None;
             self.blocked.image_changed();
-            self.undone.image_changed();
+            self.kept = None;
         }
         self.image = image;
+        if is_other_image || is_other_record {
+            self.want_computed(effects);
+        }
     }
 
     /// Forgets that something failed, so that it is tried again at once.

@@ -263,7 +263,9 @@ fn class_of(status: &Status) -> &'static str {
         | Status::UpdateStuck
         | Status::HealthFailed
         | Status::TriggerFailed
-        | Status::FetchFailed => "bad",
+        | Status::FetchFailed
+        | Status::WaitingForComputedFiles
+        | Status::SubdTooOld => "bad",
     }
 }
 

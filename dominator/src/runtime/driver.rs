@@ -310,14 +310,16 @@ impl Driver {
         Event::Assigned { machine, image, planned, rollback }
     }
 
-    /// Reads the answers to the machine's claims, which may have changed.
+    /// Reads the answers to the machine's claims, and what is known of its computed files, which may
+    /// have changed.
     fn nudged(&mut self) -> Event {
         for purpose in [ClaimKind::Update, ClaimKind::Fetch] {
             if let Some(answer) = self.shared.claim_service.answer(self.handle.claimant, purpose) {
                 self.step(Event::Claimed(purpose, answer));
             }
         }
-        Event::Wake
+        let (files, unknown) = self.shared.computed.known(&self.machine.hostname);
+        Event::ComputedKnown(files, unknown)
     }
 
     fn step(&mut self, event: Event) {
@@ -356,6 +358,9 @@ impl Driver {
                 Effect::ReadFormer(request_id, name) => Box::pin(async move {
                     Event::FormerRead(request_id, shared.images.former(&name).await)
                 }),
+                Effect::WantComputed(machine, image) => {
+                    return shared.computed.want(&machine, &image, &self.handle.nudge);
+                }
                 Effect::Plan(request_id, job) => Box::pin(plan(shared, request_id, job)),
                 Effect::Call(request_id, call) => {
                     tracing::debug!(host = %self.machine.hostname, "{}", call.name());

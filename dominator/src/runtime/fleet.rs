@@ -22,7 +22,7 @@ use model::mdb::{Machine, Machines};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::core::alarms::{AlarmSet, IMAGE_CHANGED, OTHER_DOMINATOR};
+use crate::core::alarms::{AlarmSet, COMPUTED_FILES, IMAGE_CHANGED, OTHER_DOMINATOR};
 use crate::core::event_filter::FilterError;
 use crate::core::mdb_admission::{AcceptError, MdbAdmission};
 use crate::core::mdb_diff::{EditLimits, count_statuses};
@@ -323,6 +323,9 @@ impl Fleet {
         }
         for changed in self.shared.images.changed() {
             raised.add(IMAGE_CHANGED, changed.name.as_str(), None, changed.to_string());
+        }
+        for (source, trouble) in self.shared.computed.troubles() {
+            raised.add(COMPUTED_FILES, &source, None, trouble);
         }
         let inner = self.locked();
         for (hostname, watched) in &inner.watched {

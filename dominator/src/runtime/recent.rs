@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use api::planning::{PlanJob, Planned};
 use api::subd::ScanReport;
 use model::filter::Patterns;
+use model::image::computed::ComputedFiles;
 use model::lock::locked;
 use model::object::ObjectId;
 use model::plan::RefusedChanges;
@@ -94,6 +95,7 @@ impl<K: PartialEq, V: Clone> Recent<K, V> {
 struct PlanInput {
     tree: ObjectId,
     image: ObjectId,
+    computed: Arc<ComputedFiles>,
     scan: Arc<ScanReport>,
     exclusions: Patterns,
     refused: Arc<RefusedChanges>,
@@ -114,6 +116,7 @@ impl Plans {
         let found = self.0.find(|input| {
             (input.tree, input.image) == (job.tree.digest(), job.image.digest)
                 && *input.scan == *job.scan
+                && input.computed == job.computed
                 && input.exclusions == job.exclusions
                 && input.refused == job.refused
         })?;
@@ -126,14 +129,15 @@ impl Plans {
         let is_same =
             |known: &Planned| known.digest == planned.digest && known.plan == planned.plan;
         let planned = match self.0.find_value(is_same) {
-            Some(Planned { plan, needs, objects, .. }) => {
-                Planned { plan, needs, objects, ..planned }
+            Some(Planned { plan, needs, computed, objects, .. }) => {
+                Planned { plan, needs, computed, objects, ..planned }
             }
             None => planned,
         };
         let input = PlanInput {
             tree: job.tree.digest(),
             image: job.image.digest,
+            computed: Arc::clone(&job.computed),
             scan: Arc::clone(&job.scan),
             exclusions: job.exclusions.clone(),
             refused: Arc::clone(&job.refused),
@@ -180,11 +184,12 @@ mod tests {
         let image = Arc::new(RequiredImage::new(content, image));
         let scope = Scope::of(&ScanSettings::default(), &[]);
         PlanJob {
-            key: PlanKey { image: image.digest, scan },
+            key: PlanKey { image: image.digest, scan, computed: 0 },
             scan: Arc::new(ScanReport::of(scope, &tree)),
             tree,
             exclusions: Patterns::new::<&str>([]).unwrap(),
             image,
+            computed: Arc::default(),
             refused: Arc::default(),
         }
     }

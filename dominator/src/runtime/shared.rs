@@ -24,6 +24,7 @@ use crate::core::timing::REDIALS_PER_SECOND;
 use crate::runtime::claim_service::ClaimService;
 use crate::runtime::clock::Clock;
 use crate::runtime::commit_gate::CommitGate;
+use crate::runtime::computed::ComputedService;
 use crate::runtime::history::History;
 use crate::runtime::identities::Identities;
 use crate::runtime::images::Images;
@@ -46,6 +47,7 @@ pub struct Shared {
     pub default_image_changed: watch::Sender<()>,
     pub metrics: DriverCounters,
     pub claim_service: Arc<ClaimService>,
+    pub computed: Arc<ComputedService>,
     pub sources: Sources,
     /// This dominator, as subs know it.
     pub holder: HoldMachineRequest,

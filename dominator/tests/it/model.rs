@@ -325,6 +325,10 @@ impl Model {
                 self.sub.prepare(request, |is_forced| permits(random, is_forced))
             }
             Request::Commit(id) => self.sub.commit(id, |is_forced| permits(random, is_forced)),
+            Request::Call(Call::AddObjects(ids)) => {
+                self.sub.add_objects(&ids);
+                Ok(None)
+            }
             Request::Call(Call::Cleanup(request)) => {
                 self.sub.remove_objects(&request.objects).map(|()| None)
             }

@@ -778,7 +778,7 @@ impl World {
                 }
                 (call.name(), request_id, Message::Ask(Request::Call(call)), CALL_LIMIT)
             }
-            Effect::OrderAnswered(_) => return,
+            Effect::OrderAnswered(_) | Effect::WantComputed(..) => return,
             Effect::Commit(request_id, ordered) => return self.record(host, request_id, ordered),
             Effect::ReportIdentity(news) => return self.hear(host, news),
             Effect::Claim(claim) => return self.claim(host, claim),

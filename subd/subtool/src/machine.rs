@@ -232,11 +232,12 @@ impl Machine {
         refused: RefusedChanges,
     ) -> Result<Comparison, ToolError> {
         let job = PlanJob {
-            key: PlanKey { image: image.digest, scan: 0 },
+            key: PlanKey { image: image.digest, scan: 0, computed: 0 },
             tree,
             scan: Arc::clone(&scan),
             exclusions: Patterns::new(&reply.exclusions)?,
             image: Arc::clone(image),
+            computed: Arc::default(),
             refused: Arc::new(refused),
         };
         let planned = self.reader.compute(move || job.run()).await??;

@@ -292,7 +292,9 @@ impl Status {
             | Self::UpdateStuck
             | Self::HealthFailed
             | Self::TriggerFailed
-            | Self::FetchFailed => false,
+            | Self::FetchFailed
+            | Self::WaitingForComputedFiles
+            | Self::SubdTooOld => false,
         }
     }
 }

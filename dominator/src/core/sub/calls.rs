@@ -12,8 +12,10 @@ use std::sync::Arc;
 use api::dominator::Status;
 use api::subd::{Activity, Limits, OfferImageRequest, SOURCES_MAX, SetConfigurationRequest};
 use model::image::required::RequiredImage;
+use model::object::ObjectId;
 use model::scope::Scope;
 
+use super::computed::has_arrived;
 use super::{Call, Effect, Failure, FailureKind, Now, RequestId, Step, Sub, View};
 use super::{Check, stop};
 use crate::core::timing::{Attempt, HOLD_FIRST, HOLD_LONGEST, RETRY_FIRST, RETRY_LONGEST};
@@ -34,6 +36,8 @@ pub(super) enum CallPurpose {
     Cleanup,
     OfferSignatures,
     RetryTriggers,
+    /// The last of the objects.
+    AddObjects(ObjectId),
 }
 
 /// A call that was accepted, and that no poll has shown yet.
@@ -269,6 +273,10 @@ impl Sub {
             CallPurpose::Fetch(_) | CallPurpose::Prefetch(_) => (Status::FetchFailed, "to fetch"),
             CallPurpose::Prepare(_) => (Status::UpdateFailed, "to prepare the update"),
             CallPurpose::OfferSignatures => (Status::UpdateFailed, "to check the signatures"),
+            CallPurpose::AddObjects(_) if failure.kind == FailureKind::NoMethod => {
+                return self.hold_updates(Status::SubdTooOld, self.too_old(), step);
+            }
+            CallPurpose::AddObjects(_) => (Status::UpdateFailed, "the content of computed files"),
             CallPurpose::Commit(_) => (Status::UpdateFailed, "to carry out the update"),
         };
         let status = match failure.kind {
@@ -377,6 +385,7 @@ fn is_shown(purpose: CallPurpose, view: &View) -> bool {
             matches!(view.report.activity, Activity::Updating { update_id } if update_id == id)
                 || view.outcome_of(id).is_some()
         }
+        CallPurpose::AddObjects(last) => has_arrived(view, &last),
         // Nothing waits for the effect of these calls.
         CallPurpose::Limits
         | CallPurpose::Cleanup

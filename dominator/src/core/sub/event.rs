@@ -21,6 +21,7 @@ use crate::core::changes::OrderedUpdate;
 use crate::core::claims::{Claim, ClaimAnswer, ClaimKind, Release};
 use crate::core::identity::{IdentityReport, IdentityVerdict};
 use api::planning::{PlanJob, Planned};
+use model::image::computed::{ComputedFiles, Unknown};
 use model::image::required::RequiredImage;
 
 /// The inputs of a decision that are not part of the state.
@@ -129,6 +130,8 @@ pub enum Call {
     Offer(Box<OfferImageRequest>),
     /// Runs the triggers again that failed.
     RetryTriggers,
+    /// Puts this content of computed files into the cache.
+    AddObjects(Arc<[ObjectId]>),
 }
 
 impl Call {
@@ -143,6 +146,7 @@ impl Call {
             Self::Hold => "hold-machine",
             Self::Offer(_) => "offer-image",
             Self::RetryTriggers => "retry-triggers",
+            Self::AddObjects(_) => "add-objects",
         }
     }
 }
@@ -205,6 +209,8 @@ pub enum Event {
     TreeFailed(RequestId, Failure),
     /// The former image was loaded; `None` if it cannot be.
     FormerRead(RequestId, Option<Arc<RequiredImage>>),
+    /// What is known of the computed files of the machine, and why the rest is not.
+    ComputedKnown(Arc<ComputedFiles>, Arc<[Unknown]>),
     /// The plan was made, or could not be made for this reason.
     Planned(RequestId, Result<Arc<Planned>, String>),
     /// The sub accepted the call.
@@ -231,6 +237,9 @@ pub enum Effect {
     ReadTree(RequestId, ObjectId, Option<Tree>),
     /// Loads an image that the machine had before.
     ReadFormer(RequestId, ImageName),
+    /// Wants the content of the computed files of this image for the machine with this record, and
+    /// no other any more. [`Event::ComputedKnown`] brings what is known, and each change of it.
+    WantComputed(Arc<Machine>, Arc<RequiredImage>),
     /// Makes a plan.
     Plan(RequestId, Box<PlanJob>),
     /// Calls the sub.

@@ -152,6 +152,7 @@ impl Sub {
             return self.carry_out(view, &former, &scan, &room, step).map_break(making_room);
         }
         self.check_objects(view, image, &planned, step)?;
+        self.check_content(view, &planned, step)?;
         self.check_signatures(view, image, step)?;
         self.carry_out(view, image, &scan, &planned, step)
     }
@@ -278,7 +279,10 @@ impl Sub {
         {
             return;
         }
-        let Some(needed) = self.prefetch.needed_objects(image, view.scan_number) else { return };
+        let Some(needed) = self.prefetch.needed_objects(image, |next| self.plan_key(next, view))
+        else {
+            return;
+        };
         let unneeded = view.cache.iter().filter(|object| !needed.contains(object));
         let objects: Vec<_> = unneeded.take(IDS_MAX).collect();
         if !objects.is_empty() {

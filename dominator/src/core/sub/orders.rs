@@ -162,7 +162,7 @@ impl Sub {
     fn pending_plan(&self) -> Option<&Arc<Planned>> {
         let (view, planned) = (self.view.as_ref()?, self.plan.made.as_ref()?);
         let image = self.target()?;
-        let is_latest = planned.key.image == image.digest && planned.key.scan == view.scan_number;
+        let is_latest = planned.key == self.plan_key(image, view);
         let is_needed = !planned.plan.is_empty() || !self.is_recorded(view, image);
         let is_begun = self.check_not_finishing_update(view).is_break()
             || self.check_not_updating(view).is_break();

@@ -225,7 +225,7 @@ impl Sub {
         step: &mut Step<'_>,
     ) -> Check<Arc<Planned>> {
         let tree = self.check_tree(view, scan, step)?;
-        let key = PlanKey { image: image.digest, scan: view.scan_number };
+        let key = self.plan_key(image, view);
         if let Some(planned) = &self.plan.made
             && planned.key == key
         {
@@ -243,6 +243,12 @@ impl Sub {
         stop(Status::Rescanning, format!("comparing the new scan with {}", image.name()))
     }
 
+    /// Returns the key of the plan from the last scan to `image`.
+    pub(super) fn plan_key(&self, image: &RequiredImage, view: &View) -> PlanKey {
+        let (scan, computed) = (view.scan_number, self.computed.version);
+        PlanKey { image: image.digest, scan, computed }
+    }
+
     /// Requests the plan from a scan to an image.
     pub(super) fn request_plan(
         &mut self,
@@ -255,7 +261,8 @@ impl Sub {
     ) -> RequestId {
         let (scan, image) = (Arc::clone(scan), Arc::clone(image));
         let refused = self.trees.refused.clone().unwrap_or_default();
-        let job = PlanJob { key, tree, scan, exclusions: view.exclusions.clone(), image, refused };
+        let (exclusions, computed) = (view.exclusions.clone(), Arc::clone(&self.computed.files));
+        let job = PlanJob { key, tree, scan, exclusions, image, computed, refused };
         let request_id = self.next_request_id();
         effects.push(Effect::Plan(request_id, Box::new(job)));
         request_id

@@ -49,12 +49,12 @@ impl Prefetch {
         matches!(activity, Activity::Fetching { fetch_id, .. } if Some(*fetch_id) == ordered)
     }
 
-    /// Returns the objects that the next image needs on a machine that has `required`, by the scan
-    /// with this number. `None` while that is not known yet.
+    /// Returns the objects that the next image needs on a machine that has `required`; `key_of`
+    /// returns the key of the plan. `None` while that is not known yet.
     pub(super) fn needed_objects(
         &self,
         required: &RequiredImage,
-        scan: u64,
+        key_of: impl FnOnce(&RequiredImage) -> PlanKey,
     ) -> Option<BTreeSet<ObjectId>> {
         let image = match &self.image {
             ImageState::Undefined => return Some(BTreeSet::new()),
@@ -62,7 +62,7 @@ impl Prefetch {
             ImageState::Missing(_) => return None,
             ImageState::Ready(image) => image,
         };
-        let key = PlanKey { image: image.digest, scan };
+        let key = key_of(image);
         let is_needless = image.digest == required.digest
             || self.plan.failed.as_ref().is_some_and(|(failed, _)| *failed == key);
         if is_needless {
@@ -89,7 +89,7 @@ impl Sub {
             ImageState::Ready(image) => Arc::clone(image),
         };
         let name = image.name();
-        let key = PlanKey { image: image.digest, scan: view.scan_number };
+        let key = self.plan_key(&image, view);
         if let Some((failed, why)) = &self.prefetch.plan.failed
             && *failed == key
         {

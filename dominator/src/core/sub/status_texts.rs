@@ -291,6 +291,28 @@ impl Sub {
                     self.remedy("retry", "runs the triggers that failed again"),
                 ],
             ),
+            Status::WaitingForComputedFiles => StatusTexts::new(
+                "its image has computed files whose content is not known: see the detail",
+                "the filegen-server that makes the content",
+                "until then it stays at the image that it has, and drift from that is repaired; \
+                 the server is asked again, within ten minutes",
+                vec![by_hand(
+                    "check that the filegen-server runs, and makes this file for this machine: \
+                     filegen-client get HOST PATH",
+                )],
+            ),
+            Status::SubdTooOld => StatusTexts::new(
+                "its image needs a newer subd than the machine has",
+                "a newer subd",
+                AGAIN_WITHIN_10_MINUTES,
+                vec![
+                    by_hand(
+                        "require an image first that differs from its former one in the newer \
+                         subd, and then this image",
+                    ),
+                    self.retry_now(),
+                ],
+            ),
             Status::FetchFailed => StatusTexts::new(
                 "it did not get all objects that it needs; those that arrived stay in its cache",
                 "the next attempt",
@@ -367,6 +389,8 @@ impl Sub {
                 | Status::Blocked
                 | Status::PartlySynced
                 | Status::FetchFailed
+                | Status::WaitingForComputedFiles
+                | Status::SubdTooOld
                 | Status::SignatureRefused
                 | Status::UpdateFailed
                 | Status::NotConverging

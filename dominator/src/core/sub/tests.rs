@@ -2,6 +2,7 @@
 
 mod blocked;
 mod claims;
+mod computed;
 mod explained;
 mod held;
 mod limits_sync;

@@ -2,15 +2,10 @@
 //! that, its drift repaired, until another image is required or an operator orders a retry.
 // tidy: core
 
-use core::ops::ControlFlow::{Break, Continue};
-use std::sync::Arc;
-
-use api::dominator::Status;
 use api::subd::UpdateOutcome;
 use model::image::ImageName;
-use model::image::required::RequiredImage;
 
-use super::{Check, StatusAndDetail, Step, Sub, View, stop};
+use super::Sub;
 
 /// An update that was undone because the health check of its image failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,15 +24,6 @@ pub(super) struct UndoneUpdates {
     last: Option<UndoneUpdate>,
     /// The one for which an operator has ordered a retry.
     retried: Option<u64>,
-    /// The image at which the machine is kept instead of the required one.
-    kept: Option<Arc<RequiredImage>>,
-}
-
-impl UndoneUpdates {
-    /// Forgets at which image the machine was kept.
-    pub(super) fn image_changed(&mut self) {
-        self.kept = None;
-    }
 }
 
 impl Sub {
@@ -94,64 +80,5 @@ impl Sub {
         if self.is_undone() {
             self.undone.retried = self.undone.last.as_ref().map(|undone| undone.update_id);
         }
-    }
-
-    /// Returns the image that the machine is brought to: the required one, or the one at which it
-    /// is kept. `None` if the required one is not ready.
-    pub(super) fn target(&self) -> Option<&Arc<RequiredImage>> {
-        self.undone.kept.as_ref().or_else(|| self.image.ready())
-    }
-
-    /// Brings the machine to the required image, or keeps it at the one that it was put back to.
-    pub(super) fn bring_to_target(
-        &mut self,
-        view: &View,
-        required: &Arc<RequiredImage>,
-        step: &mut Step<'_>,
-    ) -> Check<StatusAndDetail> {
-        let Some(undone) = self.undone(required.name()) else {
-            self.undone.kept = None;
-            return self.bring_to(view, required, step);
-        };
-        let mut detail = format!(
-            "the update to {} was undone, because its health check failed: {}; require another \
-             image, or: domtool retry {}",
-            required.name(),
-            undone.why.trim_end(),
-            self.machine.hostname
-        );
-        let Some(former) = self.check_kept(view, required, step)? else {
-            detail.push_str("; its former image is not known, so drift is not repaired");
-            return stop(Status::HealthFailed, detail);
-        };
-        if view.undone(former.name()).is_some() {
-            detail.push_str("; its former image failed its health check too");
-            return stop(Status::HealthFailed, detail);
-        }
-        match self.bring_to(view, &former, step) {
-            Continue((_, more)) => Continue((Status::HealthFailed, format!("{detail}; {more}"))),
-            Break((status, more)) => {
-                let detail = format!("repairing {}: {more}", former.name());
-                Break((status, detail))
-            }
-        }
-    }
-
-    /// Continues with the image that the machine was put back to; `None` if that is not known, or
-    /// cannot be loaded.
-    fn check_kept(
-        &mut self,
-        view: &View,
-        required: &RequiredImage,
-        step: &mut Step<'_>,
-    ) -> Check<Option<Arc<RequiredImage>>> {
-        let is_last =
-            |kept: &Arc<RequiredImage>| view.report.last_image.as_ref() == Some(kept.name());
-        let kept = match self.undone.kept.take().filter(is_last) {
-            Some(kept) => Some(kept),
-            None => self.check_former(view, step)?.flatten(),
-        };
-        self.undone.kept = kept.filter(|kept| kept.digest != required.digest);
-        Continue(self.undone.kept.clone())
     }
 }

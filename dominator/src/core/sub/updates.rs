@@ -237,12 +237,12 @@ impl Sub {
     }
 
     /// True if the Commit of this update, which has been recorded, is still to be sent: it is
-    /// staged on the right machine, and was made from its latest scan, image and record.
+    /// staged on the right machine, and was made from its latest scan, image, computed files and
+    /// record.
     #[must_use]
     pub fn is_commit_wanted(&self, update_id: u64) -> bool {
         let (Some(update), Some(view)) = (self.updates.wanted, &self.view) else { return false };
-        let is_latest = self.target().map(|image| image.digest) == Some(update.key.image)
-            && update.key.scan == view.scan_number
+        let is_latest = self.target().map(|image| self.plan_key(image, view)) == Some(update.key)
             && update.instance == view.report.version.instance;
         let is_staged = matches!(
             view.report.activity,

@@ -23,6 +23,7 @@ use crate::core::changes::OrderedUpdate;
 use crate::core::claims::{ClaimAnswer, ClaimKind};
 use crate::core::sub::{Call, Event, Failure, FailureKind, RequestId};
 use crate::runtime::commit_gate::Closed;
+use crate::runtime::computed::PushError;
 use crate::runtime::shared::Shared;
 
 /// How much longer than it asked for the answer to a poll may take.
@@ -113,6 +114,17 @@ pub(super) async fn call_sub(
     call: Call,
 ) -> Event {
     let result = match &call {
+        Call::AddObjects(ids) => {
+            let pushed = shared.computed.push(&client, Arc::clone(ids)).await;
+            return match pushed {
+                Ok(()) => Event::Accepted(request_id),
+                Err(PushError::Call(error)) => Event::CallFailed(request_id, failure_of(&error)),
+                Err(error @ (PushError::Store(_) | PushError::Lost)) => {
+                    let (kind, text) = (FailureKind::Unavailable, error_chain(&error));
+                    Event::CallFailed(request_id, Failure { kind, text })
+                }
+            };
+        }
         Call::SetConfiguration(configuration) => {
             client.call_within::<SetConfiguration>(configuration, ACCEPT_LIMIT).await
         }

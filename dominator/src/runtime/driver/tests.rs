@@ -24,6 +24,7 @@ use crate::core::sources::Sources;
 use crate::core::sub::Failure;
 use crate::core::sub::tests::recorder::staged_sub;
 use crate::runtime::commit_gate::CommitGate;
+use crate::runtime::computed::ComputedService;
 use crate::runtime::history::History;
 use crate::runtime::identities::Identities;
 use crate::runtime::interned::Interned;
@@ -51,6 +52,8 @@ pub(crate) fn shared(state: &Arc<Storage>, stop: &CancellationToken) -> Shared {
         network: None,
         failures: FailureLimits { percent: 100, blocked_percent: 100, failures_min: 1 },
     };
+    let (store, tasks) = (state.open_computed().unwrap(), TaskTracker::new());
+    let computed = ComputedService::new(store, clock, Security::Insecure, tasks, stop.clone());
     let limits = HistoryLimits { bytes: 1 << 30, seconds: 1 << 40 };
     Shared {
         holder: HoldMachineRequest { dominator: "test".to_owned(), start: 1 },
@@ -73,6 +76,7 @@ pub(crate) fn shared(state: &Arc<Storage>, stop: &CancellationToken) -> Shared {
         default_image_changed: watch::Sender::default(),
         metrics: DriverCounters::default(),
         claim_service: Arc::new(ClaimService::new(clock, settings, Arc::clone(state))),
+        computed: Arc::new(computed.unwrap()),
         sources: Sources::new(&[]),
         redials: shared::redials(),
         caches: Interned::default(),

@@ -167,6 +167,7 @@ impl Fleet {
                 MdbChange::Stop(hostname) => {
                     stop(inner, &hostname);
                     self.shared.identities.leave(&hostname);
+                    self.shared.computed.forget(&hostname);
                 }
             }
         }

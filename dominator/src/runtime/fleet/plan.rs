@@ -263,11 +263,12 @@ impl<'a> PreviewRun<'a> {
             None => self.read(machine, &input).await?,
         };
         let job = PlanJob {
-            key: PlanKey { image: image.digest, scan: input.scan_number },
+            key: PlanKey { image: image.digest, scan: input.scan_number, computed: 0 },
             tree,
             scan: input.scan,
             exclusions: input.exclusions,
             image: Arc::clone(&image),
+            computed: Arc::default(),
             refused: input.refused,
         };
         let planned =

@@ -92,11 +92,12 @@ impl Thief {
         let scan = reply.scan.clone().unwrap();
         let tree = self.runtime.block_on(self.reader.from_sub(&self.sub, scan.root, None)).unwrap();
         let job = PlanJob {
-            key: PlanKey { image: image.digest, scan: 1 },
+            key: PlanKey { image: image.digest, scan: 1, computed: 0 },
             tree,
             scan: Arc::new(scan.clone()),
             exclusions: Patterns::new::<&str>([]).unwrap(),
             image: Arc::new(image.clone()),
+            computed: Arc::default(),
             refused: Arc::default(),
         };
         let planned = job.run().unwrap();

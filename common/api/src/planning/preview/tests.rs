@@ -38,9 +38,10 @@ fn planned(paths: &[&str]) -> Planned {
     let plan = Plan { operations: paths.iter().map(remove).collect(), blocked: Vec::new() };
     let need = |number: u8| Need { size_bytes: u64::from(number) * 10, files: 1 };
     Planned {
-        key: PlanKey { image: object(9), scan: 1 },
+        key: PlanKey { image: object(9), scan: 1, computed: 0 },
         digest: object(9),
         needs: Arc::new((1..=3).map(|number| (object(number), need(number))).collect()),
+        computed: Arc::default(),
         objects: [].into(),
         is_high_impact: false,
         dangers: vec!["it would take away the only kernel (/boot/x)".to_owned()],

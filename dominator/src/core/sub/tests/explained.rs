@@ -156,6 +156,8 @@ fn every_status_that_a_machine_can_come_to_is_explained() {
         Status::WaitingForBudget,
         Status::ImageStopped,
         Status::SignatureRefused,
+        Status::WaitingForComputedFiles,
+        Status::SubdTooOld,
     ];
     let missing: Vec<Status> =
         Status::ALL.into_iter().filter(|status| !seen.contains(status)).collect();

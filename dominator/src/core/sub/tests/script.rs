@@ -242,6 +242,7 @@ impl Script {
                 Effect::ReadFormer(request_id, _) => {
                     next.push(Event::FormerRead(request_id, self.former.clone()));
                 }
+                Effect::WantComputed(..) => {}
                 Effect::Plan(request_id, job) => {
                     next.push(Event::Planned(request_id, Ok(Arc::new(job.run().unwrap()))));
                 }
@@ -262,6 +263,7 @@ impl Script {
                             request.update_id,
                             request.plan.operations.len()
                         ),
+                        Call::AddObjects(ids) => format!("add {} objects", ids.len()),
                         Call::Hold => unreachable!("it is answered above"),
                         Call::RetryTriggers => "run triggers again".to_owned(),
                         Call::Cleanup(request) => format!("cleanup of {}", request.objects.len()),

@@ -1,0 +1,199 @@
+//! What is asked for, and when.
+
+use super::*;
+
+const SOURCE: &str = "files:6972";
+
+fn now(seconds: u64) -> Now {
+    let wall = Time { seconds: 1_000 + seconds.cast_signed(), nanoseconds: 0 };
+    Now { elapsed: Duration::from_secs(seconds), wall }
+}
+
+fn machine(hostname: &str, location: &str) -> Arc<Machine> {
+    let (hostname, location) = (hostname.to_owned(), location.to_owned());
+    Arc::new(Machine { hostname, location, ..Machine::default() })
+}
+
+fn rules(paths: &[&str]) -> Vec<ComputedRule> {
+    let rule =
+        |path: &&str| ComputedRule { path: path.parse().unwrap(), source: SOURCE.to_owned() };
+    paths.iter().map(rule).collect()
+}
+
+fn id(text: &str) -> ObjectId {
+    Algorithm::Blake3.digest(text.as_bytes())
+}
+
+/// A table, and the questions that it asks as text.
+struct Asked(ComputedTable);
+
+impl Asked {
+    fn want(&mut self, hostname: &str, location: &str, paths: &[&str], at: u64) {
+        let machine = machine(hostname, location);
+        self.0.want(&machine, Algorithm::Blake3, &rules(paths), now(at));
+    }
+
+    /// Asks, and answers each path by its content; `None` fails.
+    fn answer(
+        &mut self,
+        at: u64,
+        valid: u64,
+        content: impl Fn(&str, &Machine) -> Option<String>,
+    ) -> Vec<String> {
+        let Some(batch) = self.0.next_batch(&SOURCE.into(), now(at)) else { return Vec::new() };
+        let mut asked = Vec::new();
+        let mut answers = Vec::new();
+        for (wanted, record) in batch.request.machines.iter().zip(&batch.records) {
+            let made = wanted.paths.iter().map(|path| {
+                asked.push(format!("{} of {}", path, wanted.machine.hostname));
+                let made = content(&path.to_string(), &wanted.machine);
+                let made = made.ok_or_else(|| Arc::from("it failed"))?;
+                let content = GeneratedContent {
+                    id: id(&made),
+                    size_bytes: 0,
+                    valid_until_seconds: if valid == 0 { 0 } else { 1_000 + at + valid },
+                    generator: id(&path.to_string()),
+                    is_secret: false,
+                };
+                Ok(KnownContent::new(&content, *record, 9, Time::default()))
+            });
+            answers.push(made.collect());
+        }
+        self.0.take(&batch, answers, now(at), 500);
+        asked
+    }
+
+    fn known(&self, hostname: &str) -> Vec<(String, ObjectId)> {
+        let (known, _) = self.0.known(hostname);
+        known.iter().map(|file| (file.rule.path.to_string(), file.object.id())).collect()
+    }
+
+    fn unknown(&self, hostname: &str) -> Vec<(String, String)> {
+        let (_, unknown) = self.0.known(hostname);
+        unknown.iter().map(|one| (one.rule.path.to_string(), one.why.to_string())).collect()
+    }
+
+    fn changed(&mut self) -> Vec<String> {
+        self.0.take_changed().into_iter().collect()
+    }
+}
+
+fn by_location(path: &str, machine: &Machine) -> Option<String> {
+    Some(format!("{path} in {}", machine.location))
+}
+
+#[test]
+fn files_are_asked_for_once_and_again_when_record_generator_or_time_make_others() {
+    let mut asked = Asked(ComputedTable::default());
+    asked.want("a", "nyc", &["/x", "/y"], 0);
+    asked.want("b", "nyc", &["/x"], 0);
+    assert_eq!(asked.0.sources(), [SOURCE].into());
+    assert_eq!(asked.answer(0, 600, by_location), ["/x of a", "/y of a", "/x of b"]);
+    assert_eq!(asked.changed(), ["a", "b"]);
+    assert_eq!(asked.answer(1, 600, by_location), [""; 0]);
+    assert_eq!(
+        asked.known("a"),
+        [("/x".to_owned(), id("/x in nyc")), ("/y".to_owned(), id("/y in nyc"))]
+    );
+
+    // Another record.
+    asked.want("b", "sfo", &["/x"], 10);
+    assert_eq!(asked.answer(10, 600, by_location), ["/x of b"]);
+    assert_eq!(asked.known("b"), [("/x".to_owned(), id("/x in sfo"))]);
+    assert_eq!(asked.changed(), ["b"]);
+
+    // The generators: first those that made the content, then another version of one of them.
+    let versions = |x: &str| {
+        [("/x", x), ("/y", "/y")].map(|(path, made)| (path.parse().unwrap(), id(made))).into()
+    };
+    asked.0.set_generators(SOURCE, versions("/x"), now(20));
+    assert_eq!(asked.answer(20, 600, by_location), [""; 0]);
+    asked.0.set_generators(SOURCE, versions("new"), now(30));
+    assert_eq!(asked.answer(30, 600, by_location), ["/x of a", "/x of b"]);
+    // The same content as before is no news.
+    assert_eq!(asked.changed(), [""; 0]);
+    asked.0.set_generators(SOURCE, versions("/x"), now(40));
+
+    // The end of what was made at 0, and then of the rest.
+    assert_eq!(asked.0.ask_at(SOURCE), Some(Duration::from_secs(600)));
+    assert_eq!(asked.answer(600, 0, by_location), ["/y of a"]);
+    assert_eq!(asked.answer(630, 0, by_location), ["/x of a", "/x of b"]);
+    assert_eq!(asked.0.ask_at(SOURCE), None);
+
+    // What is wanted no more, and a machine that is gone.
+    asked.want("a", "nyc", &["/y"], 700);
+    assert_eq!(asked.known("a"), [("/y".to_owned(), id("/y in nyc"))]);
+    asked.0.forget("b");
+    assert_eq!(asked.0.needed(), (["a".to_owned()].into(), [id("/y in nyc")].into()));
+}
+
+#[test]
+fn a_failure_keeps_what_is_known_and_is_repeated_with_growing_pauses() {
+    let mut asked = Asked(ComputedTable::default());
+    asked.want("a", "nyc", &["/x", "/y"], 0);
+    let only_x =
+        |path: &str, machine: &Machine| by_location(path, machine).filter(|_| path == "/x");
+    assert_eq!(asked.answer(0, 100, only_x), ["/x of a", "/y of a"]);
+    assert_eq!(asked.unknown("a"), [("/y".to_owned(), "it failed".to_owned())]);
+    let mut repeated = Vec::new();
+    for at in 1..100 {
+        let mut again = asked.answer(at, 100, only_x);
+        repeated.extend(again.drain(..).map(|path| (at, path)));
+    }
+    let times: Vec<u64> = repeated.iter().map(|(at, _)| *at).collect();
+    assert_eq!(times, [1, 3, 7, 15, 31, 63]);
+    assert_eq!(asked.0.troubles(now(99).wall), BTreeMap::new());
+
+    // Then everything fails; what is known stays in use, and is reported.
+    let never = |_: &str, _: &Machine| None;
+    assert_eq!(asked.answer(100, 100, never), ["/x of a"]);
+    assert_eq!(asked.known("a"), [("/x".to_owned(), id("/x in nyc"))]);
+    let trouble = "/x of a: it failed".to_owned();
+    assert_eq!(asked.0.troubles(now(100).wall), [(SOURCE, trouble)].into());
+    asked.changed();
+    assert_eq!(asked.answer(200, 100, by_location), ["/x of a", "/y of a"]);
+    assert_eq!(asked.0.troubles(now(200).wall), BTreeMap::new());
+    assert_eq!(asked.changed(), ["a"]);
+    // Content past its end that is not asked for, such as because the server is away.
+    let Some(_batch) = asked.0.next_batch(&SOURCE.into(), now(300)) else { panic!("it is due") };
+    let text = "/x of a: it is past its end; and 1 more files".to_owned();
+    assert_eq!(asked.0.troubles(now(361).wall), [(SOURCE, text)].into());
+}
+
+#[test]
+fn after_a_restart_only_what_changed_is_asked_for() {
+    let mut asked = Asked(ComputedTable::default());
+    asked.want("a", "nyc", &["/x"], 0);
+    asked.want("b", "nyc", &["/x"], 0);
+    asked.answer(0, 600, by_location);
+    let stored = ["a", "b"].map(|host| (host.to_owned(), asked.0.stored(host)));
+
+    let mut asked = Asked(ComputedTable::new(stored.into()));
+    assert_eq!(asked.0.needed().1, [id("/x in nyc")].into());
+    asked.want("a", "nyc", &["/x"], 10);
+    asked.want("b", "sfo", &["/x"], 10);
+    assert_eq!(asked.known("a"), [("/x".to_owned(), id("/x in nyc"))]);
+    // The record of b has changed while the dominator was down.
+    assert_eq!(asked.answer(11, 600, by_location), ["/x of b"]);
+    assert_eq!(asked.answer(600, 600, by_location), ["/x of a"]);
+
+    // Lost content is asked for again, as is all with another digest algorithm.
+    asked.0.lost(&[id("/x in sfo")], now(650));
+    assert_eq!(asked.known("b"), []);
+    assert_eq!(asked.answer(650, 0, by_location), ["/x of b"]);
+    asked.0.want(&machine("b", "sfo"), Algorithm::Sha512, &rules(&["/x"]), now(660));
+    assert_eq!(asked.known("b"), []);
+    // An answer with the former algorithm comes too late.
+    let batch = asked.0.next_batch(&SOURCE.into(), now(660)).unwrap();
+    asked.0.want(&machine("b", "sfo"), Algorithm::Blake3, &rules(&["/x"]), now(661));
+    let content = GeneratedContent {
+        id: Algorithm::Sha512.digest(b""),
+        size_bytes: 0,
+        valid_until_seconds: 0,
+        generator: id("/x"),
+        is_secret: false,
+    };
+    let late = KnownContent::new(&content, batch.records[0], 0, Time::default());
+    asked.0.take(&batch, vec![vec![Ok(late)]], now(661), 500);
+    assert_eq!(asked.known("b"), []);
+}

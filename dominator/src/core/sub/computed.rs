@@ -1,0 +1,107 @@
+//! The content of the computed files that the required image has on this machine.
+//!
+//! Until all of it is known, the machine stays at the image that it has (`target`). Before an
+//! update the content is given to the machine, because no image server has it.
+// tidy: core
+
+use core::ops::ControlFlow::Continue;
+use std::sync::Arc;
+
+use api::dominator::Status;
+use api::planning::Planned;
+use api::subd::Activity;
+use model::display::{counted, size};
+use model::image::computed::{ComputedFiles, Unknown};
+use model::image::required::RequiredImage;
+use model::object::ObjectId;
+
+use super::calls::CallPurpose;
+use super::{Call, Check, Effect, Step, Sub, View, stop};
+
+/// What is known of the computed files of one machine.
+#[derive(Debug, Default)]
+pub(super) struct ComputedContent {
+    pub(super) files: Arc<ComputedFiles>,
+    /// Why other content is not known.
+    unknown: Arc<[Unknown]>,
+    /// Counts how often the content changed.
+    pub(super) version: u64,
+    /// True if content was asked for.
+    is_wanted: bool,
+}
+
+impl Sub {
+    /// Asks for the content of the computed files of the required image, whose record or image has
+    /// changed.
+    pub(super) fn want_computed(&mut self, effects: &mut Vec<Effect>) {
+        let Some(image) = self.image.ready() else { return };
+        let is_wanted = !image.content.computed.is_empty();
+        if is_wanted || self.computed.is_wanted {
+            self.computed.is_wanted = is_wanted;
+            effects.push(Effect::WantComputed(Arc::clone(&self.machine), Arc::clone(image)));
+        }
+    }
+
+    /// Takes what is known of the computed files.
+    pub(super) fn take_computed(&mut self, files: Arc<ComputedFiles>, unknown: Arc<[Unknown]>) {
+        if self.computed.files != files {
+            self.computed.files = files;
+            self.computed.version += 1;
+            self.clear_failures();
+        }
+        self.computed.unknown = unknown;
+    }
+
+    /// Returns for which computed file of `image` the content is not known, and why.
+    pub(super) fn unknown_content(&self, view: &View, image: &RequiredImage) -> Option<String> {
+        let algorithm = image.tree.algorithm();
+        let rule = image.content.computed.iter().find(|rule| {
+            let known = self.computed.files.get(&rule.path, &rule.source);
+            !known.is_some_and(|file| file.object.id().algorithm() == algorithm)
+                && !view.exclusions.covers(&rule.path)
+        })?;
+        let unknown = self.computed.unknown.iter().find(|unknown| *unknown.rule == *rule);
+        let why = unknown.map_or("it is being asked", |unknown| &*unknown.why);
+        Some(format!("{} from {}: {why}", rule.path, rule.source))
+    }
+
+    /// Continues if the content of computed files that the plan needs is in the cache of the
+    /// machine; else gives it to the machine.
+    pub(super) fn check_content(
+        &mut self,
+        view: &View,
+        planned: &Planned,
+        step: &mut Step<'_>,
+    ) -> Check<()> {
+        let missing = planned.computed.iter().filter(|(id, _)| !view.cache.contains(id));
+        let (ids, bytes) = missing.fold((Vec::new(), 0), |(mut ids, bytes), (id, need)| {
+            ids.push(*id);
+            (ids, bytes + need.size_bytes)
+        });
+        let Some(last) = ids.last().copied() else { return Continue(()) };
+        if matches!(view.report.activity, Activity::Preparing { .. } | Activity::Updating { .. }) {
+            return stop(Status::Preparing, "still staging another update");
+        }
+        let detail = format!(
+            "sending the content of {} ({})",
+            counted(ids.len() as u64, "computed file"),
+            size(bytes)
+        );
+        self.call(CallPurpose::AddObjects(last), Call::AddObjects(ids.into()), step);
+        self.stop_unless_disabled(Status::Fetching, detail)
+    }
+
+    /// Says why the machine cannot get its image.
+    pub(super) fn too_old(&self) -> String {
+        format!(
+            "{} has computed files, which its subd does not know: require an image first that \
+             brings a newer subd",
+            self.image_name()
+        )
+    }
+}
+
+/// True if `view` shows that this content, the last of a call, has arrived.
+pub(super) fn has_arrived(view: &View, last: &ObjectId) -> bool {
+    view.cache.contains(last)
+}

@@ -1,0 +1,195 @@
+//! Computed files: what happens before their content is known, and how it gets to the machine.
+// tidy: core
+
+use api::subd::Activity;
+use model::image::computed::{ComputedFile, ComputedFiles, Unknown};
+use model::image::{ComputedRule, Content};
+use model::plan::Action;
+use model::tree::text::{from_text, to_text};
+use model::tree::{Leaf, Node, Time};
+
+use super::super::*;
+use super::script::{Script, image, object};
+
+const SOURCE: &str = "files:6972";
+
+/// An image with these files and a computed file `/c`.
+fn with_computed(name: &str, files: &[(&str, &str)]) -> ImageState {
+    let ImageState::Ready(plain) = image(name, files) else { panic!("the image is ready") };
+    let text = format!("{}g 644 0:0 {SOURCE} /c\n", to_text(&plain.tree));
+    let tree = from_text(plain.tree.algorithm(), &text).unwrap();
+    let content = Content {
+        root: tree.digest(),
+        computed: model::image::computed_rules(&tree),
+        ..plain.content.clone()
+    };
+    ImageState::Ready(Arc::new(RequiredImage::new(content, tree)))
+}
+
+fn rule() -> Arc<ComputedRule> {
+    Arc::new(ComputedRule { path: "/c".parse().unwrap(), source: SOURCE.to_owned() })
+}
+
+fn known(content: &str) -> Event {
+    let file = ComputedFile {
+        rule: rule(),
+        object: object(content).into(),
+        size_bytes: content.len() as u64,
+        since: Time { seconds: 77, nanoseconds: 0 },
+    };
+    Event::ComputedKnown(Arc::new(ComputedFiles::new(vec![file])), [].into())
+}
+
+fn unknown(why: &str) -> Event {
+    let unknown = [Unknown { rule: rule(), why: why.into() }];
+    Event::ComputedKnown(Arc::default(), unknown.into())
+}
+
+fn status(script: &Script) -> (Status, &str) {
+    (script.sub.status(), script.sub.detail())
+}
+
+/// Takes the call of an AddObjects. The content is in the cache then.
+fn push(script: &mut Script, content: &str) {
+    let Some(Call::AddObjects(ids)) = script.accept() else { panic!("nothing is sent") };
+    assert_eq!(*ids, [object(content)]);
+    script.cache(&[content]);
+    script.poll();
+}
+
+/// Takes the call of a Fetch, which ends at once.
+fn fetch(script: &mut Script) {
+    let Some(Call::Fetch(request)) = script.accept() else { panic!("nothing is fetched") };
+    script.fetched(request.fetch_id, None);
+}
+
+#[test]
+fn a_machine_stays_at_its_former_image_until_the_content_is_known() {
+    let mut script = Script::scanning(image("web", &[("/a", "1")]), &[("/a", "1")]);
+    assert_eq!(script.sub.status(), Status::Synced);
+    script.former = script.image.ready().cloned();
+    script.image = with_computed("base", &[("/a", "2")]);
+    script.assign();
+    let waits = "the content of computed files is not known: /c from files:6972: ";
+    let (status_now, detail) = status(&script);
+    assert_eq!(status_now, Status::WaitingForComputedFiles);
+    assert_eq!(detail, format!("{waits}it is being asked; equals web"));
+    script.step("unknown", unknown("no generator for /c"));
+    assert_eq!(status(&script).1, format!("{waits}no generator for /c; equals web"));
+
+    // Drift from the former image is repaired.
+    script.scan(&[]);
+    script.poll();
+    assert_eq!(status(&script), (Status::Fetching, "repairing web: fetching 1 object (1 byte)"));
+    fetch(&mut script);
+    script.scan(&[("/a", "1")]);
+    script.poll();
+    assert_eq!(script.sub.status(), Status::WaitingForComputedFiles);
+
+    // Then the content comes, and is sent after the objects of the image were fetched.
+    script.step("known", known("net"));
+    assert_eq!(status(&script), (Status::Fetching, "fetching 1 object (1 byte)"));
+    fetch(&mut script);
+    script.cache(&["2"]);
+    script.poll();
+    let sends = "sending the content of 1 computed file (3 bytes)";
+    assert_eq!(status(&script), (Status::Fetching, sends));
+    let Some(Call::AddObjects(_)) = script.accept() else { panic!("nothing is sent") };
+    script.cache(&["2", "net"]);
+    script.poll();
+    let Some(Call::Prepare(request)) = script.accept() else { panic!("nothing is staged") };
+    let nodes: Vec<(String, &Action)> = request
+        .plan
+        .operations
+        .iter()
+        .map(|operation| (operation.path.to_string(), &operation.action))
+        .collect();
+    let [(a, _), (c, Action::Create(Node::Leaf(Leaf::File(file))))] = &nodes[..] else {
+        panic!("{nodes:?}")
+    };
+    assert_eq!((a.as_str(), c.as_str()), ("/a", "/c"));
+    assert_eq!((file.object.id(), file.mtime.seconds), (object("net"), 77));
+}
+
+/// A machine that has an image with a computed file, whose content is known.
+fn synced() -> Script {
+    let mut script = Script::scanning(with_computed("base", &[]), &[("/c", "net")]);
+    assert_eq!(script.sub.status(), Status::WaitingForComputedFiles);
+    script.step("known", known("net"));
+    // The file has another modification time than new content would have.
+    assert_eq!(status(&script), (Status::Synced, "equals base"));
+    script
+}
+
+#[test]
+fn new_content_is_an_update_of_one_file() {
+    let mut script = synced();
+    script.step("known", known("new"));
+    push(&mut script, "new");
+    let Some((_, Some(Call::Prepare(request)))) = &script.called else { panic!("not staged") };
+    assert_eq!(request.plan.operations.len(), 1);
+    // Content that comes before the Commit is sent: another update is wanted.
+    let Some(Call::Prepare(request)) = script.accept() else { panic!("nothing is staged") };
+    script.reply.activity = Activity::Prepared { update_id: request.update_id };
+    script.poll();
+    assert!(script.sub.is_commit_wanted(request.update_id));
+    script.step("known", known("newer"));
+    assert!(!script.sub.is_commit_wanted(request.update_id));
+}
+
+#[test]
+fn content_that_becomes_unknown_stays_and_drift_is_repaired() {
+    let mut script = synced();
+    script.step("unknown", unknown("away"));
+    let waits = "the content of computed files is not known: /c from files:6972: away";
+    let expected = format!("{waits}; equals base");
+    assert_eq!(status(&script), (Status::WaitingForComputedFiles, expected.as_str()));
+    script.scan(&[("/c", "net"), ("/extra", "1")]);
+    script.poll();
+    assert_eq!(status(&script).1, "repairing base: staging 1 change: /extra (extra)");
+}
+
+#[test]
+fn a_subd_of_a_former_release_is_named() {
+    let mut script = synced();
+    script.step("known", known("new"));
+    script.refuse(FailureKind::NoMethod, "Subd.AddObjects is not known");
+    let why = "base has computed files, which its subd does not know: require an image first that \
+               brings a newer subd; will be tried again";
+    assert_eq!(status(&script), (Status::SubdTooOld, why));
+    let explanation = script.sub.explain(script.time());
+    assert_eq!(explanation.means, "its image needs a newer subd than the machine has");
+}
+
+#[test]
+fn another_record_asks_again_and_an_image_without_computed_files_ends_it() {
+    let mut script = synced();
+    let machine = Machine { location: "nyc".into(), ..(*script.sub.machine).clone() };
+    script.sub.machine = Arc::new(Machine::default());
+    let (machine, planned) = (Arc::new(machine), ImageState::Undefined);
+    let assigned = |image: &ImageState| Event::Assigned {
+        machine: Arc::clone(&machine),
+        image: image.clone(),
+        planned: planned.clone(),
+        rollback: None,
+    };
+    let wants = |script: &mut Script, image: &ImageState| -> Vec<usize> {
+        let context = Context { jitter: 0, sources: &[] };
+        let now = script.time();
+        let effects = script.sub.step(now, assigned(image), &context).into_iter();
+        let wanted = effects.filter_map(|effect| match effect {
+            Effect::WantComputed(machine, image) => {
+                assert_eq!(machine.location, "nyc");
+                Some(image.content.computed.len())
+            }
+            _ => None,
+        });
+        wanted.collect()
+    };
+    let required = script.image.clone();
+    assert_eq!(wants(&mut script, &required), [1]);
+    assert_eq!(wants(&mut script, &required), [0; 0]);
+    let plain = image("plain", &[]);
+    assert_eq!(wants(&mut script, &plain), [0]);
+    assert_eq!(wants(&mut script, &image("other", &[])), [0; 0]);
+}

@@ -1,0 +1,441 @@
+//! Asks filegen-servers for the content of computed files. `core::computed` decides what is asked
+//! for, and when.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::pending;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use api::file_generator::{
+    BATCH_BYTES, CONTENT_BYTES_MAX, ComputedContent, GENERATORS_WAIT_MS_MAX, Generate,
+    GeneratedContent, GeneratedFile, GetContents, GetContentsRequest, GetGenerators,
+    GetGeneratorsRequest, GetSecrets, GetSecretsRequest, IDS_MAX,
+};
+use api::subd::{AddObjects, AddObjectsRequest};
+use model::backoff::{doubled, jittered};
+use model::display::error_chain;
+use model::image::computed::{ComputedFiles, Unknown};
+use model::image::required::RequiredImage;
+use model::lock::locked;
+use model::mdb::Machine;
+use model::object::{Algorithm, ObjectId};
+use rpc::client::{CallError, Client, Peer, PeerError};
+use rpc::tls::Security;
+use tokio::sync::{Notify, RwLock};
+use tokio::time::{sleep, sleep_until};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::core::computed::{Batch, BatchAnswer, ComputedTable, KnownContent, MadeFrom};
+use crate::core::timing::{HOLD_LONGEST, RETRY_FIRST};
+use crate::runtime::clock::{Clock, jitter};
+use crate::storage::StorageError;
+use crate::storage::computed::{ComputedStore, StoredContent};
+
+/// The port of a filegen-server, if its address has none.
+const FILEGEN_PORT: u16 = 6972;
+
+/// How long questions are gathered.
+const GATHER_TIME: Duration = Duration::from_millis(50);
+
+/// How long a filegen-server may take to make a batch of files.
+const GENERATE_LIMIT: Duration = Duration::from_secs(300);
+
+/// How long it may take to return content, or a machine to take it.
+const CONTENT_LIMIT: Duration = Duration::from_secs(60);
+
+/// How often stored content that no machine needs is removed.
+const CLEAN_INTERVAL: Duration = Duration::from_secs(600);
+
+/// Why a batch was not answered.
+#[derive(Debug, thiserror::Error)]
+enum AskError {
+    #[error("invalid address of a filegen-server")]
+    Address(#[from] PeerError),
+    #[error(transparent)]
+    Call(#[from] CallError),
+    #[error("the filegen-server has answered for {got} machines or files instead of {asked}")]
+    Count { asked: usize, got: usize },
+    #[error("the filegen-server has sent content that was not asked for, or is too long: {id}")]
+    Content { id: ObjectId },
+    #[error("the filegen-server does not have the content {id} that it has just made")]
+    Absent { id: ObjectId },
+    #[error("the content cannot be stored")]
+    Store(#[from] StorageError),
+}
+
+/// Why content was not given to a machine.
+#[derive(Debug, thiserror::Error)]
+pub enum PushError {
+    #[error(transparent)]
+    Call(#[from] CallError),
+    #[error("the content cannot be read")]
+    Store(#[from] StorageError),
+    #[error("the content is not stored any more, and is asked for again")]
+    Lost,
+}
+
+#[derive(Debug, Default)]
+struct ServiceState {
+    table: ComputedTable,
+    /// Notified when something else is known of a machine, by host name.
+    machines: BTreeMap<String, Arc<Notify>>,
+    /// Notified when questions to a server are due earlier than before.
+    servers: BTreeMap<Arc<str>, Arc<Notify>>,
+}
+
+#[derive(Debug)]
+pub struct ComputedService {
+    inner: Mutex<ServiceState>,
+    store: ComputedStore,
+    /// Locked for writing while stored content is removed: what is being stored is not known yet.
+    cleaning: RwLock<()>,
+    clock: Clock,
+    security: Security,
+    tracker: TaskTracker,
+    stop: CancellationToken,
+}
+
+impl ComputedService {
+    /// Starts with what is in `store`. Its tasks are in `tracker` and end when `stop` is cancelled.
+    pub fn new(
+        store: ComputedStore,
+        clock: Clock,
+        security: Security,
+        tracker: TaskTracker,
+        stop: CancellationToken,
+    ) -> Result<Self, StorageError> {
+        let table = ComputedTable::new(store.machines()?);
+        let inner = Mutex::new(ServiceState { table, ..ServiceState::default() });
+        Ok(Self { inner, store, cleaning: RwLock::default(), clock, security, tracker, stop })
+    }
+
+    fn locked(&self) -> MutexGuard<'_, ServiceState> {
+        locked(&self.inner)
+    }
+
+    /// Sets the computed files that a machine needs. `nudge` is notified whenever something else
+    /// is known of them.
+    pub fn want(
+        self: &Arc<Self>,
+        machine: &Arc<Machine>,
+        image: &RequiredImage,
+        nudge: &Arc<Notify>,
+    ) {
+        let (rules, algorithm) = (&image.content.computed, image.tree.algorithm());
+        let mut inner = self.locked();
+        inner.machines.insert(machine.hostname.clone(), Arc::clone(nudge));
+        inner.table.want(machine, algorithm, rules, self.clock.now());
+        nudge.notify_one();
+        let sources: BTreeSet<&str> = rules.iter().map(|rule| rule.source.as_str()).collect();
+        for source in sources {
+            if let Some(server) = inner.servers.get(source) {
+                server.notify_one();
+                continue;
+            }
+            let (source, asked) = (Arc::<str>::from(source), Arc::new(Notify::new()));
+            inner.servers.insert(Arc::clone(&source), Arc::clone(&asked));
+            let service = Arc::clone(self);
+            let stop = self.stop.clone();
+            self.tracker.spawn(async move {
+                stop.run_until_cancelled(service.follow(&source, &asked)).await;
+            });
+        }
+    }
+
+    /// Forgets a machine that is not managed any more.
+    pub fn forget(&self, hostname: &str) {
+        let mut inner = self.locked();
+        inner.machines.remove(hostname);
+        inner.table.forget(hostname);
+    }
+
+    /// Returns what is known of the computed files of a machine, and why the rest is not.
+    pub fn known(&self, hostname: &str) -> (Arc<ComputedFiles>, Arc<[Unknown]>) {
+        let (known, unknown) = self.locked().table.known(hostname);
+        (Arc::new(known), unknown.into())
+    }
+
+    /// Describes for each server the files in use that could not be made again.
+    pub fn troubles(&self) -> BTreeMap<String, String> {
+        let inner = self.locked();
+        let troubles = inner.table.troubles(self.clock.now().wall).into_iter();
+        troubles.map(|(source, trouble)| (source.to_owned(), trouble)).collect()
+    }
+
+    /// Nudges the machines of which something else is known, and saves what it is.
+    async fn tell(self: &Arc<Self>) {
+        let stored = {
+            let mut inner = self.locked();
+            let changed = inner.table.take_changed();
+            for nudge in changed.iter().filter_map(|hostname| inner.machines.get(hostname)) {
+                nudge.notify_one();
+            }
+            let stored = changed.into_iter().map(|hostname| {
+                let files = inner.table.stored(&hostname);
+                (hostname, files)
+            });
+            stored.collect::<Vec<_>>()
+        };
+        if stored.is_empty() {
+            return;
+        }
+        if let Err(error) = self.on_thread(move |service| service.store.save(&stored)).await {
+            // After a restart it is asked for again.
+            tracing::error!("cannot save which computed files are known: {}", error_chain(&error));
+        }
+    }
+
+    async fn on_thread<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl FnOnce(&Self) -> T + Send + 'static,
+    ) -> T {
+        let service = Arc::clone(self);
+        match tokio::task::spawn_blocking(move || work(&service)).await {
+            Ok(result) => result,
+            Err(error) => std::panic::resume_unwind(error.into_panic()),
+        }
+    }
+
+    /// Asks one server whenever that is due. Never returns.
+    async fn follow(self: Arc<Self>, source: &Arc<str>, asked: &Notify) {
+        let client =
+            Peer::parse(source, FILEGEN_PORT).map(|peer| Client::new(peer, &self.security));
+        let generators = async {
+            match &client {
+                Ok(client) => self.follow_generators(client, source, asked).await,
+                Err(_) => pending().await,
+            }
+        };
+        tokio::join!(self.ask(client.as_ref(), source, asked), generators);
+    }
+
+    async fn ask(
+        self: &Arc<Self>,
+        client: Result<&Client, &PeerError>,
+        source: &Arc<str>,
+        asked: &Notify,
+    ) {
+        loop {
+            let at = self.locked().table.ask_at(source);
+            let due = async {
+                match at {
+                    Some(at) => sleep_until(self.clock.moment(at).into()).await,
+                    None => pending().await,
+                }
+            };
+            tokio::select! {
+                () = due => {}
+                () = asked.notified() => {}
+            }
+            sleep(GATHER_TIME).await;
+            loop {
+                let batch = self.locked().table.next_batch(source, self.clock.now());
+                let Some(batch) = batch else { break };
+                let storing = self.cleaning.read().await;
+                let made = match client {
+                    Ok(client) => self.make(client, &batch).await,
+                    Err(error) => Err(error.clone().into()),
+                };
+                let now = self.clock.now();
+                match made {
+                    Ok(answers) => self.locked().table.take(&batch, answers, now, jitter()),
+                    Err(error) => {
+                        let why = error_chain(&error);
+                        tracing::warn!("no computed files from {source}: {why}");
+                        self.locked().table.failed(&batch, &why, now, jitter());
+                    }
+                }
+                drop(storing);
+                self.tell().await;
+            }
+        }
+    }
+
+    /// Has a server make the files of a batch, and stores their content.
+    async fn make(
+        self: &Arc<Self>,
+        client: &Client,
+        batch: &Batch,
+    ) -> Result<Vec<BatchAnswer>, AskError> {
+        let asked = &batch.request.machines;
+        let reply = client.call_within::<Generate>(&batch.request, GENERATE_LIMIT).await?;
+        let is_complete = asked.len() == reply.machines.len()
+            && asked.iter().zip(&reply.machines).all(|(asked, got)| asked.paths.len() == got.len());
+        if !is_complete {
+            return Err(AskError::Count { asked: asked.len(), got: reply.machines.len() });
+        }
+        let made = reply.machines.iter().flatten().filter_map(|file| match file {
+            GeneratedFile::Made(content) => Some(content),
+            GeneratedFile::Failed(_) => None,
+        });
+        let is_secret: BTreeMap<ObjectId, bool> =
+            made.map(|content| (content.id, content.is_secret)).collect();
+        let stored = self.find(is_secret.keys().copied().collect()).await?;
+        let (mut plain, mut secret) = (Vec::new(), Vec::new());
+        for (&id, &is_secret) in is_secret.iter().filter(|(id, _)| !stored.contains_key(id)) {
+            if is_secret { &mut secret } else { &mut plain }.push(id);
+        }
+        let hostnames: Vec<String> =
+            asked.iter().map(|wanted| wanted.machine.hostname.clone()).collect();
+        self.fetch(client, plain, None).await?;
+        self.fetch(client, secret, Some(&hostnames)).await?;
+        let stored = self.find(is_secret.into_keys().collect()).await?;
+        let mut answers = Vec::new();
+        for (files, (wanted, record)) in
+            reply.machines.into_iter().zip(asked.iter().zip(&batch.records))
+        {
+            let answer = |file| match file {
+                GeneratedFile::Made(content) => known(&content, wanted.algorithm, *record, &stored),
+                GeneratedFile::Failed(why) => Err(Arc::from(why)),
+            };
+            answers.push(files.into_iter().map(answer).collect());
+        }
+        Ok(answers)
+    }
+
+    async fn find(
+        self: &Arc<Self>,
+        ids: BTreeSet<ObjectId>,
+    ) -> Result<BTreeMap<ObjectId, StoredContent>, StorageError> {
+        self.on_thread(move |service| service.store.find(&ids)).await
+    }
+
+    /// Reads content from a server and stores it; `secret_of` has the host names that secret content
+    /// is for. A server may answer only a part of a request.
+    async fn fetch(
+        self: &Arc<Self>,
+        client: &Client,
+        mut wanted: Vec<ObjectId>,
+        secret_of: Option<&[String]>,
+    ) -> Result<(), AskError> {
+        while !wanted.is_empty() {
+            let ids: Vec<ObjectId> = wanted.iter().take(IDS_MAX).copied().collect();
+            let reply = match secret_of {
+                None => {
+                    let request = GetContentsRequest { ids };
+                    client.call_within::<GetContents>(&request, CONTENT_LIMIT).await?
+                }
+                Some(hostnames) => {
+                    let request = GetSecretsRequest { ids, hostnames: hostnames.to_vec() };
+                    client.call_within::<GetSecrets>(&request, CONTENT_LIMIT).await?
+                }
+            };
+            if let Some(&id) = reply.absent.first() {
+                return Err(AskError::Absent { id });
+            }
+            let contents = reply.contents;
+            if contents.is_empty() {
+                return Err(AskError::Absent { id: wanted[0] });
+            }
+            for (content, id) in contents.iter().zip(&wanted) {
+                verify(content, id)?;
+            }
+            wanted.drain(..contents.len().min(wanted.len()));
+            let since = self.clock.now().wall;
+            self.on_thread(move |service| service.store.add(&contents, since)).await?;
+        }
+        Ok(())
+    }
+
+    /// Takes the versions of the generators of a server whenever they change. Never returns.
+    async fn follow_generators(&self, client: &Client, source: &str, asked: &Notify) {
+        let (mut have, mut failures) = (None, 0);
+        loop {
+            // The first call does not wait, nor one to a server that was away.
+            let wait_ms = if have.is_none() || failures > 0 { 0 } else { GENERATORS_WAIT_MS_MAX };
+            let request = GetGeneratorsRequest { have, wait_ms };
+            let limit = Duration::from_millis(wait_ms.into()) + CONTENT_LIMIT;
+            match client.call_within::<GetGenerators>(&request, limit).await {
+                Ok(reply) => {
+                    have = Some(reply.version);
+                    failures = 0;
+                    if let Some(generators) = reply.generators {
+                        let generators = generators.generators.into_iter();
+                        let versions = generators.map(|one| (one.path, one.version)).collect();
+                        let now = self.clock.now();
+                        self.locked().table.set_generators(source, versions, now);
+                        asked.notify_one();
+                    }
+                    // A faulty server may answer at once each time.
+                    sleep(RETRY_FIRST).await;
+                }
+                Err(_) => {
+                    failures += 1;
+                    let pause = doubled(RETRY_FIRST, HOLD_LONGEST, failures);
+                    sleep(jittered(pause, jitter())).await;
+                }
+            }
+        }
+    }
+
+    /// Gives content to a machine.
+    pub async fn push(
+        self: &Arc<Self>,
+        client: &Client,
+        ids: Arc<[ObjectId]>,
+    ) -> Result<(), PushError> {
+        let wanted = Arc::clone(&ids);
+        let mut contents = self.on_thread(move |service| service.store.contents(&wanted)).await?;
+        if contents.len() < ids.len() {
+            self.locked().table.lost(&ids, self.clock.now());
+            self.tell().await;
+            return Err(PushError::Lost);
+        }
+        while !contents.is_empty() {
+            let mut bytes = 0;
+            let fits = |content: &&ComputedContent| {
+                bytes += content.bytes.0.len();
+                bytes <= BATCH_BYTES
+            };
+            let count = contents.iter().take_while(fits).count().max(1);
+            let rest = contents.split_off(count);
+            let request = AddObjectsRequest { contents };
+            client.call_within::<AddObjects>(&request, CONTENT_LIMIT).await?;
+            contents = rest;
+        }
+        Ok(())
+    }
+
+    /// Removes stored content that no machine needs, now and then. Never returns.
+    pub async fn clean_regularly(self: Arc<Self>) {
+        loop {
+            sleep(CLEAN_INTERVAL).await;
+            let _cleaning = self.cleaning.write().await;
+            let cleaned = self.on_thread(|service| {
+                let (machines, contents) = service.locked().table.needed();
+                service.store.retain(&machines, &contents)
+            });
+            if let Err(error) = cleaned.await {
+                tracing::warn!("cannot remove content of computed files: {}", error_chain(&error));
+            }
+        }
+    }
+}
+
+/// Returns what is known now of content that a server has made from `record`. The error says why it
+/// cannot be used.
+fn known(
+    content: &GeneratedContent,
+    algorithm: Algorithm,
+    record: MadeFrom,
+    stored: &BTreeMap<ObjectId, StoredContent>,
+) -> Result<KnownContent, Arc<str>> {
+    if content.id.algorithm() != algorithm {
+        return Err("the filegen-server has answered with another digest algorithm".into());
+    }
+    match stored.get(&content.id) {
+        Some(StoredContent { since, size_bytes }) => {
+            Ok(KnownContent::new(content, record, *size_bytes, *since))
+        }
+        None => Err("its content was not stored".into()),
+    }
+}
+
+/// Checks that `content` is what was asked for.
+fn verify(content: &ComputedContent, id: &ObjectId) -> Result<(), AskError> {
+    let is_right = content.id == *id
+        && content.bytes.0.len() <= CONTENT_BYTES_MAX
+        && id.algorithm().digest(&content.bytes.0) == *id;
+    is_right.then_some(()).ok_or(AskError::Content { id: *id })
+}
