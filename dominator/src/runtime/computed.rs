@@ -8,13 +8,14 @@ use std::time::Duration;
 
 use api::file_generator::{
     BATCH_BYTES, CONTENT_BYTES_MAX, ComputedContent, GENERATORS_WAIT_MS_MAX, Generate,
-    GeneratedContent, GeneratedFile, GetContents, GetContentsRequest, GetGenerators,
-    GetGeneratorsRequest, GetSecrets, GetSecretsRequest, IDS_MAX,
+    GenerateRequest, GeneratedContent, GeneratedFile, GetContents, GetContentsRequest,
+    GetGenerators, GetGeneratorsRequest, GetSecrets, GetSecretsRequest, IDS_MAX, WantedFiles,
 };
 use api::subd::{AddObjects, AddObjectsRequest};
 use model::backoff::{doubled, jittered};
 use model::display::error_chain;
-use model::image::computed::{ComputedFiles, Unknown};
+use model::image::ComputedRule;
+use model::image::computed::{ComputedFile, ComputedFiles, Unknown};
 use model::image::required::RequiredImage;
 use model::lock::locked;
 use model::mdb::Machine;
@@ -40,6 +41,9 @@ const GATHER_TIME: Duration = Duration::from_millis(50);
 
 /// How long a filegen-server may take to make a batch of files.
 const GENERATE_LIMIT: Duration = Duration::from_secs(300);
+
+/// How long it may take to make the files of one machine for a plan that is only shown.
+const PREVIEW_LIMIT: Duration = Duration::from_secs(30);
 
 /// How long it may take to return content, or a machine to take it.
 const CONTENT_LIMIT: Duration = Duration::from_secs(60);
@@ -90,6 +94,8 @@ pub struct ComputedService {
     store: ComputedStore,
     /// Locked for writing while stored content is removed: what is being stored is not known yet.
     cleaning: RwLock<()>,
+    /// By source.
+    clients: Mutex<BTreeMap<String, Client>>,
     clock: Clock,
     security: Security,
     tracker: TaskTracker,
@@ -107,7 +113,16 @@ impl ComputedService {
     ) -> Result<Self, StorageError> {
         let table = ComputedTable::new(store.machines()?);
         let inner = Mutex::new(ServiceState { table, ..ServiceState::default() });
-        Ok(Self { inner, store, cleaning: RwLock::default(), clock, security, tracker, stop })
+        Ok(Self {
+            inner,
+            store,
+            cleaning: RwLock::default(),
+            clients: Mutex::default(),
+            clock,
+            security,
+            tracker,
+            stop,
+        })
     }
 
     fn locked(&self) -> MutexGuard<'_, ServiceState> {
@@ -156,6 +171,64 @@ impl ComputedService {
         (Arc::new(known), unknown.into())
     }
 
+    /// Returns the content that the computed files of `image` would have on a machine with this
+    /// record, and why the rest is not known. Stores nothing.
+    pub async fn preview(
+        &self,
+        machine: &Machine,
+        image: &RequiredImage,
+    ) -> (ComputedFiles, Vec<String>) {
+        let mut by_source: BTreeMap<&str, Vec<&ComputedRule>> = BTreeMap::new();
+        for rule in &image.content.computed {
+            by_source.entry(&rule.source).or_default().push(rule);
+        }
+        let (mut files, mut failures) = (Vec::new(), Vec::new());
+        for (source, rules) in by_source {
+            let wanted = WantedFiles {
+                machine: machine.clone(),
+                algorithm: image.tree.algorithm(),
+                paths: rules.iter().map(|rule| rule.path.clone()).collect(),
+            };
+            let request = GenerateRequest { machines: vec![wanted] };
+            let made = match self.client(source) {
+                Ok(client) => {
+                    let reply = client.call_within::<Generate>(&request, PREVIEW_LIMIT).await;
+                    reply.map_err(|error| error_chain(&error))
+                }
+                Err(error) => Err(error.to_string()),
+            };
+            let made = match made {
+                Ok(reply) => reply.machines.into_iter().next().unwrap_or_default(),
+                Err(why) => vec![GeneratedFile::Failed(why); rules.len()],
+            };
+            for (rule, made) in rules.into_iter().zip(made) {
+                match made {
+                    GeneratedFile::Made(content) => files.push(ComputedFile {
+                        rule: Arc::new(rule.clone()),
+                        object: content.id.into(),
+                        size_bytes: content.size_bytes.into(),
+                        since: self.clock.now().wall,
+                    }),
+                    GeneratedFile::Failed(why) => {
+                        failures.push(format!("{} from {}: {why}", rule.path, rule.source));
+                    }
+                }
+            }
+        }
+        (ComputedFiles::new(files), failures)
+    }
+
+    /// Returns the client of a server.
+    fn client(&self, source: &str) -> Result<Client, PeerError> {
+        let mut clients = locked(&self.clients);
+        if let Some(client) = clients.get(source) {
+            return Ok(client.clone());
+        }
+        let client = Client::new(Peer::parse(source, FILEGEN_PORT)?, &self.security);
+        clients.insert(source.to_owned(), client.clone());
+        Ok(client)
+    }
+
     /// Describes for each server the files in use that could not be made again.
     pub fn troubles(&self) -> BTreeMap<String, String> {
         let inner = self.locked();
@@ -199,8 +272,7 @@ impl ComputedService {
 
     /// Asks one server whenever that is due. Never returns.
     async fn follow(self: Arc<Self>, source: &Arc<str>, asked: &Notify) {
-        let client =
-            Peer::parse(source, FILEGEN_PORT).map(|peer| Client::new(peer, &self.security));
+        let client = self.client(source);
         let generators = async {
             match &client {
                 Ok(client) => self.follow_generators(client, source, asked).await,

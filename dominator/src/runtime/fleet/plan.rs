@@ -262,13 +262,18 @@ impl<'a> PreviewRun<'a> {
             Some(tree) => tree.clone(),
             None => self.read(machine, &input).await?,
         };
+        let (computed, failures) = self.shared.computed.preview(machine, &image).await;
+        if let Some(why) = failures.into_iter().next() {
+            let why = format!("the content of computed files is not known: {why}");
+            return Err((NoPlanReason::Impossible, why).into());
+        }
         let job = PlanJob {
             key: PlanKey { image: image.digest, scan: input.scan_number, computed: 0 },
             tree,
             scan: input.scan,
             exclusions: input.exclusions,
             image: Arc::clone(&image),
-            computed: Arc::default(),
+            computed: Arc::new(computed),
             refused: input.refused,
         };
         let planned =
