@@ -29,7 +29,7 @@ use crate::root::{Directory, Kind, RootError, Status, errno_of, is_full};
 
 pub mod receive;
 
-/// The start of the names of files that are put back from an update.
+/// The start of the names of files that a caller sends, or that are put back from an update.
 const TEMPORARY: &[u8] = b"incoming.";
 
 /// How much is read at once, in bytes.

@@ -1,4 +1,4 @@
-//! Gets objects into the cache: from files of the machine, and from object servers.
+//! Gets objects into the cache: from files of the machine, from object servers, and from callers.
 //!
 //! One fetch at a time. Objects that a file of the tree holds are copied from it. For the others
 //! the sources are tried in order: each is asked for the missing objects, with several requests at
@@ -15,6 +15,7 @@
 //! * No byte that was kept is requested again, unless the whole object is wrong.
 //! * All writes of one attempt have ended when the next attempt begins.
 
+mod added;
 pub mod network;
 pub mod policy;
 mod record;
@@ -112,10 +113,7 @@ impl Fetcher {
                 let text = format!("fetch {current} is under way");
                 return Err(Fault::new(FaultCode::Busy, text));
             }
-            if let UpdatePhase::Preparing(id) | UpdatePhase::Updating(id) = state.update {
-                let text = format!("update {id} is under way");
-                return Err(Fault::new(FaultCode::Busy, text));
-            }
+            refuse_during_update(state)?;
             state.fetch = Some(FetchProgress { fetch_id, ahead, ..FetchProgress::default() });
             if ahead {
                 // Set before the fetch is reported, so that it can be stopped from then on.
@@ -372,6 +370,16 @@ impl Fetcher {
             stop: self.stop.child_token(),
         };
         transfer.run(missing).await
+    }
+}
+
+/// Refuses while an update is staged or carried out.
+fn refuse_during_update(state: &State) -> Result<(), Fault> {
+    match state.update {
+        UpdatePhase::Preparing(id) | UpdatePhase::Updating(id) => {
+            Err(Fault::new(FaultCode::Busy, format!("update {id} is under way")))
+        }
+        UpdatePhase::Idle | UpdatePhase::Prepared(_) => Ok(()),
     }
 }
 

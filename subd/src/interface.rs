@@ -13,11 +13,12 @@ use api::Done;
 use api::fault::{Fault, FaultCode};
 use api::object_server::IDS_MAX;
 use api::subd::{
-    Cleanup, Commit, Configuration, DIRECTORIES_MAX, EncodedDirectory, Fetch, GetConfiguration,
-    GetDirectories, GetDirectoriesReply, GetDirectoryBlocks, GetDirectoryBlocksReply,
-    GetDirectoryBlocksRequest, GetLimits, GetRefusedChanges, GetRefusedChangesReply, HAVE_MAX,
-    OfferImage, POLL_WAIT_MS_MAX, Poll, PollReply, PollRequest, Prepare, PreviewScan,
-    PreviewScanReply, PreviewScanRequest, ScanCounters, SetConfiguration, SetConfigurationRequest,
+    AddObjects, Cleanup, Commit, Configuration, DIRECTORIES_MAX, EncodedDirectory, Fetch,
+    GetConfiguration, GetDirectories, GetDirectoriesReply, GetDirectoryBlocks,
+    GetDirectoryBlocksReply, GetDirectoryBlocksRequest, GetLimits, GetRefusedChanges,
+    GetRefusedChangesReply, HAVE_MAX, OfferImage, POLL_WAIT_MS_MAX, Poll, PollReply, PollRequest,
+    Prepare, PreviewScan, PreviewScanReply, PreviewScanRequest, ScanCounters, SetConfiguration,
+    SetConfigurationRequest,
 };
 use model::display::error_chain;
 use model::escape::ByteText;
@@ -259,6 +260,9 @@ pub fn router(service: &Arc<Service>, security: &Security) -> Router<Arc<Service
         })
         .method::<Fetch, _>(async |service, _, request| {
             service.fetcher.start(request).await.map(|()| Done {})
+        })
+        .method::<AddObjects, _>(async |service, _, request| {
+            blocking(move || service.fetcher.add(&request).map(|()| Done {})).await
         })
         .method::<Prepare, _>(async |service, _, request| {
             refuse_if_paused(&service.report_state)?;

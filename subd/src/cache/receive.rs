@@ -73,8 +73,37 @@ impl Cache {
 
     /// Starts to receive an object of `size_bytes` from its first byte.
     pub fn receive(&self, id: ObjectId, size_bytes: u64) -> Result<Receiving<'_>, CacheError> {
-        let name = partial_name(&id);
         self.partials().remove(&id);
+        self.receive_into(partial_name(&id), id, size_bytes)
+    }
+
+    /// Adds the object `id`, which a caller has sent as a whole. False if it is cached already;
+    /// then nothing is written.
+    ///
+    /// # Errors
+    ///
+    /// [`CacheError::Wrong`] if `content` does not hash to `id`; then nothing is written either.
+    pub fn add(&self, id: ObjectId, content: &[u8]) -> Result<bool, CacheError> {
+        let (got, got_bytes) = (id.algorithm().digest(content), content.len() as u64);
+        if got != id {
+            return Err(CacheError::Wrong { want: id, want_bytes: got_bytes, got, got_bytes });
+        }
+        if self.size_of(&id).is_some() {
+            return Ok(false);
+        }
+        // Not the name of its partial: a fetch may be receiving the same object.
+        let mut receiving = self.receive_into(self.temporary(), id, got_bytes)?;
+        receiving.write(content)?;
+        receiving.finish()?;
+        Ok(true)
+    }
+
+    fn receive_into(
+        &self,
+        name: Vec<u8>,
+        id: ObjectId,
+        size_bytes: u64,
+    ) -> Result<Receiving<'_>, CacheError> {
         let file = match self.directory.create_file(&name, 0o600) {
             Err(error) if error.errno() == Some(Errno::EEXIST) => {
                 crate::state::directories::remove_all(&self.directory, &name)?;

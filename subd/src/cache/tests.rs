@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use model::object::Algorithm;
 use model::path::TreePath;
+use nix::mount::{MsFlags, mount, umount};
 
 use super::receive::{PARTIAL_BYTES_MIN, PARTIALS_MAX};
 use super::*;
@@ -63,6 +64,44 @@ fn keeps_nothing_that_is_not_what_was_asked_for() {
     assert!(matches!(receiving.finish().unwrap_err(), CacheError::Wrong { got_bytes: 0, .. }));
     assert_eq!(cache.ids(), []);
     assert!(place.directory.names().unwrap().is_empty());
+}
+
+/// A file-system of `bytes` for the time of a test.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    fn new(bytes: u64) -> Self {
+        let (place, tmpfs) = (tempfile::tempdir().unwrap(), Some("tmpfs"));
+        let (options, flags) = (format!("size={bytes},mode=700"), MsFlags::empty());
+        mount(tmpfs, place.path(), tmpfs, flags, Some(&*options)).unwrap();
+        Self(place)
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _unmounted = umount(self.0.path());
+    }
+}
+
+#[test]
+fn what_is_sent_is_added_as_a_whole_or_not_at_all() {
+    let disk = SmallDisk::new(64 << 10);
+    let directory = Root::open(disk.0.path()).unwrap().directory(&TreePath::root()).unwrap();
+    let (cache, _) = Cache::open(Arc::new(directory)).unwrap();
+    let [good, bad] = [b"good".as_slice(), b"bad"].map(|content| Algorithm::Sha512.digest(content));
+    assert!(cache.add(good, b"good").unwrap());
+    assert!(!cache.add(good, b"good").unwrap());
+    for id in [good, bad] {
+        let wrong = cache.add(id, b"evil").unwrap_err();
+        assert!(matches!(wrong, CacheError::Wrong { want, .. } if want == id), "{wrong}");
+    }
+    // Half of it can be written.
+    let large = vec![7; 120 << 10];
+    let full = cache.add(Algorithm::Blake3.digest(&large), &large).unwrap_err();
+    assert!(full.is_full(), "{full}");
+    assert_eq!(cache.ids(), [good]);
+    assert_eq!(cache.directory.names().unwrap(), [name_of(&good).into_boxed_slice()]);
 }
 
 #[test]

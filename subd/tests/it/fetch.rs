@@ -1,6 +1,7 @@
 //! Fetches from sources that break off, stall, lie and refuse; from the machine itself; and onto
-//! disks that fill up.
+//! disks that fill up; and objects that a caller sends.
 
+mod added;
 mod host;
 mod limits;
 mod reuse;

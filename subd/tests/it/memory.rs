@@ -6,7 +6,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use api::subd::{ScanNow, ScanNowRequest, UpdateOutcome};
+use api::file_generator::{CONTENT_BYTES_MAX, ComputedContent};
+use api::subd::{AddObjects, AddObjectsRequest, ScanNow, ScanNowRequest, UpdateOutcome};
+use model::escape::ByteText;
+use model::object::Algorithm;
 use tempfile::TempDir;
 
 use crate::fixture::{Edit, Source, Sub};
@@ -190,6 +193,23 @@ async fn what_files_took_that_came_and_went_is_given_back() {
     // Threads that were not there before have stacks.
     let left_max = before + (with_files - before) / 3;
     lab.settle("files went", left_max, u64::MAX).await;
+    lab.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_largest_request_to_add_objects_is_in_memory_twice_at_most() {
+    let lab = Lab::start(in_memory(), |_| {});
+    lab.scan().await;
+    let (before, _) = (lab.resident(), lab.peak());
+    let content = |seed: u8| {
+        let bytes = vec![seed; CONTENT_BYTES_MAX];
+        ComputedContent { id: Algorithm::Blake3.digest(&bytes), bytes: ByteText(bytes) }
+    };
+    let request = AddObjectsRequest { contents: vec![content(1), content(2), content(3)] };
+    lab.sub.client.call::<AddObjects>(&request).await.unwrap();
+    // As it came, and decoded; and what is in the buffers of the connection.
+    let peak_max = before + 2 * (12 << 10) + (6 << 10);
+    lab.settle("objects were added", before + (4 << 10), peak_max).await;
     lab.stop().await;
 }
 
