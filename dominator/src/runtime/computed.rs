@@ -373,8 +373,8 @@ impl ComputedService {
         self.on_thread(move |service| service.store.find(&ids)).await
     }
 
-    /// Reads content from a server and stores it; `secret_of` has the host names that secret content
-    /// is for. A server may answer only a part of a request.
+    /// Reads content from a server and stores it. `secret_of` has the host names that secret
+    /// content is for. A server may answer only a part of a request.
     async fn fetch(
         self: &Arc<Self>,
         client: &Client,

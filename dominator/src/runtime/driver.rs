@@ -310,8 +310,8 @@ impl Driver {
         Event::Assigned { machine, image, planned, rollback }
     }
 
-    /// Reads the answers to the machine's claims, and what is known of its computed files, which may
-    /// have changed.
+    /// Reads the answers to the machine's claims, and what is known of its computed files: either
+    /// may have changed.
     fn nudged(&mut self) -> Event {
         for purpose in [ClaimKind::Update, ClaimKind::Fetch] {
             if let Some(answer) = self.shared.claim_service.answer(self.handle.claimant, purpose) {

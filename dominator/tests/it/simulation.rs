@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 use api::dominator::Status;
 use model::filter::Filter;
 use model::image::required::RequiredImage;
-use model::image::{Content, FORMAT, ImageName};
+use model::image::{Content, FORMAT, ImageName, computed_rules};
 use model::object::Algorithm;
 use model::tree::Tree;
-use model::tree::text::from_text;
+use model::tree::text::{from_text, to_text};
 use model::trigger::Triggers;
 
-use crate::world::{Faults, NONE, World};
+use crate::world::{Faults, NONE, SOURCE, World};
 use testing::random::Random;
 
 const MACHINES: usize = 50;
@@ -51,6 +51,12 @@ pub fn tree(seed: u64, logs: bool) -> Tree {
     from_text(Algorithm::Blake3, &text).unwrap()
 }
 
+/// Returns `tree` with a computed file.
+fn with_computed(tree: &Tree) -> Tree {
+    let text = format!("{}g 640 0:5 {SOURCE} /etc/net\n", to_text(tree));
+    from_text(tree.algorithm(), &text).unwrap()
+}
+
 pub fn image(name: &str, tree: Tree, filter: Option<&[&str]>) -> Arc<RequiredImage> {
     let content = Content {
         format: FORMAT,
@@ -58,7 +64,7 @@ pub fn image(name: &str, tree: Tree, filter: Option<&[&str]>) -> Arc<RequiredIma
         root: tree.digest(),
         filter: filter.map(|lines| Filter::new(lines).unwrap()),
         triggers: Triggers::default(),
-        computed: Vec::new(),
+        computed: computed_rules(&tree),
         health_check: None,
     };
     content.verify(&tree).unwrap();
@@ -79,8 +85,16 @@ pub fn world_of(machines: usize, seed: u64, faults: Faults) -> World {
         ),
     );
     let images = vec![
-        image("base/one", tree(1, false), Some(&["/var/log/.*", "/etc/machine-id"])),
-        image("base/two", tree(2, false), Some(&["/var/log/.*", "/etc/machine-id"])),
+        image(
+            "base/one",
+            with_computed(&tree(1, false)),
+            Some(&["/var/log/.*", "/etc/machine-id"]),
+        ),
+        image(
+            "base/two",
+            with_computed(&tree(2, false)),
+            Some(&["/var/log/.*", "/etc/machine-id"]),
+        ),
         image("motd", sparse.unwrap(), None),
     ];
     let seven: Vec<Tree> = (0..7).map(|kind| tree(seed * 1_000 + kind, true)).collect();
@@ -237,6 +251,45 @@ fn an_image_that_fails_its_health_check_is_tried_once_on_each_machine() {
         world.retry(host);
     }
     world.run_until_converged(130 * MINUTE).expect("nothing is in the way");
+}
+
+#[test]
+fn new_content_is_one_update_of_each_machine_and_a_server_that_is_away_harms_none() {
+    let mut world = world(10, NONE);
+    let has_computed = |world: &World, host: usize| world.required(host) != "motd";
+    let converged = world.run_until_converged(MINUTE).expect("nothing is in the way");
+    world.must_be_quiet(converged);
+    let with_computed = (0..MACHINES).filter(|&host| has_computed(&world, host)).count() as u64;
+    let count = |world: &World, name: &str| world.effects.get(name).copied().unwrap_or_default();
+
+    // A change of the generators.
+    world.effects.clear();
+    world.change_generators();
+    world.run_until(20 * MINUTE);
+    assert!(world.is_converged());
+    let pushed_and_committed = (count(&world, "add-objects"), count(&world, "commit"));
+    assert_eq!(pushed_and_committed, (with_computed, with_computed));
+    assert_eq!(count(&world, "fetch"), 0);
+
+    // The server is away: the machines stay in place, and drift is repaired.
+    world.set_filegen_away(true);
+    world.effects.clear();
+    (0..10).for_each(|host| world.drift(host));
+    world.run_until(50 * MINUTE);
+    assert!(world.is_converged());
+    // Content is past its end after two hours.
+    world.run_until(180 * MINUTE);
+    assert!(world.is_converged());
+    world.restart_dominator();
+    world.run_until(190 * MINUTE);
+    assert!(world.is_converged(), "{}", world.describe(0));
+    // What it changed meanwhile comes when it is back.
+    world.change_generators();
+    world.run_until(195 * MINUTE);
+    assert!(!world.is_converged());
+    world.set_filegen_away(false);
+    world.run_until(210 * MINUTE);
+    assert!(world.is_converged(), "{}", world.describe(0));
 }
 
 #[test]

@@ -5,6 +5,7 @@
 //! from one generator: a seed gives the same run every time.
 
 mod claims;
+mod computed;
 mod disk;
 mod troubles;
 mod undone;
@@ -33,6 +34,8 @@ use model::tree::{Time, Tree};
 
 pub use claims::no_limits;
 use claims::{NEVER, Tally};
+pub use computed::SOURCE;
+use computed::{Filegen, FilegenEvent};
 use disk::Disk;
 
 use crate::model::{Answer, Model, Request, Work, failure};
@@ -76,6 +79,7 @@ enum Happening {
     StartSub { host: usize },
     StartDominator,
     ImageLoaded { run: u64 },
+    Filegen { run: u64, event: Box<FilegenEvent> },
     Trouble,
 }
 
@@ -135,6 +139,7 @@ pub struct World {
     /// The updates that failed their health checks.
     undone: BTreeMap<usize, UndoneUpdate>,
     troubles: Troubles,
+    filegen: Filegen,
     pub disk: Disk,
     /// The pauses that operators ordered, which survive a crash of the dominator.
     pauses: Vec<Option<Arc<UpdatePause>>>,
@@ -189,6 +194,7 @@ impl World {
             ordered: BTreeMap::new(),
             undone: BTreeMap::new(),
             troubles: Troubles::default(),
+            filegen: Filegen::default(),
             disk: Disk::default(),
             pauses: Vec::new(),
             clock_error: 0,
@@ -237,9 +243,11 @@ impl World {
     pub fn is_host_converged(&self, host: usize) -> bool {
         let image = &self.images[&self.machines[host].required_image];
         let model = &self.models[host];
-        self.status(host) == Some(Status::Synced)
-            && model.sub.limits == self.limits[host]
-            && model.seen(&image.scan).0 == image.tree
+        if self.status(host) != Some(Status::Synced) || model.sub.limits != self.limits[host] {
+            return false;
+        }
+        let seen = model.seen(&image.scan).0;
+        seen == self.required_tree(host, image, &seen)
     }
 
     pub fn status(&self, host: usize) -> Option<Status> {
@@ -274,10 +282,6 @@ impl World {
         self.note(host, &format!("may take {network_percent:?} % of the network"));
         self.limits[host].network_percent = network_percent;
         self.step(host, Event::Ordered(SubOrder::SetLimits(self.limits[host])));
-    }
-
-    pub fn detail(&self, host: usize) -> &str {
-        self.drivers[host].as_ref().map_or("", |driver| driver.sub.detail())
     }
 
     pub fn pull_brake(&mut self, brake: Option<Arc<str>>) {
@@ -358,18 +362,18 @@ impl World {
         for change in &changes {
             let node = |tree: &Tree| tree.get(&change.path).map(|child| child.node());
             assert_eq!(change.old, node(&ordered.tree), "host {host}: {}", change.path);
+            if image.content.computed.iter().any(|rule| rule.path == change.path) {
+                assert_eq!(change.reason, ChangeReason::Computed, "host {host}: {}", change.path);
+                continue;
+            }
             assert_eq!(change.new, node(&image.tree), "host {host}: {}", change.path);
             let is_drift = match former {
                 PreviousImage::Same => true,
                 PreviousImage::Other(tree) => node(tree) == node(&image.tree),
                 PreviousImage::Unknown => false,
             };
-            assert_eq!(
-                change.reason == ChangeReason::Drift,
-                is_drift,
-                "host {host}: {}",
-                change.path
-            );
+            let reason = if is_drift { ChangeReason::Drift } else { ChangeReason::Image };
+            assert_eq!(change.reason, reason, "host {host}: {}", change.path);
         }
         let paths: BTreeSet<_> = changes.iter().map(|change| &change.path).collect();
         let planned = &ordered.planned.plan.operations;
@@ -492,6 +496,11 @@ impl World {
                     }
                 }
             }
+            Happening::Filegen { run, event } => {
+                if run == self.run {
+                    self.filegen_event(*event);
+                }
+            }
             Happening::Trouble => self.trouble(),
         }
     }
@@ -500,6 +509,7 @@ impl World {
         self.run += 1;
         self.images_loaded = false;
         self.open_claims();
+        self.start_asking();
         let now = self.time();
         for host in 0..self.models.len() {
             let first_id = self.random.number() & !0xffff;
@@ -778,7 +788,8 @@ impl World {
                 }
                 (call.name(), request_id, Message::Ask(Request::Call(call)), CALL_LIMIT)
             }
-            Effect::OrderAnswered(_) | Effect::WantComputed(..) => return,
+            Effect::OrderAnswered(_) => return,
+            Effect::WantComputed(machine, image) => return self.want_computed(&machine, &image),
             Effect::Commit(request_id, ordered) => return self.record(host, request_id, ordered),
             Effect::ReportIdentity(news) => return self.hear(host, news),
             Effect::Claim(claim) => return self.claim(host, claim),

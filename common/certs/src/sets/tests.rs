@@ -29,11 +29,16 @@ fn sets_may_call_what_they_must() {
     }
     expect![[r#"
         dominator: service
+            FileGenerator.Generate
+            FileGenerator.GetContents
+            FileGenerator.GetGenerators
+            FileGenerator.GetSecrets
             ImageServer.GetImage
             ImageServer.GetPrivateDirectories
             ImageServer.HoldImages
             MdbServer.GetMdb
             ObjectServer.GetObjects
+            Subd.AddObjects
             Subd.Cleanup
             Subd.Commit
             Subd.Fetch
@@ -61,6 +66,7 @@ fn sets_may_call_what_they_must() {
         subd: machine
             ObjectServer.GetObjects
         mdbd: service
+        filegen-server: service
         operator: user
             Dominator.AcceptClock
             Dominator.AcceptImage
@@ -94,6 +100,9 @@ fn sets_may_call_what_they_must() {
             Dominator.ShowSub
             Dominator.Trust
             Dominator.WatchSub
+            FileGenerator.Generate
+            FileGenerator.GetContents
+            FileGenerator.GetGenerators
             ImageServer.EstimateImage
             ImageServer.FindLatestImage
             ImageServer.GetImage
@@ -148,6 +157,9 @@ fn sets_may_call_what_they_must() {
             Dominator.ShowMdb
             Dominator.ShowSub
             Dominator.WatchSub
+            FileGenerator.Generate
+            FileGenerator.GetContents
+            FileGenerator.GetGenerators
             ImageServer.EstimateImage
             ImageServer.FindLatestImage
             ImageServer.GetImage

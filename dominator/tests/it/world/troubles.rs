@@ -130,6 +130,10 @@ impl World {
         self.models[host] = model;
     }
 
+    pub fn detail(&self, host: usize) -> &str {
+        self.drivers[host].as_ref().map_or("", |driver| driver.sub.detail())
+    }
+
     /// Ends all faults. Restarts machines whose answers were invalid.
     pub fn heal(&mut self) {
         self.set_server(Server::Good);
@@ -145,6 +149,7 @@ impl World {
             (model.fails, model.sticks, model.sick) = (false, false, None);
             model.pause(None);
         }
+        self.set_filegen_away(false);
         self.set_clock(0);
         self.fill_disk(false);
         self.disk.delay_max = 5;
@@ -181,7 +186,7 @@ impl World {
     pub(super) fn more_trouble(&mut self, host: usize) {
         let other = self.random.below(self.models.len() as u64) as usize;
         let is_moved = |host| self.troubles.exchanged.contains_key(&host);
-        match self.random.below(11) {
+        match self.random.below(13) {
             0 => {
                 let servers = [Server::Good, Server::Away, Server::Slow, Server::Lying];
                 let server = servers[self.random.below(4) as usize];
@@ -209,6 +214,11 @@ impl World {
                 self.fill_disk(is_full);
             }
             9 => self.block(host),
+            10 => {
+                let is_away = self.random.chance(50);
+                self.set_filegen_away(is_away);
+            }
+            11 => self.change_generators(),
             _ => {
                 // Kills a machine between the fetch and the end of the update.
                 let is_staged =

@@ -8,7 +8,7 @@ use api::mdb::{GetMdbReply, GetMdbRequest};
 
 use super::{blake3, texts, time, why};
 
-fn held_mdb() -> HeldMdb {
+pub(super) fn held_mdb() -> HeldMdb {
     HeldMdb { digest: blake3(0x71), why: "it lacks 6 of 10".to_owned(), since: time() }
 }
 

@@ -1,0 +1,196 @@
+//! The filegen-server of the simulation, and how the dominator asks it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::file_generator::GeneratedContent;
+use dominator::core::computed::{Batch, BatchAnswer, ComputedTable, KnownContent, StoredFiles};
+use dominator::core::sub::Event;
+use model::image::computed::{ComputedFile, ComputedFiles, fill_in};
+use model::image::required::RequiredImage;
+use model::mdb::Machine;
+use model::object::{Algorithm, ObjectId};
+use model::tree::{Time, Tree};
+
+use super::{Happening, World};
+
+/// The source of all computed files of the simulation.
+pub const SOURCE: &str = "filegen:6972";
+
+/// How long all content is valid, in seconds.
+const VALID_SECONDS: u64 = 7_200;
+
+/// Content that the server makes for one machine.
+fn content(hostname: &str, path: &str, version: u64) -> String {
+    // Machines share content, as those of one location do.
+    format!("{path} of {} by {version}", hostname.len())
+}
+
+fn version_id(version: u64) -> ObjectId {
+    Algorithm::Blake3.digest(&version.to_le_bytes())
+}
+
+/// What happens between the dominator and the server.
+pub enum FilegenEvent {
+    GeneratorsChanged,
+    Ask,
+    /// The answers to a batch; `None` if the server is away.
+    Generated(Batch, Option<Vec<BatchAnswer>>),
+    /// Something else is known of a machine.
+    Known(usize, Event),
+}
+
+#[derive(Default)]
+pub struct Filegen {
+    table: ComputedTable,
+    /// What survives a crash of the dominator.
+    stored: BTreeMap<String, StoredFiles>,
+    version: u64,
+    is_away: bool,
+    /// The next time at which the server is asked.
+    asking: Option<Duration>,
+}
+
+impl World {
+    /// Makes the server answer, or not.
+    pub fn set_filegen_away(&mut self, is_away: bool) {
+        self.note(0, &format!("the filegen-server is away: {is_away}"));
+        self.filegen.is_away = is_away;
+    }
+
+    /// Changes what the server makes for all machines.
+    pub fn change_generators(&mut self) {
+        self.filegen.version += 1;
+        self.note(0, &format!("the filegen-server has version {}", self.filegen.version));
+        self.schedule_filegen(Duration::from_secs(1), FilegenEvent::GeneratorsChanged);
+    }
+
+    /// Starts the dominator's part anew, with what it had stored.
+    pub(super) fn start_asking(&mut self) {
+        self.filegen.table = ComputedTable::new(self.filegen.stored.clone());
+        self.filegen.asking = None;
+        self.schedule_filegen(Duration::from_secs(2), FilegenEvent::GeneratorsChanged);
+    }
+
+    fn schedule_filegen(&mut self, delay: Duration, event: FilegenEvent) {
+        let run = self.run;
+        self.schedule(delay, Happening::Filegen { run, event: Box::new(event) });
+    }
+
+    pub(super) fn filegen_event(&mut self, event: FilegenEvent) {
+        match event {
+            FilegenEvent::GeneratorsChanged => self.take_generators(),
+            FilegenEvent::Ask => self.ask_filegen(),
+            FilegenEvent::Generated(batch, made) => self.take_generated(&batch, made),
+            FilegenEvent::Known(host, event) => self.step(host, event),
+        }
+    }
+
+    pub(super) fn want_computed(&mut self, machine: &Arc<Machine>, image: &RequiredImage) {
+        let (algorithm, rules) = (image.tree.algorithm(), &image.content.computed);
+        let now = self.time();
+        self.filegen.table.want(machine, algorithm, rules, now);
+        self.tell_computed();
+    }
+
+    /// Takes the versions of the generators, once the server answers.
+    fn take_generators(&mut self) {
+        if self.filegen.is_away {
+            let again = FilegenEvent::GeneratorsChanged;
+            return self.schedule_filegen(Duration::from_secs(10), again);
+        }
+        let version = version_id(self.filegen.version);
+        let rules = self.images.values().flat_map(|image| &image.content.computed);
+        let versions = rules.map(|rule| (rule.path.clone(), version)).collect();
+        let now = self.time();
+        self.filegen.table.set_generators(SOURCE, versions, now);
+        self.tell_computed();
+    }
+
+    fn ask_filegen(&mut self) {
+        if self.filegen.asking.is_none_or(|at| at > self.now) {
+            return;
+        }
+        self.filegen.asking = None;
+        let now = self.time();
+        while let Some(batch) = self.filegen.table.next_batch(&SOURCE.into(), now) {
+            let delay = Duration::from_millis(1 + self.random.below(self.faults.delay_max));
+            let answers = match self.filegen.is_away {
+                true => None,
+                false => Some(self.answers(&batch)),
+            };
+            self.schedule_filegen(delay, FilegenEvent::Generated(batch, answers));
+        }
+        self.schedule_asking();
+    }
+
+    fn answers(&self, batch: &Batch) -> Vec<BatchAnswer> {
+        let now = u64::try_from(self.time().wall.seconds).unwrap_or(0);
+        let all = batch.request.machines.iter().zip(&batch.records);
+        let of_machine = all.map(|(wanted, record)| {
+            let made = wanted.paths.iter().map(|path| {
+                let hostname = &wanted.machine.hostname;
+                let content = content(hostname, &path.to_string(), self.filegen.version);
+                let made = GeneratedContent {
+                    id: wanted.algorithm.digest(content.as_bytes()),
+                    size_bytes: 0,
+                    valid_until_seconds: now + VALID_SECONDS,
+                    generator: version_id(self.filegen.version),
+                    is_secret: false,
+                };
+                let size_bytes = u32::try_from(content.len()).expect("it is short");
+                Ok(KnownContent::new(&made, *record, size_bytes, Time::default()))
+            });
+            made.collect()
+        });
+        of_machine.collect()
+    }
+
+    fn take_generated(&mut self, batch: &Batch, made: Option<Vec<BatchAnswer>>) {
+        let (now, jitter) = (self.time(), self.random.below(1_000) as u16);
+        match made {
+            Some(answers) => self.filegen.table.take(batch, answers, now, jitter),
+            None => self.filegen.table.failed(batch, "connection refused", now, jitter),
+        }
+        self.tell_computed();
+    }
+
+    /// Tells machines what is known of their files, and stores it.
+    fn tell_computed(&mut self) {
+        for hostname in self.filegen.table.take_changed() {
+            let (files, unknown) = self.filegen.table.known(&hostname);
+            let stored = self.filegen.table.stored(&hostname);
+            self.filegen.stored.insert(hostname.clone(), stored);
+            let host = self.machines.iter().position(|machine| machine.hostname == hostname);
+            let host = host.expect("only machines want files");
+            let event = Event::ComputedKnown(Arc::new(files), unknown.into());
+            self.schedule_filegen(Duration::ZERO, FilegenEvent::Known(host, event));
+        }
+        self.schedule_asking();
+    }
+
+    fn schedule_asking(&mut self) {
+        let Some(at) = self.filegen.table.ask_at(SOURCE) else { return };
+        let at = at.max(self.now + Duration::from_millis(50));
+        if self.filegen.asking.is_none_or(|known| at < known) {
+            self.filegen.asking = Some(at);
+            self.schedule_filegen(at - self.now, FilegenEvent::Ask);
+        }
+    }
+
+    /// Returns the tree that a machine must have, by what the server would make now.
+    pub(super) fn required_tree(&self, host: usize, image: &RequiredImage, seen: &Tree) -> Tree {
+        let hostname = &self.machines[host].hostname;
+        let files = image.content.computed.iter().map(|rule| {
+            let content = content(hostname, &rule.path.to_string(), self.filegen.version);
+            ComputedFile {
+                rule: Arc::new(rule.clone()),
+                object: image.tree.algorithm().digest(content.as_bytes()).into(),
+                size_bytes: content.len() as u64,
+                since: Time::default(),
+            }
+        });
+        fill_in(&image.tree, &ComputedFiles::new(files.collect()), seen).unwrap()
+    }
+}
