@@ -40,7 +40,7 @@ struct Full(Bytes);
 
 /// The longest slice, in bytes. Each becomes a frame of HTTP/2, with a head of 9 bytes: h2 reads
 /// frames into a buffer of 8 KiB, which a longer frame enlarges for the life of the connection.
-const SLICE_BYTES: usize = 8_000;
+pub(super) const SLICE_BYTES: usize = 8_000;
 
 impl hyper::body::Body for Full {
     type Data = Bytes;

@@ -171,7 +171,7 @@ mod tests {
     /// The types of the frames that a client has sent.
     fn frames(mut said: &[u8]) -> Vec<u8> {
         let mut types = Vec::new();
-        said = said.strip_prefix(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").unwrap();
+        said = said.strip_prefix(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").unwrap_or(said);
         while let [a, b, c, kind, ..] = said {
             types.push(*kind);
             said = &said[9 + u32::from_be_bytes([0, *a, *b, *c]) as usize..];
@@ -179,6 +179,8 @@ mod tests {
         types
     }
 
+    const DATA: u8 = 0;
+    const HEADERS: u8 = 1;
     const PING: u8 = 6;
 
     #[tokio::test(start_paused = true)]
@@ -199,8 +201,8 @@ mod tests {
         assert_eq!((connection.is_closed(), pings), (true, 1), "{frames:?}");
     }
 
-    /// Passes on what a client says, and keeps it.
-    async fn overhear(mut client: DuplexStream, mut server: DuplexStream) -> Vec<u8> {
+    /// Passes on what a client says, and keeps each write.
+    async fn overhear(mut client: DuplexStream, mut server: DuplexStream) -> Vec<Vec<u8>> {
         let (mut said, mut answered) = (vec![0; 4_096], vec![0; 4_096]);
         let mut all = Vec::new();
         loop {
@@ -208,7 +210,7 @@ mod tests {
                 Ok(count) = client.read(&mut said) => match count {
                     0 => return all,
                     count => {
-                        all.extend_from_slice(&said[..count]);
+                        all.push(said[..count].to_vec());
                         server.write_all(&said[..count]).await.unwrap();
                     }
                 },
@@ -238,8 +240,37 @@ mod tests {
         }
         assert!(!connection.is_closed());
         drop(connection);
-        let frames = frames(&overheard.await.unwrap());
+        let frames = frames(&overheard.await.unwrap().concat());
         let pings = frames.iter().filter(|kind| **kind == PING).count();
         assert_eq!(pings, 1, "{frames:?}");
+    }
+
+    #[tokio::test]
+    async fn a_small_request_is_one_write() {
+        let (near, client) = tokio::io::duplex(1 << 16);
+        let (server, far) = tokio::io::duplex(1 << 16);
+        let overheard = tokio::spawn(overhear(client, server));
+        tokio::spawn(async move {
+            let mut connection = h2::server::handshake(far).await.unwrap();
+            while let Some(Ok((request, mut respond))) = connection.accept().await {
+                tokio::spawn(async move {
+                    let data = request.into_body().data().await.unwrap().unwrap();
+                    assert_eq!(data, "small");
+                    respond.send_response(Response::new(()), true).unwrap();
+                });
+            }
+        });
+        let connection = Connection::over(near, "near".to_owned(), None, false).await.unwrap();
+        for _ in 0..3 {
+            let request = Request::post("http://host/").body(full("small")).unwrap();
+            connection.send(request).await.map_err(drop).unwrap();
+        }
+        drop(connection);
+        let writes = overheard.await.unwrap();
+        let requests = writes.iter().map(|write| frames(write));
+        let requests: Vec<_> = requests.filter(|frames| frames.contains(&HEADERS)).collect();
+        assert_eq!(requests.len(), 3, "{requests:?}");
+        // The settings of the connection come before the first request.
+        assert!(requests.iter().all(|frames| frames.ends_with(&[HEADERS, DATA])), "{requests:?}");
     }
 }

@@ -14,7 +14,7 @@ use hyper::header::{CONTENT_LENGTH, HeaderValue};
 use hyper::{Request, Response};
 
 use super::keep_alive::LastHeard;
-use crate::body::{Body, BoxError};
+use crate::body::{Body, BoxError, SLICE_BYTES};
 
 /// Why a request got no response.
 pub(super) enum Failure {
@@ -75,6 +75,12 @@ async fn send(mut body: Body, mut stream: SendStream<Bytes>) -> Result<(), BoxEr
         let frame = frame.inspect_err(|_| stream.send_reset(Reason::CANCEL))?;
         let Ok(mut data) = frame.into_data() else { continue };
         let is_last = body.is_end_stream();
+        // Before its head was sent, a stream has no capacity: with a wait for it, most requests
+        // would be two packets, and would wake this task and that of the connection twice.
+        if is_last && data.len() <= SLICE_BYTES {
+            let _is_ended = stream.send_data(data, true);
+            return Ok(());
+        }
         while !data.is_empty() {
             stream.reserve_capacity(data.len());
             if stream.capacity() == 0
