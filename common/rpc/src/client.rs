@@ -20,7 +20,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt as _};
 use hyper::header::{ACCEPT_ENCODING, CONTENT_TYPE, HeaderValue};
-use hyper::{Request, Response, StatusCode};
+use hyper::http::uri::{Authority, InvalidUri};
+use hyper::{Request, Response, StatusCode, Uri};
 
 pub use download::{Download, Extent};
 pub use error::{CallError, Remedy};
@@ -66,6 +67,8 @@ pub struct Client {
 
 struct Inner {
     peer: Peer,
+    /// That of each URI; or why the host can be in none.
+    authority: Result<Authority, InvalidUri>,
     security: Security,
     /// True if objects may be packed.
     packs: AtomicBool,
@@ -110,6 +113,7 @@ impl Client {
 
     fn with(peer: Peer, security: &Security, packs: bool, memory: Option<CallMemory>) -> Self {
         let inner = Inner {
+            authority: Authority::try_from(peer.authority()),
             peer,
             security: security.clone(),
             packs: AtomicBool::new(packs),
@@ -235,7 +239,7 @@ impl Client {
     /// Gets a small page. Returns its status and body.
     pub async fn get(&self, path_and_query: &str) -> Result<(u16, Bytes), CallError> {
         let method = "GET";
-        let request = Request::get(self.uri(path_and_query))
+        let request = Request::get(self.uri(method, path_and_query.to_owned())?)
             .body(body::full(Bytes::new()))
             .map_err(|error| self.odd(method, error.to_string()))?;
         let call = async {
@@ -275,16 +279,20 @@ impl Client {
         content_type: &'static str,
         body: Body,
     ) -> Result<Request<Body>, CallError> {
-        Request::post(self.uri(&format!("/rpc/{method}")))
+        Request::post(self.uri(method, format!("/rpc/{method}"))?)
             .header(PROTOCOL_HEADER, PROTOCOL)
             .header(CONTENT_TYPE, content_type)
             .body(body)
             .map_err(|error| self.odd(method, error.to_string()))
     }
 
-    fn uri(&self, path_and_query: &str) -> String {
-        let scheme = self.inner.security.scheme();
-        format!("{scheme}://{}{path_and_query}", self.inner.peer.authority())
+    fn uri(&self, method: &'static str, path_and_query: String) -> Result<Uri, CallError> {
+        let Inner { authority, security, .. } = &*self.inner;
+        let authority =
+            authority.as_ref().map_err(|error| self.odd(method, error.to_string()))?.clone();
+        let uri = Uri::builder().scheme(security.scheme()).authority(authority);
+        let uri = uri.path_and_query(path_and_query).build();
+        uri.map_err(|error| self.odd(method, error.to_string()))
     }
 
     /// Sends `request` and waits for the head of the response. The connection must be held until

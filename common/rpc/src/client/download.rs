@@ -75,7 +75,7 @@ impl Client {
     /// A server that is too busy answers a fault with `Unavailable`.
     pub async fn download(&self, path: &str, first: u64) -> Result<Option<Download>, CallError> {
         let method = "GET";
-        let request = Request::get(self.uri(path))
+        let request = Request::get(self.uri(method, path.to_owned())?)
             .header(RANGE, format!("bytes={first}-"))
             .body(body::full(Bytes::new()))
             .map_err(|error| self.odd(method, error.to_string()))?;
