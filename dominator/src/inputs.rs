@@ -13,7 +13,7 @@ use model::unknown_keys;
 use rpc::client::Client;
 use system::file_stamp::FileStamp;
 use system::random::random;
-use tokio::time::MissedTickBehavior;
+use tokio_util::sync::CancellationToken;
 
 use crate::core::timing::{POLL_WAIT, RETRY_FIRST, RETRY_LONGEST};
 use crate::runtime::fleet::Fleet;
@@ -50,37 +50,46 @@ struct FollowError {
 
 /// Gives the content of the file to `fleet` whenever it changes, whether the file is replaced or
 /// edited in place. `is_strict` refuses one with keys that nothing reads. Never returns.
+///
+/// One thread does nothing else: to wake the runtime for each check took longer than the check.
 pub async fn watch_mdb_file(path: PathBuf, is_strict: bool, fleet: Arc<Fleet>) {
-    let mut last: Option<FileStamp> = None;
-    let mut interval = tokio::time::interval(FILE_INTERVAL);
-    interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        interval.tick().await;
-        let (path, known) = (path.clone(), last);
-        let fleet = Arc::clone(&fleet);
-        let check = tokio::task::spawn_blocking(move || match check_file(&path, known) {
-            FileState::Unchanged | FileState::Unsteady => known,
-            FileState::Changed(stamp, Ok(file)) => {
-                let unknown = unknown_keys::describe(&file.unknown_keys);
-                match unknown {
-                    Some(unknown) if is_strict => {
-                        fleet.refuse(format!("{}: {unknown}", path.display()));
-                    }
-                    unknown => {
-                        fleet.note_unknown_keys(unknown);
-                        fleet.take(file.machines);
-                    }
-                }
-                stamp
-            }
-            FileState::Changed(stamp, Err(error)) => {
-                fleet.refuse(error_chain(&error));
-                stamp
-            }
-        });
-        let Ok(stamp) = check.await else { return };
-        last = stamp;
+    let stop = CancellationToken::new();
+    let _stop_when_dropped = stop.clone().drop_guard();
+    let watch = tokio::task::spawn_blocking(move || {
+        let mut last = None;
+        while !stop.is_cancelled() {
+            last = take_file(&path, last, is_strict, &fleet);
+            std::thread::sleep(FILE_INTERVAL);
+        }
+    });
+    // It ends early only by a panic.
+    let _panicked = watch.await;
+}
+
+/// Gives the content of the file to `fleet` if it has another stamp than `known`. Returns its
+/// stamp.
+fn take_file(
+    path: &Path,
+    known: Option<FileStamp>,
+    is_strict: bool,
+    fleet: &Fleet,
+) -> Option<FileStamp> {
+    let (stamp, file) = match check_file(path, known) {
+        FileState::Unchanged | FileState::Unsteady => return known,
+        FileState::Changed(stamp, Ok(file)) => (stamp, file),
+        FileState::Changed(stamp, Err(error)) => {
+            fleet.refuse(error_chain(&error));
+            return stamp;
+        }
+    };
+    match unknown_keys::describe(&file.unknown_keys) {
+        Some(unknown) if is_strict => fleet.refuse(format!("{}: {unknown}", path.display())),
+        unknown => {
+            fleet.note_unknown_keys(unknown);
+            fleet.take(file.machines);
+        }
     }
+    stamp
 }
 
 fn check_file(path: &Path, last: Option<FileStamp>) -> FileState {
