@@ -5,6 +5,7 @@
 //! block.
 
 mod calls;
+mod running;
 
 use std::future::pending;
 use std::net::SocketAddr;
@@ -12,9 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use api::access::{OwnedItem, Owners};
-use futures_util::StreamExt as _;
 use futures_util::future::BoxFuture;
-use futures_util::stream::FuturesUnordered;
 use model::image::ImageName;
 use model::lock::locked;
 use model::mdb::Machine;
@@ -29,6 +28,7 @@ use crate::core::sub::{Context, Effect, Event, ImageState, Sub, SubOrder};
 use crate::runtime::claim_service::ClaimService;
 use crate::runtime::clock::{Clock, jitter};
 use crate::runtime::driver::calls::{call_sub, commit, plan, poll, read_tree, scan};
+use crate::runtime::driver::running::Running;
 use crate::runtime::identities::Registration;
 use crate::runtime::images::Images;
 use crate::runtime::shared::Shared;
@@ -223,7 +223,7 @@ pub async fn drive(handle: Arc<Handle>, shared: Arc<Shared>) {
                 driver.assigned(Arc::clone(&driver.machine))
             }
             () = driver.handle.nudge.notified() => driver.nudged(),
-            Some(event) = driver.running.next() => event,
+            event = driver.running.next() => event,
             () = wake(driver.wake, driver.shared.clock) => Event::Wake,
         };
     }
@@ -280,7 +280,7 @@ struct Driver {
     machine: Arc<Machine>,
     image: WatchedImage,
     planned: WatchedImage,
-    running: FuturesUnordered<BoxFuture<'static, Event>>,
+    running: Running<Event>,
     wake: Option<Duration>,
 }
 
@@ -294,7 +294,7 @@ impl Driver {
             machine,
             image: WatchedImage::default(),
             planned: WatchedImage::default(),
-            running: FuturesUnordered::new(),
+            running: Running::new(),
             wake: None,
         }
     }
