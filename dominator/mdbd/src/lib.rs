@@ -13,7 +13,6 @@
 //! * The file is not written before every source has delivered data, in this run or a former one.
 
 pub mod core {
-    pub mod address;
     pub mod formats;
     pub mod merged_sources;
     pub mod settings;

@@ -1,24 +1,26 @@
 //! Reads a source repeatedly and sends what it delivers.
 
 pub mod file;
-pub mod web;
 
 use std::time::Duration;
 
 use daemon::program::{CommandError, output};
 use model::backoff::{doubled, jittered};
 use model::display::error_chain;
+use rpc::web::{WebAddress, WebClient, WebError};
 use system::random::random;
 use tokio::sync::mpsc;
 
-use super::core::address::WebAddress;
 use super::core::settings::{Origin, Source};
 use super::storage::DATA_BYTES_MAX;
 use file::{File, FileError};
-use web::WebError;
 
 /// Pause after the first failed reading, before jitter.
 const RETRY_FIRST: Duration = Duration::from_secs(1);
+
+/// How web servers are asked.
+const WEB: WebClient =
+    WebClient { agent: concat!("mdbd/", env!("CARGO_PKG_VERSION")), bytes_max: DATA_BYTES_MAX };
 
 /// The result of reading a source.
 #[derive(Debug)]
@@ -90,7 +92,7 @@ impl Reader {
     async fn read(&mut self) -> Result<Vec<u8>, ReadError> {
         match self {
             Self::File(file) => file.read().await.map_err(ReadError::File),
-            Self::Web(address) => web::get(address).await.map_err(ReadError::Web),
+            Self::Web(address) => WEB.get(address).await.map_err(ReadError::Web),
             Self::Command(line) => {
                 output(line, b"", DATA_BYTES_MAX).await.map_err(ReadError::Command)
             }

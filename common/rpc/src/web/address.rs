@@ -3,7 +3,7 @@
 
 use core::fmt;
 
-use rpc::client::{Peer, PeerError};
+use crate::client::{Peer, PeerError};
 
 /// An invalid address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
