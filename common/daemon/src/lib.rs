@@ -24,6 +24,9 @@ pub const DOMINATOR_PORT: u16 = 6970;
 /// The port of the imageserver.
 pub const IMAGESERVER_PORT: u16 = 6971;
 
+/// The port of filegen-server.
+pub const FILEGEN_PORT: u16 = 6972;
+
 /// The port of mdbd.
 pub const MDBD_PORT: u16 = 6973;
 

@@ -8,7 +8,7 @@ use std::io;
 use std::process::{ExitStatus, Stdio};
 
 use nix::sys::signal::{Signal, killpg};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, User};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::{Child, Command};
 
@@ -46,6 +46,16 @@ fn after_colon(stderr_line: &str) -> String {
 /// which it may ignore, and returns its output of at most `limit` bytes. If the future is dropped
 /// the program and its children are killed.
 pub async fn output(line: &[String], input: &[u8], limit: usize) -> Result<Vec<u8>, CommandError> {
+    output_as(None, line, input, limit).await
+}
+
+/// As [`output`], as another user with its primary group only.
+pub async fn output_as(
+    user: Option<&User>,
+    line: &[String],
+    input: &[u8],
+    limit: usize,
+) -> Result<Vec<u8>, CommandError> {
     let (program, arguments) = match line.split_first() {
         Some((program, arguments)) => (program.as_str(), arguments),
         None => ("", line),
@@ -60,6 +70,9 @@ pub async fn output(line: &[String], input: &[u8], limit: usize) -> Result<Vec<u
         .stderr(Stdio::piped())
         .process_group(0)
         .kill_on_drop(true);
+    if let Some(user) = user {
+        command.uid(user.uid.as_raw()).gid(user.gid.as_raw());
+    }
     let start = |source| CommandError::Start { program: named(), source };
     let mut running = Running(command.spawn().map_err(start)?);
     let pipes = (running.0.stdin.take(), running.0.stdout.take(), running.0.stderr.take());
