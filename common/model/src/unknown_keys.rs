@@ -73,8 +73,9 @@ pub fn describe(keys: &[UnknownKey]) -> Option<String> {
     (!texts.is_empty()).then(|| texts.join("; "))
 }
 
-/// The known key that differs in a third of its letters at most.
-fn nearest(key: &str, known: &[&'static str]) -> Option<&'static str> {
+/// Returns the known key that differs in a third of its letters at most.
+#[must_use]
+pub fn nearest<'a>(key: &str, known: &[&'a str]) -> Option<&'a str> {
     let distance =
         |known: &str| strsim::damerau_levenshtein(&key.to_lowercase(), &known.to_lowercase());
     let best = known.iter().map(|known| (distance(known), *known)).min()?;

@@ -1,0 +1,488 @@
+//! The `[[generator]]` tables of the configuration file.
+// tidy: core
+
+use core::fmt;
+use core::time::Duration;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use model::path::{PathError, TreePath};
+use model::time_parse::positive_duration;
+use model::unknown_keys::nearest;
+use rpc::web::{AddressError, WebAddress};
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::selection::{Selector, SelectorError};
+
+/// The key of the tables.
+pub const KEY: &str = "generator";
+
+const GENERATORS_MAX: usize = 1_000;
+
+/// The default time limit of a program or web server.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+const TIMEOUT_MAX: Duration = Duration::from_secs(3_600);
+
+/// How many runs of a program, or requests to a web server, there are at once.
+const CONCURRENCY: usize = 4;
+
+const CONCURRENCY_MAX: usize = 256;
+
+/// An error of the configuration.
+#[derive(Debug, thiserror::Error)]
+#[error("line {line}: {why}")]
+pub struct SettingsError {
+    /// From 1.
+    pub line: usize,
+    pub why: Fault,
+}
+
+/// What is wrong with the configuration.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Fault {
+    #[error("{0}")]
+    Syntax(String),
+    #[error("the key `{key}` is unknown{}", question(nearest))]
+    Unknown { key: String, nearest: Option<String> },
+    #[error("there is no [[generator]]: add one that says how a file is made")]
+    None,
+    #[error("{count} generators are too many: at most {GENERATORS_MAX}")]
+    TooMany { count: usize },
+    #[error("`{key}` is missing")]
+    Missing { key: &'static str },
+    #[error("`{key}` must be {expected}")]
+    Type { key: &'static str, expected: &'static str },
+    #[error("the kind `{kind}` is unknown; there are {}", KINDS.map(|(kind, _)| kind).join(", "))]
+    Kind { kind: String },
+    #[error("bad path: {0}")]
+    Path(PathError),
+    #[error("`/` is no file")]
+    Root,
+    #[error("{path} has a generator already, in line {first}")]
+    Twice { path: TreePath, first: usize },
+    #[error("bad `by`: {0}")]
+    By(SelectorError),
+    #[error("bad url: {0}")]
+    Address(AddressError),
+    #[error("bad timeout: {0}")]
+    Timeout(String),
+}
+
+fn question(nearest: &Option<String>) -> String {
+    nearest.as_ref().map_or_else(String::new, |nearest| format!("; is `{nearest}` meant?"))
+}
+
+/// The configuration of a generator. Paths are as they were written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Definition {
+    /// The path of the files that it makes, on machines.
+    pub path: TreePath,
+    pub kind: Kind,
+    pub is_secret: bool,
+    pub allow_empty: bool,
+    /// The line of its table, from 1.
+    pub line: usize,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The same file for all machines.
+    File {
+        file: PathBuf,
+    },
+    /// A file of a directory.
+    Directory {
+        directory: PathBuf,
+        by: Selector,
+    },
+    Template {
+        file: PathBuf,
+        variables: Option<PathBuf>,
+    },
+    /// The record of the machine, as JSON.
+    Mdb,
+    Program(Program),
+    Url(Url),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Program {
+    pub program: PathBuf,
+    pub arguments: Vec<String>,
+    /// The user that it runs as; `None` for that of filegen-server.
+    pub user: Option<String>,
+    pub timeout: Duration,
+    pub concurrency: usize,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Url {
+    pub address: WebAddress,
+    pub timeout: Duration,
+    pub concurrency: usize,
+}
+
+/// The kinds, each with its keys.
+const KINDS: [(&str, &[&str]); 6] = [
+    ("file", &["file"]),
+    ("directory", &["directory", "by"]),
+    ("template", &["file", "variables"]),
+    ("mdb", &[]),
+    ("program", &["command", "user", "timeout", "concurrency"]),
+    ("url", &["url", "timeout", "concurrency"]),
+];
+
+/// The keys of all kinds.
+const COMMON: [&str; 4] = ["path", "kind", "secret", "allow_empty"];
+
+impl Kind {
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::File { .. } => "file",
+            Self::Directory { .. } => "directory",
+            Self::Template { .. } => "template",
+            Self::Mdb => "mdb",
+            Self::Program(_) => "program",
+            Self::Url(_) => "url",
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    /// Omits queries and arguments, which may be secret.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File { file } | Self::Template { file, .. } => {
+                write!(formatter, "{}", file.display())
+            }
+            Self::Directory { directory, by } => {
+                write!(formatter, "{} by {by}", directory.display())
+            }
+            Self::Mdb => formatter.write_str("the record of the machine"),
+            Self::Program(Program { program, .. }) => write!(formatter, "{}", program.display()),
+            Self::Url(Url { address, .. }) => write!(formatter, "{address}"),
+        }
+    }
+}
+
+/// Reads a configuration file, in which keys may be `flags` besides.
+///
+/// # Errors
+///
+/// [`SettingsError`] names the line.
+pub fn read(text: &str, flags: &[&str]) -> Result<Vec<Definition>, SettingsError> {
+    let parsed = DeTable::parse(text).map_err(|error| {
+        let at = error.span().map_or(0, |span| span.start);
+        let why = error.message().lines().collect::<Vec<_>>().join(", ");
+        SettingsError { line: line_at(text, at), why: Fault::Syntax(why) }
+    })?;
+    let file = Table { text, line: 1, table: parsed.get_ref() };
+    file.check_keys(&[flags, &[KEY]].concat())?;
+    let none = || file.error(Fault::None);
+    let value = file.table.get(KEY).ok_or_else(none)?;
+    let line = line_at(text, value.span().start);
+    let wrong = Fault::Type { key: KEY, expected: "a list of tables, each under [[generator]]" };
+    let wrong = SettingsError { line, why: wrong };
+    let Some(tables) = value.get_ref().as_array() else { return Err(wrong) };
+    match tables.len() {
+        0 => return Err(none()),
+        count if count > GENERATORS_MAX => return Err(file.error(Fault::TooMany { count })),
+        _ => {}
+    }
+    let mut definitions: Vec<Definition> = Vec::new();
+    let mut lines = BTreeMap::new();
+    for value in tables.iter() {
+        let line = line_at(text, value.span().start);
+        let Some(table) = value.get_ref().as_table() else { return Err(wrong) };
+        let table = Table { text, line, table };
+        let definition = table.definition()?;
+        let path = definition.path.clone();
+        if let Some(first) = lines.insert(path.clone(), line) {
+            return Err(table.at("path", Fault::Twice { path, first }));
+        }
+        definitions.push(definition);
+    }
+    Ok(definitions)
+}
+
+/// Returns the line at an offset, from 1.
+fn line_at(text: &str, offset: usize) -> usize {
+    let before = text.as_bytes().get(..offset).unwrap_or_default();
+    1 + before.iter().filter(|&&byte| byte == b'\n').count()
+}
+
+/// A table of the file.
+struct Table<'a> {
+    text: &'a str,
+    line: usize,
+    table: &'a DeTable<'a>,
+}
+
+impl Table<'_> {
+    fn error(&self, why: Fault) -> SettingsError {
+        SettingsError { line: self.line, why }
+    }
+
+    /// Returns an error in the line of `key`.
+    fn at(&self, key: &str, why: Fault) -> SettingsError {
+        let value = self.table.get(key);
+        let line = value.map_or(self.line, |value| line_at(self.text, value.span().start));
+        SettingsError { line, why }
+    }
+
+    fn check_keys(&self, known: &[&str]) -> Result<(), SettingsError> {
+        let unknown = |key: &&Spanned<_>| {
+            let key: &str = <Spanned<std::borrow::Cow<'_, str>>>::get_ref(key);
+            !known.contains(&key)
+        };
+        match self.table.keys().filter(unknown).min_by_key(|key| key.span().start) {
+            None => Ok(()),
+            Some(key) => {
+                let line = line_at(self.text, key.span().start);
+                let key = key.get_ref().clone().into_owned();
+                let nearest = nearest(&key, known).map(str::to_owned);
+                Err(SettingsError { line, why: Fault::Unknown { key, nearest } })
+            }
+        }
+    }
+
+    /// Returns the value of `key` as `read` sees it; `None` if there is no such key.
+    fn get<T>(
+        &self,
+        key: &'static str,
+        expected: &'static str,
+        read: impl Fn(&DeValue<'_>) -> Option<T>,
+    ) -> Result<Option<T>, SettingsError> {
+        let Some(value) = self.table.get(key) else { return Ok(None) };
+        let wrong = || self.at(key, Fault::Type { key, expected });
+        read(value.get_ref()).map(Some).ok_or_else(wrong)
+    }
+
+    fn text(&self, key: &'static str) -> Result<Option<String>, SettingsError> {
+        let not_empty =
+            |value: &DeValue<'_>| value.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
+        self.get(key, "a text", not_empty)
+    }
+
+    fn truth(&self, key: &'static str, default: bool) -> Result<bool, SettingsError> {
+        Ok(self.get(key, "true or false", |value| value.as_bool())?.unwrap_or(default))
+    }
+
+    fn need<T>(&self, key: &'static str, value: Option<T>) -> Result<T, SettingsError> {
+        value.ok_or_else(|| self.error(Fault::Missing { key }))
+    }
+
+    fn file(&self, key: &'static str) -> Result<PathBuf, SettingsError> {
+        Ok(PathBuf::from(self.need(key, self.text(key)?)?))
+    }
+
+    fn definition(&self) -> Result<Definition, SettingsError> {
+        let kind = self.need("kind", self.text("kind")?)?;
+        let Some((_, keys)) = KINDS.iter().find(|(known, _)| *known == kind) else {
+            return Err(self.at("kind", Fault::Kind { kind }));
+        };
+        self.check_keys(&[&COMMON, *keys].concat())?;
+        let path = self.need("path", self.text("path")?)?;
+        let path = TreePath::new(path).map_err(|why| self.at("path", Fault::Path(why)))?;
+        if path.is_root() {
+            return Err(self.at("path", Fault::Root));
+        }
+        let kind = self.kind(&kind)?;
+        let is_secret = self.truth("secret", matches!(kind, Kind::Program(_)))?;
+        let allow_empty = self.truth("allow_empty", false)?;
+        Ok(Definition { path, kind, is_secret, allow_empty, line: self.line })
+    }
+
+    fn kind(&self, kind: &str) -> Result<Kind, SettingsError> {
+        Ok(match kind {
+            "file" => Kind::File { file: self.file("file")? },
+            "directory" => {
+                let by = self.need("by", self.text("by")?)?;
+                let by = by.parse().map_err(|why| self.at("by", Fault::By(why)))?;
+                Kind::Directory { directory: self.file("directory")?, by }
+            }
+            "template" => {
+                let variables = self.text("variables")?.map(PathBuf::from);
+                Kind::Template { file: self.file("file")?, variables }
+            }
+            "mdb" => Kind::Mdb,
+            "program" => {
+                let mut words = self.need("command", self.words("command")?)?.into_iter();
+                let program = words.next().map(PathBuf::from).unwrap_or_default();
+                let (arguments, user) = (words.collect(), self.text("user")?);
+                let (timeout, concurrency) = (self.timeout()?, self.concurrency()?);
+                Kind::Program(Program { program, arguments, user, timeout, concurrency })
+            }
+            _ => {
+                let address = self.need("url", self.text("url")?)?;
+                let address = WebAddress::parse(&address)
+                    .map_err(|why| self.at("url", Fault::Address(why)))?;
+                let (timeout, concurrency) = (self.timeout()?, self.concurrency()?);
+                Kind::Url(Url { address, timeout, concurrency })
+            }
+        })
+    }
+
+    /// Returns a list of texts, the first of which is not empty.
+    fn words(&self, key: &'static str) -> Result<Option<Vec<String>>, SettingsError> {
+        let expected = "a list: the program and its arguments";
+        self.get(key, expected, |value| {
+            let words = value.as_array()?.iter();
+            let words = words.map(|word| word.get_ref().as_str().map(str::to_owned));
+            let words: Vec<String> = words.collect::<Option<_>>()?;
+            words.first().is_some_and(|program| !program.is_empty()).then_some(words)
+        })
+    }
+
+    fn timeout(&self) -> Result<Duration, SettingsError> {
+        let text = |value: &DeValue<'_>| match value {
+            DeValue::String(text) => Some(text.clone().into_owned()),
+            DeValue::Integer(number) => Some(number.as_str().to_owned()),
+            _ => None,
+        };
+        let Some(text) = self.get("timeout", "a duration such as 30 or \"2m\"", text)? else {
+            return Ok(TIMEOUT);
+        };
+        let timeout = positive_duration(&text).and_then(|timeout| {
+            if timeout > TIMEOUT_MAX { Err("must be at most 1h".to_owned()) } else { Ok(timeout) }
+        });
+        timeout.map_err(|why| self.at("timeout", Fault::Timeout(why)))
+    }
+
+    fn concurrency(&self) -> Result<usize, SettingsError> {
+        let count = |value: &DeValue<'_>| {
+            let count = value.as_integer()?.as_str().parse().ok()?;
+            (1..=CONCURRENCY_MAX).contains(&count).then_some(count)
+        };
+        Ok(self.get("concurrency", "a number from 1 to 256", count)?.unwrap_or(CONCURRENCY))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn generators_of_all_kinds_are_read() {
+        let text = r#"
+listen = ":1"
+[[generator]]
+path = "/etc/motd"
+kind = "file"
+file = "motd"
+allow_empty = true
+[[generator]]
+path = "/etc/ca.pem"
+kind = "directory"
+directory = "/etc/filegen/ca"
+by = "Tags.zone"
+[[generator]]
+path = "/etc/resolv.conf"
+kind = "template"
+file = "resolv.conf.j2"
+variables = "servers.toml"
+secret = true
+[[generator]]
+path = "/etc/mdb.json"
+kind = "mdb"
+[[generator]]
+path = "/etc/key"
+kind = "program"
+command = ["keys", "--word", "x"]
+user = "nobody"
+timeout = "2m"
+concurrency = 9
+[[generator]]
+path = "/etc/token"
+kind = "url"
+url = "https://tokens/of?key=x"
+timeout = 5
+"#;
+        let shown: Vec<String> = read(text, &["listen"])
+            .unwrap()
+            .into_iter()
+            .map(|definition| {
+                let Definition { path, kind, is_secret, allow_empty, line } = definition;
+                format!("{line} {path} {}: {kind} {is_secret} {allow_empty}", kind.name())
+            })
+            .collect();
+        let expected = [
+            "3 /etc/motd file: motd false true",
+            "8 /etc/ca.pem directory: /etc/filegen/ca by Tags.zone false false",
+            "13 /etc/resolv.conf template: resolv.conf.j2 true false",
+            "19 /etc/mdb.json mdb: the record of the machine false false",
+            "22 /etc/key program: keys true false",
+            "29 /etc/token url: https://tokens/of false false",
+        ];
+        assert_eq!(shown, expected);
+        let [.., program, url] = &*read(text, &["listen"]).unwrap() else { panic!() };
+        let Kind::Program(program) = &program.kind else { panic!("{program:?}") };
+        let expected = Program {
+            program: "keys".into(),
+            arguments: vec!["--word".into(), "x".into()],
+            user: Some("nobody".into()),
+            timeout: Duration::from_secs(120),
+            concurrency: 9,
+        };
+        assert_eq!(*program, expected);
+        let Kind::Url(Url { timeout, concurrency, .. }) = &url.kind else { panic!("{url:?}") };
+        assert_eq!((timeout.as_secs(), *concurrency), (5, CONCURRENCY));
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_with_its_line() {
+        let of = |rest: &str| format!("\n[[generator]]\npath = \"/a\"\n{rest}");
+        let file = "kind = \"file\"\nfile = \"a\"\n";
+        let table = [
+            (String::new(), "line 1: there is no [[generator]]: "),
+            ("generator = []".into(), "line 1: there is no [[generator]]: "),
+            ("\ngenerator = 1".into(), "line 2: `generator` must be a list of tables"),
+            ("generator = [1]".into(), "line 1: `generator` must be a list of tables"),
+            ("[[generater]]".into(), "the key `generater` is unknown; is `generator` meant?"),
+            ("\n[[gener".into(), "line 2: unclosed array table"),
+            (
+                of("kind = \"file\"\nfil = \"x\""),
+                "line 5: the key `fil` is unknown; is `file` meant?",
+            ),
+            (of("kind = \"mdb\"\nfile = \"x\""), "line 5: the key `file` is unknown"),
+            (of("kind = \"templ\""), "line 4: the kind `templ` is unknown; there are file, dir"),
+            (of(""), "line 2: `kind` is missing"),
+            (of("kind = \"file\""), "line 2: `file` is missing"),
+            (of("kind = \"file\"\nfile = 1"), "line 5: `file` must be a text"),
+            (of("kind = \"file\"\nfile = \"\""), "line 5: `file` must be a text"),
+            (of(&format!("{file}secret = 1")), "line 6: `secret` must be true or false"),
+            ("[[generator]]\nkind = \"mdb\"".into(), "line 1: `path` is missing"),
+            ("[[generator]]\nkind = \"mdb\"\npath = \"a\"".into(), "line 3: bad path: "),
+            ("[[generator]]\nkind = \"mdb\"\npath = \"/\"".into(), "line 3: `/` is no file"),
+            (of(&format!("{file}{}", of(file))), "line 8: /a has a generator already, in line 2"),
+            (
+                of("kind = \"directory\"\ndirectory = \"a\"\nby = \"Rack\""),
+                "line 6: bad `by`: expected \"Location\", ",
+            ),
+            (of("kind = \"program\"\ncommand = []"), "line 5: `command` must be a list: the pro"),
+            (of("kind = \"program\"\ncommand = \"a\""), "line 5: `command` must be a list: the"),
+            (of("kind = \"url\"\nurl = \"ftp://a\""), "line 5: bad url: `ftp://a` does not begin"),
+            (
+                of("kind = \"url\"\nurl = \"http://a\"\ntimeout = \"2h\""),
+                "line 6: bad timeout: must be at most 1h",
+            ),
+            (
+                of("kind = \"url\"\nurl = \"http://a\"\nconcurrency = 0"),
+                "line 6: `concurrency` must be a number from 1 to 256",
+            ),
+        ];
+        for (text, part) in table {
+            let error = read(&text, &[]).unwrap_err().to_string();
+            assert!(error.contains(part), "{part}: {error}");
+        }
+        let many: String = (0..1_001)
+            .map(|n| format!("[[generator]]\npath = \"/{n}\"\nkind = \"mdb\"\n"))
+            .collect();
+        let error = read(&many, &[]).unwrap_err().to_string();
+        assert_eq!(error, "line 1: 1001 generators are too many: at most 1000");
+    }
+}

@@ -1,0 +1,208 @@
+//! What filegen-server serves: the methods of `FileGenerator`, metrics and a page.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::access::IdentityKind;
+use api::fault::{Fault, FaultCode};
+use api::file_generator::{
+    GENERATORS_WAIT_MS_MAX, Generate, GetContents, GetGenerators, GetGeneratorsReply,
+    GetGeneratorsRequest, GetSecrets,
+};
+use askama::Template;
+use model::display::{ago, rough_duration, size, utc};
+use model::tree::Time;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
+use rpc::page_frame::Frame;
+use rpc::server::{Caller, Page, Router};
+use system::clock::wall;
+use tokio::time::{Instant, timeout_at};
+use tokio_util::sync::CancellationToken;
+
+use super::generators::LoadedGenerator;
+use super::service::{Service, Statistics};
+
+/// Adds the methods to `router`. Waiting calls are answered when `stop` is cancelled.
+pub fn methods(router: Router<Arc<Service>>, stop: &CancellationToken) -> Router<Arc<Service>> {
+    let stop = stop.clone();
+    router
+        .method::<Generate, _>(async |service: Arc<Service>, caller, request| {
+            refuse_machines(&caller)?;
+            service.generate(request).await
+        })
+        .method::<GetContents, _>(async |service: Arc<Service>, caller, request| {
+            refuse_machines(&caller)?;
+            service.contents(&request.ids)
+        })
+        .method::<GetSecrets, _>(async |service: Arc<Service>, caller, request| {
+            refuse_machines(&caller)?;
+            service.secrets(&request.ids, &request.hostnames)
+        })
+        .method::<GetGenerators, _>(move |service, caller, request| {
+            let stop = stop.clone();
+            async move {
+                refuse_machines(&caller)?;
+                Ok(generators(&service, &stop, request).await)
+            }
+        })
+}
+
+/// Refuses machines, whatever their powers: each could read the files of the others.
+fn refuse_machines(caller: &Caller) -> Result<(), Fault> {
+    if caller.identity.kind == IdentityKind::Machine {
+        let text = "a machine gets its computed files from its dominator, not from here";
+        return Err(Fault::new(FaultCode::Denied, text));
+    }
+    Ok(())
+}
+
+async fn generators(
+    service: &Service,
+    stop: &CancellationToken,
+    request: GetGeneratorsRequest,
+) -> GetGeneratorsReply {
+    let wait = Duration::from_millis(request.wait_ms.min(GENERATORS_WAIT_MS_MAX).into());
+    let deadline = Instant::now() + wait;
+    let mut receiver = service.published();
+    let published = loop {
+        let published = receiver.borrow_and_update().clone();
+        if Some(published.version) != request.have {
+            break published;
+        }
+        tokio::select! {
+            changed = timeout_at(deadline, receiver.changed()) => {
+                if !matches!(changed, Ok(Ok(()))) {
+                    break published;
+                }
+            }
+            () = stop.cancelled() => break published,
+        }
+    };
+    let is_new = Some(published.version) != request.have;
+    GetGeneratorsReply { version: published.version, generators: is_new.then(|| published.told()) }
+}
+
+/// Registers the metrics.
+pub fn register_metrics(registry: &mut Registry, service: &Arc<Service>) {
+    registry.register_collector(Box::new(Numbers(Arc::clone(service))));
+}
+
+/// Metrics that are computed when they are read.
+#[derive(Debug)]
+struct Numbers(Arc<Service>);
+
+impl Collector for Numbers {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let service = &self.0;
+        let published = service.published().borrow().clone();
+        let next_ends = service.next_ends();
+        let next_end = next_ends.values().min().copied().unwrap_or_default();
+        let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        let gauges: [(&str, &str, i64); 4] = [
+            ("filegen_generators", "Generators in force", number(published.set.by_path.len())),
+            (
+                "filegen_configuration_failing",
+                "1 while the newest configuration is not in force because of an error",
+                i64::from(!published.error.is_empty()),
+            ),
+            (
+                "filegen_content_bytes",
+                "Content that is kept for callers",
+                number(service.content_bytes()),
+            ),
+            (
+                "filegen_next_end_timestamp_seconds",
+                "When the next content ends and is made again; 0 if none does",
+                i64::try_from(next_end).unwrap_or(i64::MAX),
+            ),
+        ];
+        for (name, help, value) in gauges {
+            let encoder = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            ConstGauge::new(value).encode(encoder)?;
+        }
+        let statistics = service.statistics();
+        type Value = fn(&Statistics) -> u64;
+        let counters: [(&str, &str, Value); 2] = [
+            ("filegen_files_made", "Files that were made", |counted| counted.made),
+            ("filegen_failures", "Files that could not be made", |counted| counted.failures),
+        ];
+        for (name, help, value) in counters {
+            let mut encoder = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for path in published.set.by_path.keys() {
+                let count = statistics.get(path).map_or(0, value);
+                let labels = [("path", path.to_string())];
+                ConstCounter::new(count).encode(encoder.encode_family(&labels)?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Adds the page to `router`.
+pub fn pages(router: Router<Arc<Service>>, frame: Frame) -> Router<Arc<Service>> {
+    router.frame(frame.clone()).page("/", move |service, _| {
+        let html = frame.render("Computed files", &body(&service, wall()));
+        async move { Ok(Page::Html(html)) }
+    })
+}
+
+#[derive(Template)]
+#[template(path = "status.html")]
+struct StatusPage {
+    error: String,
+    file: String,
+    version: String,
+    kept: String,
+    rows: Vec<Row>,
+}
+
+struct Row {
+    path: String,
+    kind: &'static str,
+    from: String,
+    secret: &'static str,
+    version: String,
+    made: u64,
+    failures: u64,
+    next_end: String,
+    last_failure: String,
+}
+
+fn body(service: &Service, now: Time) -> String {
+    let published = service.published().borrow().clone();
+    let (statistics, next_ends) = (service.statistics(), service.next_ends());
+    let row = |generator: &Arc<LoadedGenerator>| {
+        let definition = &generator.definition;
+        let counted = statistics.get(&definition.path).cloned().unwrap_or_default();
+        let end = next_ends.get(&generator.version).copied();
+        let seconds = u64::try_from(now.seconds).unwrap_or_default();
+        Row {
+            path: definition.path.to_string(),
+            kind: definition.kind.name(),
+            from: definition.kind.to_string(),
+            secret: if definition.is_secret { "yes" } else { "" },
+            version: generator.version.hex()[..12].to_owned(),
+            made: counted.made,
+            failures: counted.failures,
+            next_end: end.map_or_else(String::new, |end| {
+                format!("in {}", rough_duration(end.saturating_sub(seconds)))
+            }),
+            last_failure: counted.last_failure.map_or_else(String::new, |(time, why)| {
+                format!("{why} ({}, {})", ago(now, time), utc(time))
+            }),
+        }
+    };
+    let page = StatusPage {
+        error: published.error.clone(),
+        file: published.set.file.display().to_string(),
+        version: published.version.to_string(),
+        kept: size(service.content_bytes() as u64),
+        rows: published.set.by_path.values().map(row).collect(),
+    };
+    page.render().expect("writing to a String cannot fail")
+}

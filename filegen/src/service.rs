@@ -1,0 +1,444 @@
+//! Makes files for machines, and keeps their content for a while.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use api::fault::{Fault, FaultCode};
+use api::file_generator::{
+    BATCH_BYTES, ComputedContent, GenerateReply, GenerateRequest, GeneratedContent, GeneratedFile,
+    Generators, GetContentsReply, IDS_MAX, MACHINES_MAX, WantedFiles,
+};
+use model::display::error_chain;
+use model::escape::ByteText;
+use model::lock::locked;
+use model::object::{Algorithm, ObjectId};
+use model::path::TreePath;
+use model::tree::Time;
+use rpc::audit_log::AuditLog;
+use system::clock::{since_epoch, wall};
+use tokio::sync::{Semaphore, watch};
+use tokio::time::{Instant, timeout_at};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::core::contents::{Content, Contents};
+use super::core::results::{Known, Now, ResultKey, Results};
+use super::generators::{GeneratorSet, LoadedGenerator, Maker, Subject};
+use super::loading::LoadError;
+use super::outside::{Answer, ask};
+
+/// The most files of one request.
+const FILES_MAX: usize = 50_000;
+
+/// How long a request waits for programs and web servers. Callers wait 30 s.
+const OUTSIDE_WAIT: Duration = Duration::from_secs(20);
+
+/// The generators in force, as callers see them.
+#[derive(Debug)]
+pub struct Published {
+    /// The digest of what [`Published::told`] returns.
+    pub version: ObjectId,
+    pub set: Arc<GeneratorSet>,
+    /// Why the newest configuration is not in force; empty if it is.
+    pub error: String,
+}
+
+impl Published {
+    fn new(set: Arc<GeneratorSet>, error: String) -> Self {
+        let mut published = Self { version: Algorithm::Blake3.digest(b""), set, error };
+        let told = serde_json::to_vec(&published.told()).expect("texts can be encoded");
+        published.version = Algorithm::Blake3.digest(&told);
+        published
+    }
+
+    /// Returns what callers are told.
+    #[must_use]
+    pub fn told(&self) -> Generators {
+        Generators { generators: self.set.described(), error: self.error.clone() }
+    }
+}
+
+/// What was made of one path.
+#[derive(Clone, Debug, Default)]
+pub struct Statistics {
+    pub made: u64,
+    pub failures: u64,
+    /// The last failure, its machine, and when it was.
+    pub last_failure: Option<(Time, String)>,
+}
+
+/// Tells those that wait for a program or web server that it has answered: the sender is dropped.
+type Work = watch::Receiver<()>;
+
+/// The state of filegen-server.
+#[derive(Debug)]
+pub struct Service {
+    published: watch::Sender<Arc<Published>>,
+    contents: Mutex<Contents>,
+    results: Mutex<Results<Work>>,
+    statistics: Mutex<BTreeMap<TreePath, Statistics>>,
+    /// Limits rendering to the processors.
+    renderers: Arc<Semaphore>,
+    audit: AuditLog,
+    start: Instant,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+}
+
+/// A file that a request waits for.
+struct Pending {
+    /// The index of the machine in the request, and of the path.
+    at: (usize, usize),
+    key: ResultKey,
+    generator: Arc<LoadedGenerator>,
+    hostname: Arc<str>,
+    record: Arc<[u8]>,
+}
+
+impl Service {
+    /// Returns a service with the generators `set`, which keeps `bytes_max` bytes of content.
+    #[must_use]
+    pub fn new(
+        set: GeneratorSet,
+        bytes_max: usize,
+        audit: AuditLog,
+        tasks: TaskTracker,
+        stop: CancellationToken,
+    ) -> Arc<Self> {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        Arc::new(Self {
+            published: watch::Sender::new(Arc::new(Published::new(Arc::new(set), String::new()))),
+            contents: Mutex::new(Contents::new(bytes_max)),
+            results: Mutex::default(),
+            statistics: Mutex::default(),
+            renderers: Arc::new(Semaphore::new(processors)),
+            audit,
+            start: Instant::now(),
+            tasks,
+            stop,
+        })
+    }
+
+    /// Watches the generators in force.
+    #[must_use]
+    pub fn published(&self) -> watch::Receiver<Arc<Published>> {
+        self.published.subscribe()
+    }
+
+    /// Returns what was made of each path.
+    #[must_use]
+    pub fn statistics(&self) -> BTreeMap<TreePath, Statistics> {
+        locked(&self.statistics).clone()
+    }
+
+    /// Returns the size of the content that is kept, in bytes.
+    #[must_use]
+    pub fn content_bytes(&self) -> usize {
+        locked(&self.contents).bytes()
+    }
+
+    /// Returns when the next content of each generator ends, in seconds since 1970.
+    #[must_use]
+    pub fn next_ends(&self) -> BTreeMap<ObjectId, u64> {
+        locked(&self.results).next_ends(self.now())
+    }
+
+    fn now(&self) -> Now {
+        Now { wall_seconds: since_epoch().as_secs(), elapsed: self.start.elapsed() }
+    }
+
+    /// Puts a set in force; one with an error leaves the former one in force. Blocks.
+    pub fn take(&self, set: Result<GeneratorSet, LoadError>) {
+        let before = self.published.borrow().clone();
+        let new = match set {
+            Ok(set) => Published::new(Arc::new(set), String::new()),
+            Err(error) => Published::new(Arc::clone(&before.set), error_chain(&error)),
+        };
+        if !new.error.is_empty() {
+            tracing::error!("the former generators stay in force: {}", new.error);
+        } else if new.version != before.version {
+            let count = new.set.by_path.len();
+            tracing::info!(generators = count, version = %new.version, "generators are in force");
+            let arguments = format!("generators={count} version={}", new.version);
+            let why = "the configuration or a file that it names changed";
+            self.audit.record_decision("load-generators", &arguments, why);
+            let used: BTreeSet<ObjectId> =
+                new.set.by_path.values().map(|generator| generator.version).collect();
+            locked(&self.results).retain(|version| used.contains(version));
+        }
+        self.published.send_replace(Arc::new(new));
+    }
+
+    /// Makes files.
+    ///
+    /// # Errors
+    ///
+    /// A fault if the request is too large.
+    pub async fn generate(
+        self: Arc<Self>,
+        request: GenerateRequest,
+    ) -> Result<GenerateReply, Fault> {
+        let files: usize = request.machines.iter().map(|wanted| wanted.paths.len()).sum();
+        if request.machines.len() > MACHINES_MAX || files > FILES_MAX {
+            let text = format!(
+                "a request is for at most {MACHINES_MAX} machines and {FILES_MAX} files; this one \
+                 is for {} and {files}",
+                request.machines.len()
+            );
+            return Err(Fault::new(FaultCode::TooLarge, text));
+        }
+        let internal = |error: &str| Fault::new(FaultCode::Internal, error);
+        let permit = Arc::clone(&self.renderers).acquire_owned().await;
+        let permit = permit.map_err(|error| internal(&error.to_string()))?;
+        let service = Arc::clone(&self);
+        let made = tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            service.make(request)
+        });
+        let (mut machines, pending) = made.await.map_err(|error| internal(&error.to_string()))?;
+        self.wait_outside(&mut machines, pending).await;
+        Ok(GenerateReply { machines })
+    }
+
+    /// Makes the files that need nothing from outside. Returns the others too.
+    fn make(&self, request: GenerateRequest) -> (Vec<Vec<GeneratedFile>>, Vec<Pending>) {
+        let set = Arc::clone(&self.published.borrow().set);
+        let (mut machines, mut pending) = (Vec::new(), Vec::new());
+        let mut made: BTreeMap<&TreePath, (u64, u64, String)> = BTreeMap::new();
+        for (index, WantedFiles { machine, algorithm, paths }) in
+            request.machines.into_iter().enumerate()
+        {
+            let subject = Subject::new(machine);
+            let hostname: Arc<str> = subject.machine.hostname.as_str().into();
+            let mut files = Vec::with_capacity(paths.len());
+            for path in &paths {
+                let Some((path, generator)) = set.by_path.get_key_value(path) else {
+                    files.push(GeneratedFile::Failed(format!("no generator makes {path}")));
+                    continue;
+                };
+                let Some(content) = generator.make(&subject) else {
+                    let record = Arc::clone(subject.json());
+                    let key = ResultKey {
+                        generator: generator.version,
+                        record: Algorithm::Blake3.digest(&record),
+                        algorithm,
+                    };
+                    let (at, generator) = ((index, files.len()), Arc::clone(generator));
+                    let hostname = Arc::clone(&hostname);
+                    pending.push(Pending { at, key, generator, hostname, record });
+                    files.push(GeneratedFile::Failed("it is still being made".to_owned()));
+                    continue;
+                };
+                let (good, bad, error) = made.entry(path).or_default();
+                files.push(match content {
+                    Ok(content) => {
+                        *good += 1;
+                        let kept = self.keep(generator, &content, algorithm, &hostname, 0);
+                        GeneratedFile::Made(kept)
+                    }
+                    Err(why) => {
+                        *bad += 1;
+                        *error = format!("{hostname}: {why}");
+                        GeneratedFile::Failed(why)
+                    }
+                });
+            }
+            machines.push(files);
+        }
+        for (path, (good, bad, error)) in made {
+            self.count(path, good, bad, error);
+        }
+        (machines, pending)
+    }
+
+    /// Counts files that were made, and failures, of which `error` is the last.
+    fn count(&self, path: &TreePath, made: u64, failures: u64, error: String) {
+        if failures > 0 {
+            tracing::warn!(%path, failures, "a file is not made: {error}");
+        }
+        let mut statistics = locked(&self.statistics);
+        let counted = statistics.entry(path.clone()).or_default();
+        counted.made += made;
+        counted.failures += failures;
+        if failures > 0 {
+            counted.last_failure = Some((wall(), error));
+        }
+    }
+
+    /// Keeps the content of a file that is valid until `valid_until_seconds`.
+    fn keep(
+        &self,
+        generator: &LoadedGenerator,
+        content: &Arc<Content>,
+        algorithm: Algorithm,
+        hostname: &str,
+        valid_until_seconds: u64,
+    ) -> GeneratedContent {
+        let id = content.id(algorithm);
+        let size_bytes = u32::try_from(content.bytes.len()).unwrap_or(u32::MAX);
+        let is_secret = generator.definition.is_secret;
+        if is_secret {
+            locked(&self.contents).keep_secret(id, content, hostname);
+        } else {
+            locked(&self.contents).keep(id, content);
+        }
+        let generator = generator.version;
+        GeneratedContent { id, size_bytes, valid_until_seconds, generator, is_secret }
+    }
+
+    /// Waits for what is made outside, and fills it in.
+    async fn wait_outside(
+        self: &Arc<Self>,
+        machines: &mut [Vec<GeneratedFile>],
+        mut pending: Vec<Pending>,
+    ) {
+        let deadline = Instant::now() + OUTSIDE_WAIT;
+        while !pending.is_empty() {
+            let mut waiting = Vec::new();
+            for one in pending {
+                match self.ask_outside(&one) {
+                    Err(work) => waiting.push((one, work)),
+                    Ok(file) => machines[one.at.0][one.at.1] = file,
+                }
+            }
+            pending = Vec::new();
+            for (one, mut work) in waiting {
+                // Nothing is ever sent: the result is there when the sender is dropped.
+                if timeout_at(deadline, work.changed()).await.is_ok() {
+                    pending.push(one);
+                }
+            }
+        }
+    }
+
+    /// Returns a file that is made outside, or what to wait for.
+    fn ask_outside(self: &Arc<Self>, one: &Pending) -> Result<GeneratedFile, Work> {
+        loop {
+            let mut started = None;
+            let known = locked(&self.results).ask(one.key, self.now(), || {
+                let (sender, work) = watch::channel(());
+                started = Some((sender, work.clone()));
+                work
+            });
+            match (known, started) {
+                (Known::Made(made), _) => {
+                    let mut contents = locked(&self.contents);
+                    let is_kept = if made.is_secret {
+                        contents.get_secret(made.id, [&*one.hostname]).is_some()
+                    } else {
+                        contents.get(made.id).is_some()
+                    };
+                    if is_kept {
+                        return Ok(GeneratedFile::Made(made));
+                    }
+                    locked(&self.results).forget(&one.key);
+                }
+                (Known::Failed(why), _) => return Ok(GeneratedFile::Failed(why)),
+                (Known::Running(work), _) => return Err(work),
+                (Known::Start, started) => {
+                    let (sender, work) = started.expect("it was started");
+                    self.run_outside(one, sender);
+                    return Err(work);
+                }
+            }
+        }
+    }
+
+    /// Has a file made outside, in a task of its own: what a caller no longer waits for is of use
+    /// to the next one.
+    fn run_outside(self: &Arc<Self>, one: &Pending, done: watch::Sender<()>) {
+        let service = Arc::clone(self);
+        let (key, generator) = (one.key, Arc::clone(&one.generator));
+        let (hostname, record) = (Arc::clone(&one.hostname), Arc::clone(&one.record));
+        self.tasks.spawn(async move {
+            let made = match service.stop.run_until_cancelled(answer(&generator, &record)).await {
+                None => Err("filegen-server is stopping".to_owned()),
+                Some(made) => made,
+            };
+            let path = &generator.definition.path;
+            let made = made.and_then(|answer| {
+                let content = generator.check(Content::new(answer.bytes))?;
+                let until = match answer.seconds_valid {
+                    0 => 0,
+                    seconds => service.now().wall_seconds.saturating_add(seconds),
+                };
+                Ok(service.keep(&generator, &content, key.algorithm, &hostname, until))
+            });
+            match &made {
+                Ok(_) => service.count(path, 1, 0, String::new()),
+                Err(why) => service.count(path, 0, 1, format!("{hostname}: {why}")),
+            }
+            locked(&service.results).finish(key, made, service.now());
+            drop(done);
+        });
+    }
+
+    /// Returns content by digest, up to a limit; `get` looks one up.
+    fn collect(
+        ids: &[ObjectId],
+        mut get: impl FnMut(ObjectId) -> Option<Arc<Content>>,
+    ) -> Result<GetContentsReply, Fault> {
+        if ids.len() > IDS_MAX {
+            let text = format!("at most {IDS_MAX} digests can be asked for, not {}", ids.len());
+            return Err(Fault::new(FaultCode::TooLarge, text));
+        }
+        let (mut reply, mut bytes) = (GetContentsReply::default(), 0);
+        for &id in ids {
+            let Some(content) = get(id) else {
+                reply.absent.push(id);
+                continue;
+            };
+            bytes += content.bytes.len();
+            if bytes > BATCH_BYTES && !reply.contents.is_empty() {
+                break;
+            }
+            let bytes = ByteText(content.bytes.to_vec());
+            reply.contents.push(ComputedContent { id, bytes });
+        }
+        Ok(reply)
+    }
+
+    /// Returns content that is not secret.
+    ///
+    /// # Errors
+    ///
+    /// A fault if too much is asked for.
+    pub fn contents(&self, ids: &[ObjectId]) -> Result<GetContentsReply, Fault> {
+        Self::collect(ids, |id| locked(&self.contents).get(id))
+    }
+
+    /// Returns secrets that were made for one of `hostnames`.
+    ///
+    /// # Errors
+    ///
+    /// A fault if too much is asked for.
+    pub fn secrets(
+        &self,
+        ids: &[ObjectId],
+        hostnames: &[String],
+    ) -> Result<GetContentsReply, Fault> {
+        Self::collect(ids, |id| {
+            let hostnames = hostnames.iter().map(String::as_str);
+            locked(&self.contents).get_secret(id, hostnames)
+        })
+    }
+}
+
+/// Asks a program or web server, when it may be asked.
+async fn answer(generator: &LoadedGenerator, record: &[u8]) -> Result<Answer, String> {
+    let Maker::Outside(outside, permits) = &generator.maker else {
+        return Err("it is not made outside".to_owned());
+    };
+    let _permit = permits.acquire().await.map_err(|error| error.to_string())?;
+    let path = &generator.definition.path;
+    match ask(outside, path, record).await {
+        Ok(answer) => Ok(answer),
+        Err(error) => {
+            if let Some(complaint) = error.complaint().filter(|_| !generator.definition.is_secret) {
+                tracing::warn!(%path, "the program says: {complaint}");
+            }
+            Err(error.to_string())
+        }
+    }
+}
