@@ -21,7 +21,8 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 const TOOLS_FILE: &str = ".config/dominator/config.toml";
 
 /// Keys that the file of the tools may hold, whichever tool reads it.
-const TOOLS_KEYS: [&str; 6] = ["dominator", "format", "imageserver", "insecure", "subd", "tls"];
+const TOOLS_KEYS: [&str; 7] =
+    ["dominator", "filegen-server", "format", "imageserver", "insecure", "subd", "tls"];
 
 /// Why a configuration file is not accepted.
 #[derive(Debug, thiserror::Error)]
