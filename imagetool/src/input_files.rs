@@ -5,14 +5,15 @@ pub mod filters;
 pub mod triggers;
 
 use std::io::{self, Read as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use model::filter::Filter;
 use model::image::HealthCheck;
+use model::tree::Tree;
 use model::trigger::Triggers;
 use serde::Deserialize;
 
-use self::computed::ComputedRules;
+use self::computed::{ComputedError, ComputedRules};
 use crate::output::failure::Failure;
 
 /// Largest file that describes an image, in bytes.
@@ -94,11 +95,44 @@ pub fn read_health_check(path: &Path) -> Result<HealthCheck, Failure> {
     })
 }
 
-pub fn read_computed_rules(path: &Path) -> Result<ComputedRules, Failure> {
-    let text = read_text(path, "list of computed files")?;
-    ComputedRules::from_text(&text).map_err(|error| {
-        Failure::from_text(format!("{}: {}", path.display(), model::display::error_chain(&error)))
-    })
+/// A file with the computed files of a new image.
+#[derive(Clone, Debug, Default)]
+pub struct ComputedList {
+    file: PathBuf,
+    rules: ComputedRules,
+}
+
+impl ComputedList {
+    /// Reads the list in `file`; without a file it is empty.
+    pub fn read(file: Option<&Path>) -> Result<Self, Failure> {
+        let Some(file) = file else { return Ok(Self::default()) };
+        let text = read_text(file, "list of computed files")?;
+        let rules = ComputedRules::from_text(&text).map_err(|error| computed(file, &error))?;
+        Ok(Self { file: file.to_owned(), rules })
+    }
+
+    /// Returns `tree`, which no longer has what `filter` keeps, with the computed files.
+    pub fn apply(&self, tree: &Tree, filter: Option<&Filter>) -> Result<Tree, Failure> {
+        self.rules.apply(tree, filter).map_err(|error| computed(&self.file, &error))
+    }
+}
+
+fn computed(file: &Path, error: &ComputedError) -> Failure {
+    let text = format!("{}: {}", file.display(), model::display::error_chain(error));
+    let failure = Failure::from_text(text);
+    match error {
+        ComputedError::Kept { .. } => failure.hint(
+            "what the filter keeps is not in the image: change that line, so that it keeps only \
+             what is each machine's own",
+        ),
+        ComputedError::Missing { .. } => {
+            failure.hint("put a placeholder there, a file that has the mode, owner and attributes")
+        }
+        ComputedError::NoDirectory { kind: "symlink", .. } => {
+            failure.hint("symlinks are not followed: name the path that it leads to")
+        }
+        _ => failure,
+    }
 }
 
 /// Default time limit of a health check, in seconds.

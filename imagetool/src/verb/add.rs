@@ -28,9 +28,8 @@ use super::signatures::{Signer, SignerArgs};
 use super::{Context, VerbResult, get_image, server, service_warnings};
 use crate::image_checks::{self, RequiredPaths, Warnings};
 use crate::image_source::{Source, SourceArgs, SourceTree};
-use crate::input_files::computed::{self, ComputedRules};
 use crate::input_files::{
-    read_bytes, read_computed_rules, read_filter, read_health_check, read_text, read_triggers,
+    ComputedList, read_bytes, read_filter, read_health_check, read_text, read_triggers,
 };
 use crate::output::failure::{Failure, Outcome};
 use crate::output::{count, plural, plural_entries, size};
@@ -84,7 +83,8 @@ pub struct AddArgs {
     /// JSON: which services are restarted when which paths change. `-` for none.
     #[arg(value_name = "TRIGGERFILE")]
     pub trigger_file: PathBuf,
-    /// Lines `PATH HOST:PORT`: files whose content a filegen-server computes for each machine.
+    /// Lines `PATH HOST:PORT`: files of IMAGEFILE whose content a filegen-server computes for each
+    /// machine. The content that they have is ignored.
     #[arg(long, value_name = "FILE")]
     pub computed: Option<PathBuf>,
     /// JSON: how a machine is checked after an update to the image; see below.
@@ -142,7 +142,7 @@ struct Report<'call> {
 pub async fn run(context: &Context, args: AddArgs) -> VerbResult {
     let filter = read_filter(&args.filter_file)?;
     let triggers = read_triggers(&args.trigger_file)?;
-    let rules = args.computed.as_deref().map(read_computed_rules).transpose()?.unwrap_or_default();
+    let computed = ComputedList::read(args.computed.as_deref())?;
     let health_check = args.health_check.as_deref().map(read_health_check).transpose()?;
     let owners = args.owners.clone().owners()?;
     let signer = args.signer.signer()?;
@@ -156,7 +156,7 @@ pub async fn run(context: &Context, args: AddArgs) -> VerbResult {
         .map(|path| read_bytes(path, "build log", BUILD_LOG_BYTES_MAX))
         .transpose()?;
     check_name_is_free(context, &args.name).await?;
-    let finished = read(context, &args, filter.as_ref(), &rules).await?;
+    let finished = read(context, &args, filter.as_ref(), computed).await?;
     let former = service_warnings::latest_beside(context, &args.name).await;
     let content = Content {
         format: FORMAT,
@@ -303,39 +303,41 @@ pub(super) async fn check_name_is_free(context: &Context, name: &ImageName) -> R
     }
 }
 
-/// Reads the archive or directory without the paths that the filter keeps, and adds the computed
+/// Reads the archive or directory without the paths that the filter keeps, and marks the computed
 /// files.
 async fn read(
     context: &Context,
     args: &AddArgs,
     filter: Option<&Filter>,
-    rules: &ComputedRules,
+    computed: ComputedList,
 ) -> Result<FinishedTree, Failure> {
     let (path, algorithm) = (args.image_file.clone(), args.digest);
-    let (filter, rules, meter) = (filter.cloned(), rules.clone(), context.meter.clone());
+    let (filter, meter) = (filter.cloned(), context.meter.clone());
     let source = args.source.clone();
     let reading = tokio::task::spawn_blocking(move || {
         let source = Source::open(&path, &source, &meter)?;
         let read = source.read(algorithm, filter.as_ref(), &meter)?;
-        finish_tree(&path, read, filter.as_ref(), &rules)
+        finish_tree(&path, read, filter.as_ref(), &computed)
     });
     joined(reading).await
 }
 
-/// Adds the computed files to the tree from `path`, and removes the paths that the filter keeps.
+/// Removes the paths that the filter keeps from the tree from `path`, and marks the computed files.
 pub(super) fn finish_tree(
     path: &Path,
     read: SourceTree,
     filter: Option<&Filter>,
-    rules: &ComputedRules,
+    computed: &ComputedList,
 ) -> Result<FinishedTree, Failure> {
     let failed = |error: &dyn std::error::Error| {
         Failure::from_text(format!("{}: {}", path.display(), model::display::error_chain(error)))
     };
-    let SourceTree { mut builder, contents, dropped } = read;
-    computed::apply(rules, &mut builder).map_err(|error| Failure::new(&error))?;
+    let SourceTree { builder, contents, dropped } = read;
     let tree = builder.finish().map_err(|error| failed(&error))?;
-    let Some(filter) = filter else { return Ok(FinishedTree { tree, contents, dropped }) };
+    let Some(filter) = filter else {
+        let tree = computed.apply(&tree, None)?;
+        return Ok(FinishedTree { tree, contents, dropped });
+    };
     let dropped = RefCell::new(dropped);
     let is_kept = |path: &TreePath| {
         let is_kept = filter.keeps_below_unkept(path);
@@ -346,6 +348,7 @@ pub(super) fn finish_tree(
         is_kept
     };
     let tree = tree.without(is_kept).map_err(|error| failed(&error))?;
+    let tree = computed.apply(&tree, Some(filter))?;
     Ok(FinishedTree { tree, contents, dropped: dropped.into_inner() })
 }
 

@@ -12,10 +12,7 @@ use super::{Context, VerbResult};
 use crate::archive::layer::LayeredTree;
 use crate::image_checks::{self, RequiredPaths};
 use crate::image_source::{Source, SourceArgs};
-use crate::input_files::computed::ComputedRules;
-use crate::input_files::{
-    is_dash, read_computed_rules, read_filter, read_health_check, read_triggers,
-};
+use crate::input_files::{ComputedList, is_dash, read_filter, read_health_check, read_triggers};
 use crate::output::failure::Failure;
 use crate::transfer::download;
 use crate::transfer::joined;
@@ -48,7 +45,8 @@ pub struct AddOverlayArgs {
     /// Triggers of the new image. Default, and `=`: those of the base; `-` for none.
     #[arg(value_name = "TRIGGERFILE")]
     pub trigger_file: Option<PathBuf>,
-    /// Lines `PATH HOST:PORT`: computed files besides those of the base.
+    /// Lines `PATH HOST:PORT`, as for `add`: computed files besides those of the base, or other
+    /// sources of those.
     #[arg(long, value_name = "FILE")]
     pub computed: Option<PathBuf>,
     /// Health check of the new image, as for `add`. Default: that of the base; `-` for none.
@@ -77,11 +75,11 @@ pub async fn run(context: &Context, args: AddOverlayArgs) -> VerbResult {
         Some(path) => Some(Some(read_health_check(path)?)),
         None => None,
     };
-    let rules = args.computed.as_deref().map(read_computed_rules).transpose()?.unwrap_or_default();
+    let computed = ComputedList::read(args.computed.as_deref())?;
     check_name_is_free(context, &args.name).await?;
     let Image { content: base, notes: _ } = context.image(&args.base).await?;
     let filter = filter.unwrap_or(base.filter);
-    let finished = read(context, &args, base.root, filter.as_ref(), &rules).await?;
+    let finished = read(context, &args, base.root, filter.as_ref(), computed).await?;
     let content = Content {
         format: FORMAT,
         name: args.name,
@@ -113,17 +111,17 @@ async fn read(
     args: &AddOverlayArgs,
     base: ObjectId,
     filter: Option<&Filter>,
-    rules: &ComputedRules,
+    computed: ComputedList,
 ) -> Result<FinishedTree, Failure> {
     let tree = download::tree(&context.client, base, &context.meter).await;
     let tree = tree.map_err(|error| download::failure(&error))?;
     let (path, source) = (args.layer.clone(), args.source.clone());
-    let (filter, rules, meter) = (filter.cloned(), rules.clone(), context.meter.clone());
+    let (filter, meter) = (filter.cloned(), context.meter.clone());
     let reading = tokio::task::spawn_blocking(move || {
         let lower = LayeredTree::of_tree(&tree).map_err(|error| Failure::new(&error))?;
         let source = Source::open(&path, &source, &meter)?;
         let read = source.read_onto(lower, tree.algorithm(), filter.as_ref(), &meter)?;
-        finish_tree(&path, read, filter.as_ref(), &rules)
+        finish_tree(&path, read, filter.as_ref(), &computed)
     });
     joined(reading).await
 }

@@ -228,7 +228,10 @@ fn images_are_listed_shown_and_deleted() {
         exit 0
     "#]],
     );
-    place.write("a.tar", archive([Member::directory(b"./"), Member::file(b"./a b", b"1")]));
+    let members = [Member::directory(b"./"), Member::file(b"./a b", b"1")];
+    place.write("a.tar", archive(members.clone()));
+    let placeholder = Member::file(b"./resolv.conf", b"placeholder");
+    place.write("computed.tar", archive(members.into_iter().chain([placeholder])));
     place.write(
         "filter",
         "# ours\n/home/.*\n/etc/machine-id$\n/etc/fstab$\n/etc/hostname$\n/etc/ssh/ssh_host_.*\n",
@@ -243,7 +246,7 @@ fn images_are_listed_shown_and_deleted() {
         &[
             "add",
             "/base/a",
-            "a.tar",
+            "computed.tar",
             "filter",
             "triggers",
             "--computed",

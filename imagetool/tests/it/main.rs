@@ -5,6 +5,7 @@
 
 mod archives;
 mod command;
+mod computed;
 mod directories;
 mod format;
 mod hostile;

@@ -9,6 +9,7 @@ use model::tree::{Tree, text};
 use tar::{EntryType, Header};
 
 /// A member of an archive that is being made.
+#[derive(Clone)]
 pub struct Member {
     pub header: Header,
     pub content: Vec<u8>,

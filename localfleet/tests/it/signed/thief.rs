@@ -320,6 +320,7 @@ fn a_computed_file_lends_its_content_to_nothing_that_is_signed() {
     site.fleet.dominator.stop().unwrap();
     // The content of `/etc/motd` is not signed; that of `/program` is.
     site.add("evil/1", "evil", false);
+    fs::write(site.at("tree/etc/motd"), "placeholder").unwrap();
     fs::write(site.at("computed"), "/etc/motd files:6972\n").unwrap();
     site.add_computed("web/1", "1");
     site.sign_elsewhere("web/1");

@@ -1,0 +1,97 @@
+//! Images with computed files: what is refused, what is stored, and how they are shown.
+
+use std::fs;
+
+use expect_test::{expect, expect_file};
+use model::object::Algorithm;
+
+use crate::command::Place;
+use crate::tars::{Member, archive};
+
+/// A directory with the tree of a small system.
+fn place() -> Place {
+    let place = Place::new();
+    fs::create_dir_all(place.path("root/etc/dominator/tls")).unwrap();
+    fs::create_dir_all(place.path("root/usr")).unwrap();
+    place.write("root/etc/motd", "hello");
+    place.write("root/etc/resolv.conf", "placeholder");
+    place.write("root/etc/dominator/tls/cert.pem", "");
+    place.write("root/etc/one", "same");
+    fs::hard_link(place.path("root/etc/one"), place.path("root/etc/two")).unwrap();
+    std::os::unix::fs::symlink("usr/lib", place.path("root/lib")).unwrap();
+    place.write("filter", "/home/.*\n/etc/dominator/tls$\n");
+    place
+}
+
+#[test]
+fn a_list_that_does_not_fit_the_tree_is_refused() {
+    let place = place();
+    let add = |filter: &str, list: &str| {
+        place.write("computed", list);
+        let add = ["add", "a", "root", filter, "-", "--computed", "computed"];
+        format!("{list}{}", place.run(&[&add[..], &["--required-paths", ""]].concat()))
+    };
+    let all = [
+        add("-", "# resolvers by location\n/etc/resolv.cnf files.example\n"),
+        add("-", "/lib/x files.example\n"),
+        add("-", "/etc/motd/x files.example\n"),
+        add("-", "/usr files.example\n"),
+        add("-", "/etc/one files.example\n"),
+        add("-", "/etc/two files.example\n"),
+        add("-", "/etc/motd files.example\n\n/etc/motd other.example\n"),
+        add("-", "/etc/motd files.example:x\n"),
+        add("-", "etc/motd files.example\n"),
+        add("-", "/etc/motd\n"),
+        add("filter", "/etc/dominator/tls/cert.pem files.example\n"),
+        add("filter", "/home/none files.example\n"),
+    ];
+    expect_file!["expected/bad-computed.txt"].assert_eq(&all.join("\n"));
+    let state = place.server.state();
+    assert_eq!((state.received, state.images.len()), (0, 0));
+}
+
+#[test]
+fn the_content_of_a_placeholder_is_not_sent() {
+    let place = place();
+    place
+        .write("computed", "/etc/resolv.conf files.example\n/etc/dominator/tls/cert.pem [::1]:7\n");
+    let add = ["add", "a", "root", "-", "-", "--computed", "computed"];
+    assert!(place.run(&add).ends_with("exit 0\n"));
+    let sent = |content: &str| {
+        let id = Algorithm::Blake3.digest(content.as_bytes());
+        place.server.state().objects.contains_key(&id)
+    };
+    assert_eq!(["hello", "same", "placeholder", ""].map(sent), [true, true, false, false]);
+}
+
+#[test]
+fn a_layer_keeps_adds_and_changes_computed_files() {
+    let place = place();
+    place.write("of-base", "/etc/resolv.conf files.example\n/etc/motd files.example\n");
+    place.run(&["add", "base", "root", "-", "-", "--computed", "of-base"]);
+    place.write(
+        "layer.tar",
+        archive([Member::file(b"etc/motd", b"for all"), Member::file(b"etc/zone", b"")]),
+    );
+    place.write("of-layer", "/etc/zone files.example\n/etc/resolv.conf other.example\n");
+    let add = ["add-overlay", "new", "base", "layer.tar", "--computed", "of-layer"];
+    assert!(place.run(&add).ends_with("exit 0\n"));
+    let shown = place.run(&["show", "new"]);
+    let (_, computed) = shown.split_once("Computed:  ").unwrap();
+    expect![[r#"
+        /etc/resolv.conf by other.example:6972
+                   /etc/zone by files.example:6972
+        exit 0
+    "#]]
+    .assert_eq(computed);
+    place.check(&["get-file", "new", "/etc/motd"], expect!["for allexit 0\n"]);
+    place.write("of-layer", "/etc/none files.example\n");
+    place.check(
+        &["add-overlay", "other", "base", "layer.tar", "--computed", "of-layer"],
+        expect![[r#"
+            error: of-layer: line 1: /etc/none is not in the tree
+            hint: put a placeholder there, a file that has the mode, owner and attributes
+            exit 1
+        "#]],
+    );
+}
