@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use model::filter::Filter;
-use model::image::{Image, ImageName, ImageNameError};
+use model::image::{ComputedRule, Image, ImageName, ImageNameError};
 use model::object::{Algorithm, ObjectId};
 use model::tree::Tree;
 use serde::Serialize;
@@ -17,6 +17,7 @@ use crate::compare::metadata::MetadataChanges;
 use crate::compare::{Ignore, IgnoredPart};
 use crate::directory_cache::DirectoryCache;
 use crate::image_source::{Source, SourceArgs};
+use crate::input_files::computed;
 use crate::output::count;
 use crate::output::failure::{Failure, Outcome};
 use crate::output::progress::Meter;
@@ -38,8 +39,9 @@ Exit codes: 0 the two are equal, 3 they differ, 1 the comparison failed.
 Directories that differ are fetched, and those that say what services need. A path is `added` if
 only B has it, `removed` if only A has it. A hard link is compared as its file. For file:PATH, a
 directory or an archive as for `add`, only the tree is compared, without the paths that the other
-image's filter keeps. Warnings say what B, but not A, would take from services: data that the filter
-does not keep, and numbers of users. Of an archive, only owners of directories are looked at.")]
+image's filter keeps and without the content of files that are computed there. Warnings say what B,
+but not A, would take from services: data that the filter does not keep, and numbers of users. Of an
+archive, only owners of directories are looked at.")]
 pub struct DiffArgs {
     /// Image, or file:PATH for a directory or archive.
     #[arg(value_name = "A")]
@@ -210,8 +212,8 @@ async fn open_operand<'args>(
     }
 }
 
-/// Returns the digest of the tree. A file is read for it, with the digest algorithm and filter of
-/// the `other` side.
+/// Returns the digest of the tree. A file is read for it, with the digest algorithm, filter and
+/// computed files of the `other` side.
 async fn root(
     context: &Context,
     operand: &OpenedOperand<'_>,
@@ -224,18 +226,21 @@ async fn root(
     };
     let algorithm = other.map(|image| image.content.algorithm()).unwrap_or_default();
     let filter = other.and_then(|image| image.content.filter.clone());
+    let computed = other.map(|image| image.content.computed.clone()).unwrap_or_default();
     let meter = context.meter.clone();
-    let read = move || read(&path, algorithm, filter.as_ref(), &meter);
+    let read = move || read(&path, algorithm, filter.as_ref(), &computed, &meter);
     let tree = joined(tokio::task::spawn_blocking(read)).await?;
     cache.insert_tree(&tree);
     Ok(tree.digest())
 }
 
-/// Reads a directory or an archive as `add` does.
+/// Reads a directory or an archive as `add` does. Of the `computed` files those that are there are
+/// marked.
 pub(super) fn read(
     path: &Path,
     algorithm: Algorithm,
     filter: Option<&Filter>,
+    computed: &[ComputedRule],
     meter: &Meter,
 ) -> Result<Tree, Failure> {
     let failed = |error: &dyn std::error::Error| {
@@ -244,13 +249,12 @@ pub(super) fn read(
     let plainly = SourceArgs { platform: None, image_ref: None, plain: false };
     let source = Source::open(path, &plainly, meter)?;
     let builder = source.read(algorithm, filter, meter)?.builder;
-    let tree = builder.finish().map_err(|error| failed(&error))?;
-    match filter {
+    let without_kept = |tree: Tree| match filter {
         None => Ok(tree),
-        Some(filter) => {
-            tree.without(|path| filter.keeps_below_unkept(path)).map_err(|error| failed(&error))
-        }
-    }
+        Some(filter) => tree.without(|path| filter.keeps_below_unkept(path)),
+    };
+    let tree = builder.finish().and_then(without_kept);
+    tree.and_then(|tree| computed::apply_to_files(computed, &tree)).map_err(|error| failed(&error))
 }
 
 async fn tree_changes(

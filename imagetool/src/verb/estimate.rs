@@ -134,7 +134,7 @@ async fn read_file(
     algorithm: model::object::Algorithm,
 ) -> Result<Tree, Failure> {
     let meter = context.meter.clone();
-    let reading = tokio::task::spawn_blocking(move || read(&path, algorithm, None, &meter));
+    let reading = tokio::task::spawn_blocking(move || read(&path, algorithm, None, &[], &meter));
     joined(reading).await
 }
 
