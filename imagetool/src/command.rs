@@ -108,6 +108,7 @@ enum ServerVerb {
     Diff(verb::diff::DiffArgs),
     ShowFile(verb::files::ShowFileArgs),
     GetFile(verb::files::GetFileArgs),
+    ShowComputedFiles(verb::computed::ShowComputedFilesArgs),
     Check(verb::find::CheckArgs),
     Verify(verb::verify::VerifyArgs),
     VerifySignatures(verb::signatures::VerifySignaturesArgs),
@@ -203,6 +204,7 @@ async fn run_server_verb(context: &Context, verb: ServerVerb) -> VerbResult {
         ServerVerb::Diff(args) => verb::diff::run(context, args).await,
         ServerVerb::ShowFile(args) => verb::files::show_file(context, args).await,
         ServerVerb::GetFile(args) => verb::files::get_file(context, args).await,
+        ServerVerb::ShowComputedFiles(args) => verb::computed::run(context, args).await,
         ServerVerb::Check(args) => verb::find::check(context, args).await,
         ServerVerb::Verify(args) => verb::verify::run(context, args).await,
         ServerVerb::VerifySignatures(args) => {

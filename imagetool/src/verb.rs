@@ -4,6 +4,7 @@ pub mod add;
 pub mod add_from_sub;
 pub mod add_overlay;
 pub mod change;
+pub mod computed;
 pub mod diff;
 pub mod directories;
 pub mod estimate;

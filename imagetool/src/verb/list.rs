@@ -190,10 +190,12 @@ fn table(images: &[ListedImage]) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     // Empty columns are left out.
+    let has_computed = images.iter().any(|one| one.image.totals.computed > 0);
     let has_tags = images.iter().any(|one| !one.image.tags.is_empty());
     let has_signatures = images.iter().any(|one| one.image.signatures > 0);
     let has_packages = images.iter().any(|one| !one.packages.is_empty());
     let mut head = vec!["NAME", "ENTRIES", "SIZE", "FILTER", "TRIGGERS", "CREATED", "EXPIRES"];
+    head.extend(has_computed.then_some("COMPUTED"));
     head.extend(has_tags.then_some("TAGS"));
     head.extend(has_signatures.then_some("SIGNED"));
     head.extend(has_packages.then_some("PACKAGES"));
@@ -208,6 +210,9 @@ fn table(images: &[ListedImage]) -> String {
             time(image.created_on),
             image.expires_at.map_or("never".to_owned(), time),
         ];
+        if has_computed {
+            row.push(count(image.totals.computed));
+        }
         if has_tags {
             row.push(super::change::lines(&image.tags).trim_end().replace('\n', ", "));
         }

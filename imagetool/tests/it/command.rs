@@ -267,9 +267,9 @@ fn images_are_listed_shown_and_deleted() {
     place.check(
         &["list"],
         expect![[r#"
-            NAME    ENTRIES    SIZE  FILTER  TRIGGERS  CREATED                  EXPIRES
-            base/a    1,234  5.7 MB       5         2  2023-11-14 22:13:20 UTC  never
-            base/b    1,234  5.7 MB  sparse         0  2023-11-14 22:13:20 UTC  never
+            NAME    ENTRIES    SIZE  FILTER  TRIGGERS  CREATED                  EXPIRES  COMPUTED
+            base/a    1,234  5.7 MB       5         2  2023-11-14 22:13:20 UTC  never    1
+            base/b    1,234  5.7 MB  sparse         0  2023-11-14 22:13:20 UTC  never    0
             exit 0
         "#]],
     );

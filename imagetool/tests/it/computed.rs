@@ -65,6 +65,34 @@ fn the_content_of_a_placeholder_is_not_sent() {
 }
 
 #[test]
+fn computed_files_and_their_sources_are_shown() {
+    let place = place();
+    place.write("one", "/etc/resolv.conf files.example\n");
+    place.write("two", "/etc/resolv.conf other.example:1\n/etc/motd files.example\n");
+    place.run(&["add", "a", "root", "-", "-"]);
+    place.run(&["add", "b", "root", "-", "-", "--computed", "one"]);
+    place.run(&["add", "c", "root", "-", "-", "--computed", "two"]);
+    let steps: [&[&str]; 10] = [
+        &["show-computed-files", "a"],
+        &["show-computed-files", "b"],
+        &["show-computed-files", "c"],
+        &["show-computed-files", "c", "--format", "json"],
+        &["show-computed-files", "none"],
+        &["list"],
+        &["diff", "a", "b"],
+        &["diff", "b", "c"],
+        // The placeholders of a tree are no difference.
+        &["diff", "c", "file:root"],
+        &["get-file", "c", "/etc/motd"],
+    ];
+    let shown: String = steps
+        .iter()
+        .map(|step| format!("$ imagetool {}\n{}\n", step.join(" "), place.run(step)))
+        .collect();
+    expect_file!["expected/computed-files.txt"].assert_eq(&shown);
+}
+
+#[test]
 fn a_layer_keeps_adds_and_changes_computed_files() {
     let place = place();
     place.write("of-base", "/etc/resolv.conf files.example\n/etc/motd files.example\n");

@@ -162,7 +162,12 @@ fn summary(image: &Image) -> ImageSummary {
         name: image.content.name.clone(),
         digest: image.content.digest(),
         root: image.content.root,
-        totals: Totals { entries: 1_234, bytes: 5_678_900, ..Totals::default() },
+        totals: Totals {
+            entries: 1_234,
+            bytes: 5_678_900,
+            computed: image.content.computed.len() as u64,
+            ..Totals::default()
+        },
         filter_lines: image.content.filter.as_ref().map(|filter| filter.lines().len() as u32),
         triggers: image.content.triggers.0.len() as u32,
         created_on: Time { seconds: 1_700_000_000, nanoseconds: 0 },

@@ -242,3 +242,25 @@ fn packages_of_a_desktop_and_what_images_take_are_told() {
     assert_eq!(labels, ["On a machine:", "On the server:", ""], "{said}");
     assert!(place.run(&["estimate", "none"]).ends_with("exit 1\n"));
 }
+
+#[test]
+fn an_image_with_computed_files_is_copied_like_any_other() {
+    let place = Place::new();
+    std::fs::write(place.path("computed"), "/file files.example\n").unwrap();
+    place.add("test/1", "placeholder", &["--computed", "computed"]);
+    assert_eq!(place.run(&["copy", "test/1", "base/1"]), "Copied test/1 to base/1.\nexit 0\n");
+    place.data(&["delete", "--yes", "test/1"]);
+    let shown = "PATH   SOURCE\n/file  files.example:6972\n";
+    assert_eq!(place.data(&["show-computed-files", "base/1"]), shown);
+    let said = place.data(&["show", "base/1"]);
+    assert!(said.ends_with("Computed:  /file by files.example:6972\n"), "{said}");
+    let list = place.data(&["list"]);
+    let cells = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let [head, row] = list.lines().map(cells).collect::<Vec<_>>().try_into().unwrap();
+    assert_eq!((head.last().unwrap().as_str(), row.last().unwrap().as_str()), ("COMPUTED", "1"));
+    // The content of the placeholder is not there.
+    assert_eq!(
+        place.data(&["verify", "base/1"]),
+        "base/1: 1 object, 0 B: all are there and unchanged.\n"
+    );
+}

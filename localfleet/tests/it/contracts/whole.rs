@@ -80,8 +80,7 @@ fn images(site: &Site, seen: &mut Seen) {
     site.write("bad/etc/bad", "bad\n");
     site.write("health", r#"{"command": ["/bin/true"], "within_seconds": 60, "undo": true}"#);
     site.write("ill", r#"{"command": ["/bin/false"], "within_seconds": 1, "undo": true}"#);
-    let computed = r#"[{"Filename": "/etc/computed", "Source": "nowhere"}]"#;
-    site.write("computed", computed);
+    site.write("computed", "/etc/few files.example\n");
     site.make_key("key");
     let key = std::fs::read_to_string(site.at("key.pub")).unwrap();
     site.write("trusted", &key);
@@ -100,6 +99,10 @@ fn images(site: &Site, seen: &mut Seen) {
     seen.run(site, 2, "imagetool add bad/1 bad - - --health-check ill", 0);
     seen.run(site, 2, "imagetool add gone/1 few - - --expires-in 7d", 0);
     seen.run(site, 2, "imagetool add-overlay web/3 web/1 layer --required-paths=", 0);
+    seen.run(site, 2, "imagetool add computed/1 few - - --computed computed", 0);
+    seen.run(site, 2, "imagetool show-computed-files computed/1", 0);
+    seen.run(site, 2, "imagetool show-file computed/1 /etc/few", 0);
+    seen.run(site, 2, "imagetool diff few/1 computed/1", 3);
     let copied = seen.run(site, 2, "imagetool copy web/1 new/1", 0);
     assert_ne!(copied, Value::Null);
     seen.run(site, 2, "imagetool sign web/2 --key key", 0);
