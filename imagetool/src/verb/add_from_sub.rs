@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use api::image_server::{AddImage, AddImageRequest};
 use daemon::SUBD_PORT;
 use model::filter::Filter;
-use model::image::{Content, FORMAT, ImageName, Notes};
+use model::image::{Content, FORMAT, ImageName, Notes, computed_rules};
 use model::path::TreePath;
 use model::scope::Coverage;
 use model::tree::Tree;
@@ -19,7 +19,7 @@ use super::add::{
 use super::{Context, VerbResult, service_warnings};
 use crate::image_checks::{self, RequiredPaths};
 use crate::image_source::sub::{Snapshot, SubError, SubReader};
-use crate::input_files::{read_filter, read_health_check, read_triggers};
+use crate::input_files::{ComputedList, read_filter, read_health_check, read_triggers};
 use crate::output::failure::Failure;
 use crate::transfer::contents::TreeObjects;
 use crate::transfer::upload::{UploadError, UploadScope, upload};
@@ -54,6 +54,10 @@ pub struct AddFromSubArgs {
     /// JSON: which services are restarted when which paths change. `-` for none.
     #[arg(value_name = "TRIGGERFILE")]
     pub trigger_file: PathBuf,
+    /// Lines `PATH HOST:PORT`, as for `add`: files of the machine that are computed for each
+    /// machine. Their content is not read.
+    #[arg(long, value_name = "FILE")]
+    pub computed: Option<PathBuf>,
     /// JSON: how a machine is checked after an update to the image; see `add --help`.
     #[arg(long, value_name = "FILE")]
     pub health_check: Option<PathBuf>,
@@ -67,6 +71,7 @@ pub struct AddFromSubArgs {
 pub async fn run(context: &Context, args: AddFromSubArgs) -> VerbResult {
     let filter = read_filter(&args.filter_file)?;
     let triggers = read_triggers(&args.trigger_file)?;
+    let computed = ComputedList::read(args.computed.as_deref())?;
     let health_check = args.health_check.as_deref().map(read_health_check).transpose()?;
     let peer = Peer::parse(&args.host, SUBD_PORT).map_err(|error| Failure::new(&error).misuse())?;
     check_name_is_free(context, &args.name).await?;
@@ -84,6 +89,7 @@ pub async fn run(context: &Context, args: AddFromSubArgs) -> VerbResult {
         let snapshot = sub.snapshot(&context.meter).await.map_err(failed)?;
         refuse_unread(&host, &snapshot, filter.as_ref())?;
         let tree = without_kept(&snapshot.tree, filter.as_ref())?;
+        let tree = computed.apply(&tree, filter.as_ref())?;
         if attempt == 1 {
             warn_unscanned(&host, kept, &snapshot, filter.as_ref());
             refuse_large_directories(&tree, DIRECTORY_BYTES_MAX)?;
@@ -117,7 +123,7 @@ pub async fn run(context: &Context, args: AddFromSubArgs) -> VerbResult {
         root: tree.digest(),
         filter,
         triggers,
-        computed: Vec::new(),
+        computed: computed_rules(&tree),
         health_check,
     };
     content.verify(&tree).map_err(|error| Failure::new(&error))?;

@@ -33,6 +33,16 @@ fn a_running_machine_becomes_an_image_even_while_it_changes() {
     let (code, out, said) = run(&["diff", "test/1", "snap/1"]);
     assert_eq!((code, out.as_str()), (0, ""), "{said}");
 
+    // What is computed for each machine is not taken from this one.
+    let list = file("computed");
+    fs::write(&list, "/etc/setting-7 files.example\n").unwrap();
+    let words = ["add-from-sub", "snap/0", &host, &filter, &triggers, "--computed", &list];
+    let (code, _, said) = run(&words);
+    assert_eq!(code, 0, "{said}");
+    let (code, out, said) = run(&["show-computed-files", "snap/0"]);
+    let want = "PATH            SOURCE\n/etc/setting-7  files.example:6972\n";
+    assert_eq!((code, out.as_str()), (0, want), "{said}");
+
     // What was changed by hand is in the next one, and nothing else. A file of several pieces, an
     // empty one, and one that changes all the time are among it.
     scenario.fleet.domtool(&["disable-updates", "by hand"]).unwrap();
