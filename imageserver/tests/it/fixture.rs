@@ -21,7 +21,7 @@ use model::image::{Content, FORMAT, ImageName, Notes, computed_rules};
 use model::object::{Algorithm, ObjectId};
 use model::tree::encode::references;
 use model::tree::{
-    Child as TreeChild, Directory, File, Leaf, Metadata, Node, Time, Tree, TreeBuilder,
+    Child as TreeChild, Computed, Directory, File, Leaf, Metadata, Node, Time, Tree, TreeBuilder,
 };
 use model::trigger::Triggers;
 use rpc::client::{CallError, Client, Peer};
@@ -328,6 +328,18 @@ pub fn file(content: &[u8], size_bytes: u64) -> Node {
         size_bytes,
         object: ALGORITHM.digest(content).into(),
     }))
+}
+
+/// A tree of the computed file `/etc/issue` and a file with the content `a`.
+pub fn tree_with_computed() -> Tree {
+    let mut builder = TreeBuilder::new(ALGORITHM);
+    for (path, node) in tree_of(&[("/etc/a", b"a")]).nodes() {
+        builder.insert(path, node).unwrap();
+    }
+    let (metadata, source) = (Metadata::new(0o644, 0, 0), "filegen:6972".to_owned());
+    let computed = Node::Leaf(Leaf::Computed(Computed { metadata, source }));
+    builder.insert("/etc/issue".parse().unwrap(), computed).unwrap();
+    builder.finish().unwrap()
 }
 
 /// All directories of `tree`, with their encodings.

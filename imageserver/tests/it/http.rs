@@ -4,7 +4,7 @@ use api::fault::FaultCode;
 use imageserver::store::layout;
 use model::filter::Filter;
 
-use crate::fixture::{ALGORITHM, Server, image_of, rename_stored, tree_of};
+use crate::fixture::{ALGORITHM, Server, image_of, rename_stored, tree_of, tree_with_computed};
 
 #[tokio::test]
 async fn an_object_is_given_whole_and_in_parts() {
@@ -102,6 +102,26 @@ async fn pages_show_images_and_escape_hostile_names() {
     assert_eq!(server.get("/image?name=other", "").status, FaultCode::NotFound.status());
     assert_eq!(server.get("/healthz", "").text(), "ok\n");
     assert_eq!(server.metric("dominator_images"), "1");
+}
+
+#[tokio::test]
+async fn pages_show_computed_files_with_their_sources() {
+    let data = tempfile::tempdir().unwrap();
+    let server = Server::start(data.path());
+    let tree = tree_with_computed();
+    server.upload_tree(&tree, &[b"a"]).await;
+    server.add(image_of("a", &tree)).await.unwrap();
+    let page = server.get("/image?name=a", "").text();
+    let row = "<tr><th scope=\"row\">/etc/issue</th><td>filegen:6972</td></tr>";
+    assert!(page.contains("<h2>Computed files</h2>") && page.contains(row), "{page}");
+    let list = server.get("/", "").text();
+    let row: Vec<&str> = list.lines().filter(|line| line.contains("/image?name=a\"")).collect();
+    let [row] = row[..] else { panic!("{list}") };
+    let numbers: Vec<&str> = row.split("<td class=\"number\">").skip(1).collect();
+    let numbers: Vec<&str> =
+        numbers.iter().filter_map(|cell| cell.split_once("</td>")).map(|(text, _)| text).collect();
+    // Entries, size, lines of the filter, triggers, computed files.
+    assert_eq!(numbers, ["3", "1 byte", "0", "0", "1"]);
 }
 
 #[tokio::test]

@@ -11,11 +11,11 @@ use api::image_server::{
 use model::filter::Filter;
 use model::image::{Image, Notes};
 use model::path::TreePath;
-use model::tree::{Metadata, Node, Time, TreeBuilder};
+use model::tree::{Metadata, Time, TreeBuilder};
 
 use crate::fixture::{
     ALGORITHM, Server, directories, expected, fault, file, image_of, name, rename_stored, stored,
-    tree_of,
+    tree_of, tree_with_computed,
 };
 
 const PASSWD: &[u8] = b"root:x:0:0::/root:/bin/sh\n";
@@ -414,19 +414,12 @@ async fn of_many_that_add_one_name_one_succeeds() {
 async fn a_computed_file_must_be_listed() {
     let data = tempfile::tempdir().unwrap();
     let server = Server::start(data.path());
-    let mut builder = TreeBuilder::new(ALGORITHM);
-    let computed = model::tree::Computed {
-        metadata: Metadata::new(0o644, 0, 0),
-        source: "filegen:6972".to_owned(),
-    };
-    let node = Node::Leaf(model::tree::Leaf::Computed(computed));
-    builder.insert("/issue".parse().unwrap(), node).unwrap();
-    let tree = builder.finish().unwrap();
-    server.upload_tree(&tree, &[]).await;
+    let tree = tree_with_computed();
+    server.upload_tree(&tree, &[b"a"]).await;
     let mut content = image_of("a", &tree);
     content.computed.clear();
     let fault = server.add(content).await.unwrap_err();
     assert_eq!(fault.code, FaultCode::BadRequest);
-    assert!(fault.message.ends_with("see /issue"), "{fault}");
+    assert!(fault.message.ends_with("see /etc/issue"), "{fault}");
     server.add(image_of("a", &tree)).await.unwrap();
 }

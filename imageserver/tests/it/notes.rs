@@ -12,10 +12,12 @@ use api::image_server::{
 };
 use certs::signing_key::SigningKey;
 use model::image::tags::Tags;
-use model::image::{Content, Image, Notes};
+use model::image::{ComputedRule, Content, Image, Notes};
 use model::signing::{Signature, Statement};
 
-use crate::fixture::{ALGORITHM, Server, expected, fault, image_of, name, tree_of};
+use crate::fixture::{
+    ALGORITHM, Server, expected, fault, image_of, name, tree_of, tree_with_computed,
+};
 
 async fn add(server: &Server, image: &str, notes: Notes) -> Content {
     let tree = tree_of(&[("/etc/a", b"a")]);
@@ -52,6 +54,20 @@ async fn latest(server: &Server, directory: &str, tags: Tags) -> Option<String> 
     let request = FindLatestImageRequest { directory: name(directory), tags };
     let reply = server.client.call::<FindLatestImage>(&request).await.unwrap();
     reply.name.map(|name| name.to_string())
+}
+
+#[tokio::test]
+async fn a_copy_has_the_same_computed_files() {
+    let data = tempfile::tempdir().unwrap();
+    let server = Server::start(data.path());
+    let tree = tree_with_computed();
+    server.upload_tree(&tree, &[b"a"]).await;
+    server.add(image_of("test/1", &tree)).await.unwrap();
+    copy(&server, "test/1", "base/1").await.unwrap();
+    let content = get(&server, "base/1").await.content;
+    assert_eq!(content, image_of("base/1", &tree));
+    let (path, source) = ("/etc/issue".parse().unwrap(), "filegen:6972".to_owned());
+    assert_eq!(content.computed, [ComputedRule { path, source }]);
 }
 
 #[tokio::test]

@@ -19,7 +19,9 @@ use api::image_server::{
 };
 use model::image::{Content, Image};
 
-use crate::fixture::{Server, fault, image_of, name, tree_of, until};
+use crate::fixture::{
+    ALGORITHM, Server, directories, fault, image_of, name, tree_of, tree_with_computed, until,
+};
 
 /// What the file of an image holds that no other has.
 fn own(image: &str) -> Vec<u8> {
@@ -165,5 +167,28 @@ async fn a_chain_has_what_its_master_has_and_only_new_objects_travel() {
     for server in [root, middle, last] {
         server.stop().await;
     }
+    data.iter().for_each(|data| expect_clean(data.path()));
+}
+
+#[tokio::test]
+async fn an_image_with_computed_files_is_replicated() {
+    let data = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let root = Server::start(data[0].path());
+    let last = replica(data[1].path(), &address(&root), &[]);
+    let tree = tree_with_computed();
+    root.upload_tree(&tree, &[b"a"]).await;
+    root.add(image_of("base/1", &tree)).await.unwrap();
+    until_names(&last, &["base/1"]).await;
+    until_level(&last).await;
+    expect_same(&root, &last).await;
+    assert_eq!(get(&last, "base/1").await.unwrap().content, image_of("base/1", &tree));
+    let mut ids: Vec<_> = directories(&tree).into_iter().map(|(id, _)| id).collect();
+    ids.push(ALGORITHM.digest(b"a"));
+    assert_eq!(last.missing(&ids).await, []);
+    let list = last.client.call::<ListImages>(&ListImagesRequest::default()).await.unwrap();
+    assert_eq!(list.images[0].totals, tree.root().totals());
+    assert_eq!(list.images[0].totals.computed, 1);
+    root.stop().await;
+    last.stop().await;
     data.iter().for_each(|data| expect_clean(data.path()));
 }

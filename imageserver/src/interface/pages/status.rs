@@ -105,6 +105,7 @@ struct ImageRow {
     size: String,
     filter_lines: Option<u32>,
     triggers: u32,
+    computed: u64,
     created: String,
     expires: String,
 }
@@ -322,6 +323,7 @@ fn image_row(image: &ImageSummary) -> ImageRow {
         size: size(image.totals.bytes),
         filter_lines: image.filter_lines,
         triggers: image.triggers,
+        computed: image.totals.computed,
         created: utc(image.created_on),
         expires: image.expires_at.map_or_else(|| "never".to_owned(), utc),
     }
