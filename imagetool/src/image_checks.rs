@@ -95,13 +95,21 @@ pub fn warnings(tree: &Tree, filter: Option<&Filter>) -> Warnings {
         let probe = path(one.probe);
         let is_out_of_reach =
             || filter.keeps(&probe) || one.with.is_some_and(|with| !exists(tree, &path(with)));
-        match shipped_by(tree, one, &probe) {
+        let entries = entries_of(tree, one, &probe);
+        let is_computed = |child: &Child| matches!(child, Child::Leaf(Leaf::Computed(_)));
+        // Where some of several files are computed, a line for all would keep those too, and the
+        // image would be refused.
+        let (entry, shown, line) = match entries.iter().any(is_computed) {
+            true => (tree.get(&probe), one.probe.to_owned(), format!("{}$", escaped(one.probe))),
+            false => (entries.into_iter().next(), one.shown.to_owned(), one.line.to_owned()),
+        };
+        match entry.map_or(Shipped::Absent, |child| shipped(&child, one)) {
             Shipped::Common => continue,
             Shipped::Absent if is_out_of_reach() => continue,
-            Shipped::OwnVersion => given.push(one.shown),
-            Shipped::Absent => lost.push(one.shown),
+            Shipped::OwnVersion => given.push(shown),
+            Shipped::Absent => lost.push(shown),
         }
-        warnings.filter_lines.push(one.line.to_owned());
+        warnings.filter_lines.push(line);
     }
     if !given.is_empty() {
         let text = format!("every machine would get the image's {}", given.join(", "));
@@ -138,22 +146,31 @@ enum Shipped {
     Absent,
 }
 
-fn shipped_by(tree: &Tree, machine_specific: &MachineSpecific, probe: &TreePath) -> Shipped {
-    let of_child = |child: &Child| match child {
+fn shipped(child: &Child, machine_specific: &MachineSpecific) -> Shipped {
+    match child {
         Child::Leaf(Leaf::Symlink(_) | Leaf::Computed(_)) => Shipped::Common,
         // An image that contains a configuration of subd does so on purpose.
         _ if machine_specific.shown == "/etc/subd/*" => Shipped::Common,
         _ => Shipped::OwnVersion,
-    };
+    }
+}
+
+/// Returns the entries that `machine_specific` is about, sorted by path.
+fn entries_of(tree: &Tree, machine_specific: &MachineSpecific, probe: &TreePath) -> Vec<Child> {
     let Some(prefix) = machine_specific.shown.strip_suffix('*') else {
-        return tree.get(probe).map_or(Shipped::Absent, |child| of_child(&child));
+        return tree.get(probe).into_iter().collect();
     };
     let parent = probe.parent().unwrap_or_else(TreePath::root);
-    let Some(Child::Directory(directory)) = tree.get(&parent) else { return Shipped::Absent };
+    let Some(Child::Directory(directory)) = tree.get(&parent) else { return Vec::new() };
     let start = prefix.rsplit('/').next().unwrap_or(prefix).as_bytes();
     let entries = directory.entries().iter();
-    let mut matching = entries.filter(|entry| entry.name.as_bytes().starts_with(start));
-    matching.next().map_or(Shipped::Absent, |entry| of_child(&entry.child))
+    let matching = entries.filter(|entry| entry.name.as_bytes().starts_with(start));
+    matching.map(|entry| entry.child.clone()).collect()
+}
+
+/// Returns the expression for `path`, whose only special characters are dots.
+fn escaped(path: &str) -> String {
+    path.replace('.', "\\.")
 }
 
 fn listed(paths: &[TreePath]) -> String {
@@ -236,6 +253,30 @@ d 755 0:0 /usr/bin
             tree("d 755 0:0 /etc\nd 755 0:0 /etc/ssh\nf 600 0:0 EMPTY /etc/ssh/ssh_host_key\n");
         assert_eq!(warnings(&bare, Some(&few)).warnings, [keys]);
         assert_eq!(warnings(&tree(SYSTEM), None), Warnings::default());
+    }
+
+    #[test]
+    fn where_some_files_are_computed_the_advice_is_about_the_others() {
+        let warned = |files: &str, lines: &[&str]| {
+            let tree = tree(&format!(
+                "d 755 0:0 /etc\nd 755 0:0 /etc/dominator\nd 755 0:0 /etc/dominator/tls\n\
+                 g 644 0:0 files:6972 /etc/dominator/tls/ca.pem\n{files}"
+            ));
+            let others = ["/etc/[^d].*"].iter().chain(lines);
+            warnings(&tree, Some(&Filter::new(others).unwrap()))
+        };
+        let key = "f 600 0:0 EMPTY /etc/dominator/tls/key.pem\n";
+        let advice = |warning: &str| Warnings {
+            warnings: vec![warning.to_owned()],
+            filter_lines: vec!["/etc/dominator/tls/key\\.pem$".to_owned()],
+        };
+        let lost = advice("every machine would lose its own /etc/dominator/tls/key.pem");
+        assert_eq!(warned("", &[]), lost);
+        let given = advice("every machine would get the image's /etc/dominator/tls/key.pem");
+        assert_eq!(warned(key, &[]), given);
+        assert_eq!(warned("", &["/etc/dominator/tls/key\\.pem$"]), Warnings::default());
+        let computed = key.replace("f 600 0:0 EMPTY", "g 600 0:0 files:6972");
+        assert_eq!(warned(&computed, &[]), Warnings::default());
     }
 
     #[test]
