@@ -1,5 +1,6 @@
 //! The demo: a fleet converges, drifts, is repaired and is updated.
 
+mod computed_files;
 pub mod make_drift;
 
 use std::fs;
@@ -92,6 +93,7 @@ impl Demo {
         converge(&mut fleet, "demo/2")?;
         show_update(&fleet)?;
         verify(&fleet, &version_2)?;
+        computed_files::show(&mut fleet, &self.directory, &version_2)?;
         Ok(fleet)
     }
 

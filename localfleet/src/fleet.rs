@@ -36,6 +36,8 @@ const READY_MAX: Duration = Duration::from_secs(30);
 pub struct Addresses {
     pub imageserver: SocketAddr,
     pub dominator: SocketAddr,
+    /// That of [`Fleet::start_filegen`].
+    pub filegen: SocketAddr,
     /// The network of the subs: the first three bytes of their addresses.
     pub subs: [u8; 3],
     /// The port of all subs.
@@ -49,6 +51,7 @@ impl Addresses {
         Self {
             imageserver: SocketAddr::new(local, 6971),
             dominator: SocketAddr::new(local, 6970),
+            filegen: SocketAddr::new(local, 6972),
             subs: [127, 0, 0],
             subd_port: 6969,
         }
@@ -77,6 +80,7 @@ impl Addresses {
         Ok(Self {
             imageserver: SocketAddr::new(local, port()?),
             dominator: SocketAddr::new(local, port()?),
+            filegen: SocketAddr::new(local, port()?),
             subs: network,
             subd_port: port()?,
         })
@@ -122,12 +126,23 @@ pub struct Sub {
     pub daemon: Daemon,
 }
 
+impl Sub {
+    /// Returns its record in the machine database, without an image.
+    #[must_use]
+    pub fn record(&self) -> Machine {
+        let (hostname, ip_address) = (self.hostname.clone(), Some(self.address.ip()));
+        Machine { hostname, ip_address, ..Machine::default() }
+    }
+}
+
 /// A running fleet. All processes are stopped when it is dropped.
 pub struct Fleet {
     options: Options,
     pub dominator: Daemon,
     pub subs: Vec<Sub>,
     pub imageserver: Daemon,
+    /// Daemons that were started beside the fleet and stop with it.
+    others: Vec<Daemon>,
     certificates: Certificates,
     security: Security,
     client: Client,
@@ -186,8 +201,17 @@ impl Fleet {
         certificates.for_daemon("dominator", Set::Dominator, &hosts)?;
         let dominator = start(&options, &certificates, "dominator", "dominator", &flags)?;
         let client = client_of(addresses.dominator, &security);
-        let mut fleet =
-            Self { options, dominator, subs, imageserver, certificates, security, client, runtime };
+        let mut fleet = Self {
+            options,
+            dominator,
+            subs,
+            imageserver,
+            others: Vec::new(),
+            certificates,
+            security,
+            client,
+            runtime,
+        };
         fleet.wait_ready()?;
         Ok(fleet)
     }
@@ -236,6 +260,31 @@ impl Fleet {
         wait_for(&self.runtime, &client_of(address, &self.security), daemon, limit)
     }
 
+    /// Starts a filegen-server with this configuration file beside the fleet, and waits until it
+    /// answers.
+    ///
+    /// # Errors
+    ///
+    /// If it does not start; the end of its log is in the error.
+    pub fn start_filegen(&self, config: &Path) -> anyhow::Result<Daemon> {
+        let (name, address) = ("filegen-server", self.options.addresses.filegen);
+        let hosts = [&*address.ip().to_string(), "localhost"];
+        self.certificates.for_daemon(name, Set::FilegenServer, &hosts)?;
+        let flags = [
+            ("--listen", address.to_string()),
+            ("--config", shown(config)),
+            ("--state", shown(&self.options.directory.join(name))),
+        ];
+        let mut daemon = start(&self.options, &self.certificates, name, name, &flags)?;
+        self.wait_for(address, &mut daemon, READY_MAX)?;
+        Ok(daemon)
+    }
+
+    /// Keeps a daemon that was started beside the fleet: it stops with it.
+    pub fn keep(&mut self, daemon: Daemon) {
+        self.others.push(daemon);
+    }
+
     pub fn certificates(&self) -> &Certificates {
         &self.certificates
     }
@@ -261,19 +310,13 @@ impl Fleet {
     ///
     /// If the file cannot be written.
     pub fn require_each(&self, images: &BTreeMap<String, &str>) -> anyhow::Result<()> {
-        let machines: Vec<Machine> = self
-            .subs
-            .iter()
-            .map(|sub| Machine {
-                hostname: sub.hostname.clone(),
-                ip_address: Some(sub.address.ip()),
-                required_image: images
-                    .get(&sub.hostname)
-                    .map_or_else(String::new, |image| (*image).to_owned()),
-                ..Machine::default()
-            })
-            .collect();
-        self.replace_mdb(&machines)
+        let machines = self.subs.iter().map(|sub| Machine {
+            required_image: images
+                .get(&sub.hostname)
+                .map_or_else(String::new, |image| (*image).to_owned()),
+            ..sub.record()
+        });
+        self.replace_mdb(&machines.collect::<Vec<_>>())
     }
 
     /// Replaces the machine database in one step.
@@ -306,6 +349,16 @@ impl Fleet {
     pub fn domtool<S: Into<OsString> + Clone>(&self, words: &[S]) -> anyhow::Result<Output> {
         let server = self.options.addresses.dominator.to_string();
         self.tool("domtool", &["--dominator", &server], words)
+    }
+
+    /// Runs filegen-client, as an operator would.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be run. Its failure is in the output.
+    pub fn filegen_client<S: Into<OsString> + Clone>(&self, words: &[S]) -> anyhow::Result<Output> {
+        let server = self.options.addresses.filegen.to_string();
+        self.tool("filegen-client", &["--filegen-server", &server], words)
     }
 
     /// Runs subtool for the machine at `address`, as an operator would.
@@ -472,6 +525,7 @@ impl Fleet {
         ensure!(!self.options.stop.load(Ordering::Relaxed), "interrupted");
         self.imageserver.check()?;
         self.dominator.check()?;
+        self.others.iter_mut().try_for_each(Daemon::check)?;
         self.subs.iter_mut().try_for_each(|sub| sub.daemon.check())
     }
 
@@ -510,6 +564,7 @@ impl Fleet {
     /// If one fails to stop.
     pub fn stop(&mut self) -> anyhow::Result<()> {
         self.dominator.stop()?;
+        self.others.iter_mut().try_for_each(Daemon::stop)?;
         self.subs.iter_mut().try_for_each(|sub| sub.daemon.stop())?;
         self.imageserver.stop()
     }

@@ -24,7 +24,7 @@ pub const FLEET_SIMULATOR: &str = "fleet-simulator";
 type Main = fn() -> ExitCode;
 
 /// The programs, by name.
-const PROGRAMS: [(&str, Main); 10] = [
+const PROGRAMS: [(&str, Main); 12] = [
     ("subd", subd::daemon::command_line::main),
     ("subtool", subtool::main),
     ("fs2objectcache", fs2objectcache::main),
@@ -33,6 +33,8 @@ const PROGRAMS: [(&str, Main); 10] = [
     ("dominator", dominator::daemon::command::main),
     ("domtool", domtool::main),
     ("mdbd", mdbd::main),
+    ("filegen-server", filegen::main),
+    ("filegen-client", filegen_client::main),
     (RECORD_SERVICE, record_service),
     (FLEET_SIMULATOR, crate::simulator::main),
 ];
@@ -61,7 +63,7 @@ pub fn install(binary: &Path, directory: &Path) -> anyhow::Result<()> {
 
 /// Returns the command line definitions of all programs that operators use.
 #[must_use]
-pub fn command_lines() -> [clap::Command; 8] {
+pub fn command_lines() -> [clap::Command; 10] {
     [
         subd::daemon::command_line::Options::command(),
         subtool::Arguments::command(),
@@ -71,6 +73,8 @@ pub fn command_lines() -> [clap::Command; 8] {
         dominator::daemon::Arguments::command(),
         domtool::Arguments::command(),
         mdbd::Arguments::command(),
+        filegen::Arguments::command(),
+        filegen_client::Arguments::command(),
     ]
 }
 

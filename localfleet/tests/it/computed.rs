@@ -1,0 +1,167 @@
+//! Computed files with real daemons: content by location, secrets, a server that is away, kills.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use api::dominator::Status;
+use api::dominator::SubSummary;
+use model::mdb::Machine;
+use testing::eventually;
+
+use crate::converges::{CONVERGE_MAX, Scenario};
+use crate::orders::domtool;
+use crate::trees;
+
+const SECRET: &str = "the key of the site\n";
+
+/// The configuration of the filegen-server in a directory, and the list of computed files.
+struct Generators {
+    config: PathBuf,
+    template: PathBuf,
+    list: PathBuf,
+}
+
+impl Generators {
+    fn make(directory: &Path, source: &str) -> Self {
+        fs::create_dir_all(directory).unwrap();
+        let path = |name: &str| directory.join(name);
+        let config = "[[generator]]\npath = \"/etc/resolv.conf\"\nkind = \"template\"\n\
+                      file = \"resolv.conf.j2\"\n\n[[generator]]\npath = \"/etc/site.key\"\n\
+                      kind = \"file\"\nfile = \"site.key\"\nsecret = true\n";
+        fs::write(path("config.toml"), config).unwrap();
+        fs::write(path("site.key"), SECRET).unwrap();
+        let list = format!("/etc/resolv.conf {source}\n/etc/site.key {source}\n");
+        fs::write(path("computed"), list).unwrap();
+        let made = Self {
+            config: path("config.toml"),
+            template: path("resolv.conf.j2"),
+            list: path("computed"),
+        };
+        made.write_template("first");
+        made
+    }
+
+    fn write_template(&self, word: &str) {
+        let text = format!("# {word}\nsearch {{{{ Location }}}}.example\n");
+        fs::write(&self.template, text).unwrap();
+    }
+}
+
+fn require(scenario: &Scenario, image: &str, locations: [&str; 2]) {
+    let machines = scenario.fleet.subs.iter().zip(locations).map(|(sub, location)| Machine {
+        required_image: image.to_owned(),
+        location: location.to_owned(),
+        ..sub.record()
+    });
+    scenario.fleet.replace_mdb(&machines.collect::<Vec<_>>()).unwrap();
+}
+
+/// Waits until the machines have this content, and are synced again.
+fn wait_for(scenario: &mut Scenario, contents: [&str; 2]) {
+    let paths: Vec<PathBuf> =
+        scenario.fleet.subs.iter().map(|sub| sub.root.join("etc/resolv.conf")).collect();
+    eventually("the machines have their content", || {
+        let found = [0, 1].map(|one| fs::read_to_string(&paths[one]).unwrap_or_default());
+        if found == contents { Ok(()) } else { Err(found) }
+    });
+    scenario.fleet.wait_synced("test/2", CONVERGE_MAX, |_| {}).unwrap();
+}
+
+fn contains(directory: &Path, text: &str) -> bool {
+    walkdir::WalkDir::new(directory).into_iter().any(|entry| {
+        let entry = entry.unwrap();
+        let content = fs::read(entry.path()).unwrap_or_default();
+        entry.file_type().is_file()
+            && content.windows(text.len()).any(|window| window == text.as_bytes())
+    })
+}
+
+#[test]
+fn machines_get_the_content_that_is_made_for_them_and_keep_it_while_its_server_is_away() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut scenario = Scenario::start(2);
+    let trees = [1, 2].map(|version| {
+        let tree = directory.path().join(version.to_string());
+        trees::make(&tree, version);
+        tree
+    });
+    for name in ["etc/resolv.conf", "etc/site.key"] {
+        fs::write(trees[1].join(name), "a placeholder").unwrap();
+    }
+    let private = fs::Permissions::from_mode(0o600);
+    fs::set_permissions(trees[1].join("etc/site.key"), private).unwrap();
+    scenario.add("test/1", &trees[0]);
+    scenario.converge("test/1");
+    let source = scenario.fleet.addresses().filegen.to_string();
+    let generators = Generators::make(&directory.path().join("filegen"), &source);
+    let rules = |file: &str| scenario.directory.path().join(file).into_os_string();
+    scenario.imagetool(&[
+        "--format".into(),
+        "json".into(),
+        "add".into(),
+        "--computed".into(),
+        generators.list.clone().into(),
+        "test/2".into(),
+        trees[1].clone().into(),
+        rules("filter"),
+        rules("triggers"),
+        "--required-paths=".into(),
+    ]);
+
+    // There is no server: the machines stay at their former image, and drift is repaired.
+    require(&scenario, "test/2", ["nyc", "sfo"]);
+    let waits = |subs: &[SubSummary]| {
+        let waits =
+            format!("the content of computed files is not known: /etc/resolv.conf from {source}: ");
+        subs.iter().all(|sub| {
+            sub.status == Status::WaitingForComputedFiles && sub.detail.starts_with(&waits)
+        })
+    };
+    scenario.wait_until("both machines wait", waits);
+    let drifted = scenario.fleet.subs[0].root.join("etc/setting-1");
+    fs::write(&drifted, "by hand").unwrap();
+    eventually("the drift is repaired", || match fs::read_to_string(&drifted) {
+        Ok(content) if content == "1 of 1\n" => Ok(()),
+        other => Err(other),
+    });
+    scenario.wait_until("both machines wait", waits);
+
+    let mut server = scenario.fleet.start_filegen(&generators.config).unwrap();
+    let content = |word: &str, location: &str| format!("# {word}\nsearch {location}.example\n");
+    wait_for(&mut scenario, [&content("first", "nyc"), &content("first", "sfo")]);
+    let key = scenario.fleet.subs[0].root.join("etc/site.key");
+    assert_eq!(fs::read_to_string(&key).unwrap(), SECRET);
+    assert_eq!(fs::metadata(&key).unwrap().permissions().mode() & 0o777, 0o600);
+
+    // Another location, and another template: each is an update of one file.
+    require(&scenario, "test/2", ["sfo", "sfo"]);
+    wait_for(&mut scenario, [&content("first", "sfo"), &content("first", "sfo")]);
+    generators.write_template("second");
+    wait_for(&mut scenario, [&content("second", "sfo"), &content("second", "sfo")]);
+    let poll = scenario.fleet.detail("sub-1").unwrap().poll.unwrap();
+    assert_eq!(poll.last_update.unwrap().operations, 1);
+    let words = ["--path", "/etc/resolv.conf", "--reason", "computed", "--host", "sub-1"];
+    let (code, events, said) =
+        domtool(&scenario, &[&["--format", "json", "events"], &words[..]].concat());
+    assert_eq!(code, 0, "{said}");
+    let events: Vec<serde_json::Value> = serde_json::from_str(&events).unwrap();
+    assert_eq!(events.len(), 3, "{events:#?}");
+
+    // The server is gone. What machines have is kept and repaired, over a kill of the dominator.
+    server.kill().unwrap();
+    scenario.fleet.dominator.kill().unwrap();
+    scenario.fleet.dominator.start_again().unwrap();
+    scenario.fleet.wait_ready().unwrap();
+    fs::write(scenario.fleet.subs[1].root.join("etc/resolv.conf"), "by hand").unwrap();
+    wait_for(&mut scenario, [&content("second", "sfo"), &content("second", "sfo")]);
+
+    // Content is nowhere but on the machines and in the private database of the dominator.
+    let place = |name: &str| scenario.directory.path().join(name);
+    let mode = fs::metadata(place("dominator/computed.redb")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    for name in ["log", "imageserver", "dominator/audit", "filegen-server"] {
+        assert!(!contains(&place(name), SECRET.trim_end()), "the secret is in {name}");
+    }
+    assert!(contains(&place("filegen-server"), "FileGenerator.GetSecrets"), "it is not recorded");
+}
