@@ -12,8 +12,8 @@ use model::escape::escape;
 use model::path::TreePath;
 use nix::unistd::User;
 use percent_encoding::{NON_ALPHANUMERIC, percent_encode};
-use rpc::web::{WebClient, WebError};
 use serde::Deserialize;
+use web::{WebClient, WebError};
 
 use super::core::settings;
 use super::generators::Outside;

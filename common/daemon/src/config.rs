@@ -396,8 +396,8 @@ mod tests {
         assert_eq!(parsed(&["list", "--dominator", "b"], file), "b true");
         assert_eq!(parsed(&["--dominator=b", "list"], file), "b true");
         assert_eq!(parsed(&["--insecure", "list"], "subd = 'x'"), "localhost true");
-        let error = ": there is no flag --domimator; known: dominator, format, imageserver, \
-                     insecure, subd, tls";
+        let error = ": there is no flag --domimator; known: dominator, filegen-server, format, \
+                     imageserver, insecure, subd, tls";
         assert_eq!(parsed(&["list"], "domimator = 'x'"), error);
         assert_eq!(parsed(&["list"], "verb = 'x'").get(..27), Some(": there is no flag --verb; "));
         let none = ["tool", "list"].map(OsString::from).to_vec();

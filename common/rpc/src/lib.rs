@@ -3,7 +3,7 @@
 //! A call is `POST /rpc/Service.Method` over HTTP/1.1 or HTTP/2, with a body in bincode or JSON and
 //! the header `dominator-protocol`. `docs/PROTOCOL.md` specifies it. Only [`client`] and [`server`]
 //! know the HTTP between daemons. [`trees`] reads trees and images; [`audit_log`] writes the audit
-//! log; [`web`] asks foreign web servers.
+//! log.
 
 pub mod audit_log;
 mod body;
@@ -16,7 +16,6 @@ pub mod server;
 mod socket;
 pub mod tls;
 pub mod trees;
-pub mod web;
 
 /// How often a silent peer is sent a ping. The interval is longer than the wait of a poll, because
 /// a ping to ten thousand subs every 20 s took more processor time than a poll every minute. The

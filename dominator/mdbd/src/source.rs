@@ -7,9 +7,9 @@ use std::time::Duration;
 use daemon::program::{CommandError, output};
 use model::backoff::{doubled, jittered};
 use model::display::error_chain;
-use rpc::web::{WebAddress, WebClient, WebError};
 use system::random::random;
 use tokio::sync::mpsc;
+use web::{WebAddress, WebClient, WebError};
 
 use super::core::settings::{Origin, Source};
 use super::storage::DATA_BYTES_MAX;

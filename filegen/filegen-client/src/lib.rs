@@ -141,7 +141,9 @@ enum Command {
         #[arg(required = true)]
         paths: Vec<TreePath>,
         /// For how long
-        #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = positive_duration)]
+        #[arg(
+            long, value_name = "DURATION", default_value = "5s", value_parser = positive_duration
+        )]
         time: Duration,
         /// How many requests are under way at once
         #[arg(long, value_name = "COUNT", default_value_t = 2)]

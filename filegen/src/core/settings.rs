@@ -9,9 +9,9 @@ use std::path::PathBuf;
 use model::path::{PathError, TreePath};
 use model::time_parse::positive_duration;
 use model::unknown_keys::nearest;
-use rpc::web::{AddressError, WebAddress};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
+use web::{AddressError, WebAddress};
 
 use super::selection::{Selector, SelectorError};
 

@@ -8,8 +8,8 @@ use std::path::PathBuf;
 
 use model::object::{Algorithm, ObjectId};
 use model::time_parse::positive_duration;
-use rpc::web::{AddressError, WebAddress};
 use serde::Deserialize;
+use web::{AddressError, WebAddress};
 
 use super::formats::Format;
 use super::merged_sources::{HostFilter, PatternError, Rules};

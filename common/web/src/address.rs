@@ -3,7 +3,7 @@
 
 use core::fmt;
 
-use crate::client::{Peer, PeerError};
+use rpc::client::{Peer, PeerError};
 
 /// An invalid address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

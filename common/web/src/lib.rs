@@ -1,7 +1,7 @@
 //! Asks foreign web servers for documents: HTTP/1.1, with TLS for https.
 //!
 //! Servers are verified with the authorities that the system trusts. Calls between daemons use
-//! [`super::client`] instead.
+//! [`rpc::client`] instead.
 
 mod address;
 
