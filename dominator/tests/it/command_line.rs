@@ -142,5 +142,8 @@ async fn domtool_takes_defaults_from_the_home_directory() {
     std::fs::write(&file, "dominato = 'x'").unwrap();
     let (code, said) = run(None);
     assert_eq!(code, Some(2));
-    assert!(said.contains("there is no flag --dominato; known: dominator, format"), "{said}");
+    assert!(
+        said.contains("there is no flag --dominato; known: dominator, filegen-server"),
+        "{said}"
+    );
 }

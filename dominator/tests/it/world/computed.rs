@@ -7,7 +7,8 @@ use std::time::Duration;
 use api::file_generator::GeneratedContent;
 use dominator::core::computed::{Batch, BatchAnswer, ComputedTable, KnownContent, StoredFiles};
 use dominator::core::sub::Event;
-use model::image::computed::{ComputedFile, ComputedFiles, fill_in};
+use model::image::ComputedRule;
+use model::image::computed::{ComputedFile, ComputedFiles, Unknown, fill_in};
 use model::image::required::RequiredImage;
 use model::mdb::Machine;
 use model::object::{Algorithm, ObjectId};
@@ -38,7 +39,7 @@ pub enum FilegenEvent {
     /// The answers to a batch; `None` if the server is away.
     Generated(Batch, Option<Vec<BatchAnswer>>),
     /// Something else is known of a machine.
-    Known(usize, Event),
+    Known(usize, Arc<ComputedFiles>, Vec<Unknown>),
 }
 
 #[derive(Default)]
@@ -50,6 +51,8 @@ pub struct Filegen {
     is_away: bool,
     /// The next time at which the server is asked.
     asking: Option<Duration>,
+    /// The files of each machine whose content its state machine was told.
+    told: BTreeMap<usize, Arc<ComputedFiles>>,
 }
 
 impl World {
@@ -70,6 +73,7 @@ impl World {
     pub(super) fn start_asking(&mut self) {
         self.filegen.table = ComputedTable::new(self.filegen.stored.clone());
         self.filegen.asking = None;
+        self.filegen.told.clear();
         self.schedule_filegen(Duration::from_secs(2), FilegenEvent::GeneratorsChanged);
     }
 
@@ -83,8 +87,21 @@ impl World {
             FilegenEvent::GeneratorsChanged => self.take_generators(),
             FilegenEvent::Ask => self.ask_filegen(),
             FilegenEvent::Generated(batch, made) => self.take_generated(&batch, made),
-            FilegenEvent::Known(host, event) => self.step(host, event),
+            FilegenEvent::Known(host, files, unknown) => {
+                self.filegen.told.insert(host, Arc::clone(&files));
+                self.step(host, Event::ComputedKnown(files, unknown.into()));
+            }
         }
+    }
+
+    /// True if the machine lacks content of its required image.
+    pub(super) fn lacks_content(&self, host: usize) -> bool {
+        let image = &self.images[self.required(host)];
+        let told = self.filegen.told.get(&host);
+        let is_told = |rule: &ComputedRule| {
+            told.is_some_and(|files| files.get(&rule.path, &rule.source).is_some())
+        };
+        !image.content.computed.iter().all(is_told)
     }
 
     pub(super) fn want_computed(&mut self, machine: &Arc<Machine>, image: &RequiredImage) {
@@ -127,6 +144,7 @@ impl World {
 
     fn answers(&self, batch: &Batch) -> Vec<BatchAnswer> {
         let now = u64::try_from(self.time().wall.seconds).unwrap_or(0);
+        let valid_until_seconds = if self.troubles.is_timeless { 0 } else { now + VALID_SECONDS };
         let all = batch.request.machines.iter().zip(&batch.records);
         let of_machine = all.map(|(wanted, record)| {
             let made = wanted.paths.iter().map(|path| {
@@ -135,7 +153,7 @@ impl World {
                 let made = GeneratedContent {
                     id: wanted.algorithm.digest(content.as_bytes()),
                     size_bytes: 0,
-                    valid_until_seconds: now + VALID_SECONDS,
+                    valid_until_seconds,
                     generator: version_id(self.filegen.version),
                     is_secret: false,
                 };
@@ -164,8 +182,8 @@ impl World {
             self.filegen.stored.insert(hostname.clone(), stored);
             let host = self.machines.iter().position(|machine| machine.hostname == hostname);
             let host = host.expect("only machines want files");
-            let event = Event::ComputedKnown(Arc::new(files), unknown.into());
-            self.schedule_filegen(Duration::ZERO, FilegenEvent::Known(host, event));
+            let event = FilegenEvent::Known(host, Arc::new(files), unknown);
+            self.schedule_filegen(Duration::ZERO, event);
         }
         self.schedule_asking();
     }

@@ -16,10 +16,11 @@ impl World {
         }
     }
 
-    /// True if the required image of the machine failed its health check, and it has `image`.
+    /// True if the machine has `image`, and its required image failed its health check there, or
+    /// has computed files whose content is not known.
     pub(super) fn is_kept_at(&self, host: usize, image: &ImageName) -> bool {
         let undone = self.undone.get(&host).map(|undone| undone.image.as_str());
-        undone == Some(self.required(host))
+        (undone == Some(self.required(host)) || self.lacks_content(host))
             && self.must_be_known(host).report.last_image.as_ref() == Some(image)
     }
 
