@@ -60,6 +60,8 @@ pub enum Part {
     Fleet,
     /// Readers of a dominator's pages while its machine database is edited; with --subs 2000.
     Pages,
+    /// Such a fleet with three computed files on each machine.
+    Computed,
     /// The cost of TLS for such a fleet, and for getting an image.
     Tls,
 }
@@ -159,6 +161,7 @@ pub fn run(
     any(Part::Serve, serve::measure)?;
     any(Part::Fleet, fleet::measure)?;
     any(Part::Pages, fleet::pages)?;
+    any(Part::Computed, fleet::computed)?;
     any(Part::Tls, tls::measure)?;
     directory.close().context("cannot remove the directory")
 }

@@ -4,6 +4,7 @@
 //! has arrived. Processor time and memory are those of the dominator's process; those of the
 //! simulator are shown too, because both share the same processors.
 
+mod computed;
 mod readers;
 mod release;
 
@@ -104,6 +105,20 @@ pub fn pages(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
     measured(bench, |run, [first, ..], files| {
         run.intake(first, files)?;
         run.readers(first)
+    })
+}
+
+/// Measures a fleet with computed files.
+///
+/// # Errors
+///
+/// If a step does not reach its goal in time.
+pub fn computed(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
+    let directory = bench.fleet_directory("filegen");
+    fs::create_dir_all(&directory).context("cannot make a directory")?;
+    measured(bench, |run, [first, ..], files| {
+        run.intake(first, files)?;
+        run.computed(&directory, first)
     })
 }
 

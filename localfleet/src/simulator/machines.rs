@@ -11,7 +11,7 @@ use api::Done;
 use api::codec::{Encoding, encode};
 use api::fault::{Fault, FaultCode};
 use api::subd::{
-    Cleanup, Commit, EncodedDirectory, Fetch, GetDirectories, GetDirectoriesReply,
+    AddObjects, Cleanup, Commit, EncodedDirectory, Fetch, GetDirectories, GetDirectoriesReply,
     GetDirectoriesRequest, GetRefusedChanges, GetRefusedChangesReply, HoldMachine, Poll, PollReply,
     PollRequest, Prepare, SetConfiguration, SubIdentity,
 };
@@ -530,6 +530,14 @@ impl Machines {
             })
             .method::<Fetch, _>(async |machines, caller, request| {
                 machines.order(&caller, |sub| sub.fetch(request, monotonic()))
+            })
+            .method::<AddObjects, _>(async |machines, caller, request| {
+                let ids: Vec<ObjectId> =
+                    request.contents.iter().map(|content| content.id).collect();
+                machines.order(&caller, |sub| {
+                    sub.add(&ids, monotonic());
+                    Ok(None)
+                })
             })
             .method::<Prepare, _>(async |machines, caller, request| {
                 machines.order(&caller, |sub| sub.prepare(request, monotonic()))

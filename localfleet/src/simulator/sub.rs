@@ -9,6 +9,7 @@ use std::sync::Arc;
 use api::fault::Fault;
 use api::subd::{FetchRequest, PollReply, PrepareRequest, SubIdentity, SubVersion, UpdateOutcome};
 use model::image::ImageName;
+use model::object::ObjectId;
 use model::plan::Plan;
 use model::tree::{Time, Tree};
 use serde::{Deserialize, Serialize};
@@ -20,7 +21,7 @@ use testing::sub_model::{SubModel, Task};
 pub struct FirstTimes {
     /// A scan found another tree than the scan before, without an update.
     pub drifted: Option<u64>,
-    /// It was ordered to fetch.
+    /// It was ordered to fetch, or got content.
     pub fetch: Option<u64>,
     /// It was ordered to stage an update.
     pub prepare: Option<u64>,
@@ -96,6 +97,12 @@ impl Sub {
             self.first_times.fetch.get_or_insert(now);
         }
         Ok(task)
+    }
+
+    /// Gets the content of computed files.
+    pub fn add(&mut self, objects: &[ObjectId], now: u64) {
+        self.model.add_objects(objects);
+        self.first_times.fetch.get_or_insert(now);
     }
 
     /// Is ordered to stage an update.

@@ -17,12 +17,12 @@ fn all_methods_are_listed_with_who_may_call_them() {
         "MdbServer.GetMdbUpdates",
     ];
     expect![[r#"
-         METHOD                   WHO MAY CALL IT                                   SETS
-         Dominator.ListSubs       any certificate                                   all
-         ImageServer.DeleteImage  a certificate with the power, or of an owner      none
-         Subd.AddObjects          a certificate with the power, in a later release  none
-         Subd.GetFiles            a certificate with the power                      none
-         Subd.Pause               a certificate with the power                      operator
+         METHOD                   WHO MAY CALL IT                               SETS
+         Dominator.ListSubs       any certificate                               all
+         ImageServer.DeleteImage  a certificate with the power, or of an owner  none
+         MdbServer.GetMdbUpdates  any certificate, in a later release           all
+         Subd.GetFiles            a certificate with the power                  none
+         Subd.Pause               a certificate with the power                  operator
         exit 0
     "#]]
     .assert_eq(&plain(&done(path, &some)));
@@ -36,7 +36,7 @@ fn all_methods_are_listed_with_who_may_call_them() {
     let got = rows.find(|row| row["method"] == "ObjectServer.CheckObjects").unwrap();
     let want = serde_json::json!({
         "method": "ObjectServer.CheckObjects", "service": "ObjectServer", "access": "authenticated",
-        "effect": "tells", "reserved": false, "sets": ["dominator", "imageserver", "subd", "mdbd",
+        "effect": "tells", "reserved": false, "sets": ["dominator", "imageserver", "subd", "mdbd", "filegen-server",
             "operator", "uploader", "contributor", "viewer"],
     });
     assert_eq!(*got, want);

@@ -49,7 +49,7 @@ impl Run {
     }
 
     /// Adds a line for the memory a minute from now, and returns it, in bytes.
-    fn rest(&mut self, when: &str) -> anyhow::Result<u64> {
+    pub(super) fn rest(&mut self, when: &str) -> anyhow::Result<u64> {
         std::thread::sleep(REST);
         let memory = memory_of(self.dominator()?).context("the dominator has ended")?;
         self.memory(when, memory.now);

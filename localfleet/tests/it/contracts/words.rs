@@ -102,7 +102,8 @@ fn words_of_json_stay() {
 }
 
 /// The alarms that the dominator raises by itself; those of machines are among the words of JSON.
-const ALARMS: [&str; 9] = [
+const ALARMS: [&str; 10] = [
+    alarms::COMPUTED_FILES,
     alarms::IMAGE_CHANGED,
     alarms::CLOCK_JUMPED,
     alarms::HISTORY_FAILING,

@@ -1,0 +1,136 @@
+//! A fleet with three computed files on each machine, beside the same fleet without them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+
+use super::{INTAKE_WANTED, LIMIT, ORDERED_WANTED, Run};
+use crate::bench::measure::seconds;
+use crate::simulator::control::ClearFirstTimes;
+use crate::simulator::machines::monotonic;
+
+/// The computed files, and the templates that make them. Each machine has another content of the
+/// first one.
+const FILES: [(&str, &str); 3] = [
+    ("etc/host.conf", "host {{ Hostname }}\n"),
+    ("etc/resolv.conf", "nameserver 192.0.2.1\nsearch {{ Location }}.example\n"),
+    ("etc/site.conf", "site {{ Location }}\nimage {{ RequiredImage }}\n"),
+];
+
+/// The goals: the time to all synced as a multiple of that without computed files, and what a
+/// machine may take, in bytes.
+const START_WANTED: f64 = 1.5;
+const MEMORY_WANTED: f64 = 1_024.0;
+
+impl Run {
+    /// Gives computed files to all machines, edits a template, and compares starts of the dominator
+    /// and its memory with those before.
+    pub(super) fn computed(
+        &mut self,
+        directory: &Path,
+        image_of: &dyn Fn(usize) -> String,
+    ) -> anyhow::Result<()> {
+        let (plain, plain_memory) = self.started("without computed files")?;
+        let images = self.upload_computed(directory, image_of)?;
+        let server = self.all.fleet.start_filegen(&directory.join("config.toml"))?;
+        self.all.fleet.keep(server);
+        self.update(&|number| images[number % images.len()].clone(), "", FILES.len())?;
+        self.edit_template(&directory.join("1.j2"))?;
+        let (known, known_memory) = self.started("three computed files, content known")?;
+        let added = (known_memory as f64 - plain_memory as f64) / self.subs as f64;
+        self.row("memory that three computed files add to a machine", format!("{added:.0} bytes"));
+        if let Some(row) = self.rows.last_mut() {
+            row.ratio = Some(added / MEMORY_WANTED);
+            row.wanted = format!("{MEMORY_WANTED:.0} bytes");
+        }
+        fs::remove_file(self.all.fleet.mdb().with_file_name("dominator").join("computed.redb"))
+            .context("cannot remove what is known")?;
+        let (unknown, _) = self.started("three computed files, content not known")?;
+        for (what, took) in [("known", known), ("not known", unknown)] {
+            let what = format!("start with computed files, content {what}, beside without");
+            self.row(&what, seconds(took));
+            if let Some(row) = self.rows.last_mut() {
+                row.peer = seconds(plain);
+                row.ratio = Some(took / plain);
+                row.wanted = format!("{START_WANTED} times");
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts the dominator again. Returns the seconds to all synced, and its memory a while later,
+    /// in bytes.
+    fn started(&mut self, what: &str) -> anyhow::Result<(f64, u64)> {
+        eprintln!("{}: starting the dominator again, {what}", self.name);
+        self.all.fleet.dominator.stop()?;
+        let start = Instant::now();
+        self.all.fleet.dominator.start_again()?;
+        self.all.fleet.wait_ready()?;
+        self.all.wait_all_synced("all are taken in again", LIMIT)?;
+        let took = start.elapsed().as_secs_f64();
+        self.wanted(&format!("{what}: the dominator starts, to all synced"), took, INTAKE_WANTED);
+        Ok((took, self.rest(&format!("a minute later, {what}"))?))
+    }
+
+    /// Uploads the images of the machines with computed files. Returns their names.
+    fn upload_computed(
+        &self,
+        directory: &Path,
+        image_of: &dyn Fn(usize) -> String,
+    ) -> anyhow::Result<Vec<String>> {
+        let layer = directory.join("layer");
+        let (mut config, mut list) = (String::new(), String::new());
+        fs::create_dir_all(layer.join("etc")).context("cannot make a directory")?;
+        let source = self.all.fleet.addresses().filegen;
+        for (number, (path, template)) in FILES.iter().enumerate() {
+            fs::write(layer.join(path), "").context("cannot write")?;
+            fs::write(directory.join(format!("{number}.j2")), template).context("cannot write")?;
+            config.push_str(&format!(
+                "[[generator]]\npath = \"/{path}\"\nkind = \"template\"\nfile = \"{number}.j2\"\n"
+            ));
+            list.push_str(&format!("/{path} {source}\n"));
+        }
+        fs::write(directory.join("config.toml"), config).context("cannot write")?;
+        fs::write(directory.join("list"), list).context("cannot write")?;
+        let add = |number: usize| {
+            let (base, name) = (image_of(number), format!("computed-{number}"));
+            let words: [PathBuf; 6] = [
+                "add-overlay".into(),
+                format!("--computed={}", directory.join("list").display()).into(),
+                name.clone().into(),
+                base.into(),
+                layer.clone(),
+                "--required-paths=".into(),
+            ];
+            let output = self.all.fleet.imagetool(&words)?;
+            let said = String::from_utf8_lossy(&output.stderr);
+            ensure!(output.status.success(), "imagetool: {said}");
+            Ok(name)
+        };
+        (0..usize::try_from(super::IMAGES)?).map(add).collect()
+    }
+
+    /// Edits a template, which changes a file of each machine.
+    fn edit_template(&mut self, template: &Path) -> anyhow::Result<()> {
+        let what = "edit of a template";
+        eprintln!("{}: {what}", self.name);
+        self.all.ask::<ClearFirstTimes>(&())?;
+        let before = self.cpu()?;
+        let text = fs::read_to_string(template).context("cannot read a template")?;
+        fs::write(template, format!("# edited\n{text}")).context("cannot write a template")?;
+        let start_ns = monotonic();
+        let subs = self.subs;
+        self.all.wait(what, LIMIT, |all| Ok(all.report()?.verified as usize >= subs))?;
+        let first_times = self.all.first_times()?;
+        let last = first_times.iter().filter_map(|times| times.prepare).max().unwrap_or(start_ns);
+        let last = Duration::from_nanos(last.saturating_sub(start_ns)).as_secs_f64();
+        self.wanted(&format!("{what} until the last is ordered"), last, ORDERED_WANTED);
+        self.last(&format!("{what} until the last has it"), &first_times, start_ns, |times| {
+            times.verified
+        });
+        self.all.wait_all_synced(what, LIMIT)?;
+        self.spent(what, before)
+    }
+}
