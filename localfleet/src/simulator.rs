@@ -81,6 +81,9 @@ pub struct Arguments {
     /// The percentage of subs that differ from their image at the start, in one file each.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u8).range(..=100))]
     pub drifted: u8,
+    /// Answer as releases of subd did that knew no computed files.
+    #[arg(long)]
+    pub former_release: bool,
     /// The duration of a scan after a change, in milliseconds.
     #[arg(long, default_value_t = 50)]
     pub scan_ms: u64,
@@ -193,7 +196,11 @@ pub async fn run(arguments: Arguments, stop: CancellationToken) -> anyhow::Resul
     };
     let machines = Machines::new(options, tracker.clone(), stop.clone());
     tracker.spawn(stop.clone().run_until_cancelled_owned(Arc::clone(&machines).flap()));
-    let server = Server::new(machines.router(&security), stop.clone());
+    let mut router = machines.router(&security);
+    if !arguments.former_release {
+        router = machines::with_added_objects(router);
+    }
+    let server = Server::new(router, stop.clone());
     let control = listen("fleet-simulator", &security, arguments.control).await?;
     tracing::info!("{machines:?}");
     let accepting = accept(&listener, &machines, &server);

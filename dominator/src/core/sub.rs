@@ -28,6 +28,7 @@ mod event;
 mod explain;
 mod holding;
 mod identity_check;
+mod known_tree;
 mod next_effects;
 mod orders;
 mod plans;
@@ -240,7 +241,7 @@ impl Sub {
             Event::ComputedKnown(files, unknown) => self.take_computed(files, unknown),
             Event::Planned(request_id, result) => {
                 if !self.prefetch.plan.take(request_id, &result) {
-                    self.plan.take(request_id, &result);
+                    self.take_plan(request_id, &result);
                 }
             }
             Event::Accepted(request_id) => {

@@ -531,14 +531,6 @@ impl Machines {
             .method::<Fetch, _>(async |machines, caller, request| {
                 machines.order(&caller, |sub| sub.fetch(request, monotonic()))
             })
-            .method::<AddObjects, _>(async |machines, caller, request| {
-                let ids: Vec<ObjectId> =
-                    request.contents.iter().map(|content| content.id).collect();
-                machines.order(&caller, |sub| {
-                    sub.add(&ids, monotonic());
-                    Ok(None)
-                })
-            })
             .method::<Prepare, _>(async |machines, caller, request| {
                 machines.order(&caller, |sub| sub.prepare(request, monotonic()))
             })
@@ -550,6 +542,17 @@ impl Machines {
                     .order(&caller, |sub| sub.model.remove_objects(&request.objects).map(|()| None))
             })
     }
+}
+
+/// Adds to `router` what releases of subd have that know computed files.
+pub fn with_added_objects(router: Router<Arc<Machines>>) -> Router<Arc<Machines>> {
+    router.method::<AddObjects, _>(async |machines, caller, request| {
+        let ids: Vec<ObjectId> = request.contents.iter().map(|content| content.id).collect();
+        machines.order(&caller, |sub| {
+            sub.add(&ids, monotonic());
+            Ok(None)
+        })
+    })
 }
 
 #[cfg(test)]

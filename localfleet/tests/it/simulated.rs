@@ -1,6 +1,7 @@
 //! A real dominator with simulated machines: each is taken in, repaired and updated, and those that
 //! are away delay nobody.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +20,9 @@ use crate::trees;
 
 const SUBS: usize = 50;
 
-fn start(directory: &Path) -> SimulatedFleet {
+const FLAGS: [&str; 1] = ["--fetch-ms=20"];
+
+fn start(directory: &Path, flags: &[&str]) -> SimulatedFleet {
     let fleet = Fleet::start(Options {
         programs: programs(directory),
         directory: directory.to_owned(),
@@ -40,16 +43,74 @@ fn start(directory: &Path) -> SimulatedFleet {
         let output = fleet.imagetool(&["add", name, &tree, &filter, "-"]).unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
-    let simulator = directory.join("simulator");
-    install(Path::new(env!("CARGO_BIN_EXE_localfleet")), &simulator).unwrap();
-    let (first, second) = (["test/1".to_owned()], ["test/2".to_owned()]);
-    SimulatedFleet::start(fleet, &simulator, SUBS, &first, &second, &["--fetch-ms=20"]).unwrap()
+    install(Path::new(env!("CARGO_BIN_EXE_localfleet")), &directory.join("simulator")).unwrap();
+    simulate(fleet, directory, "test/1", flags)
+}
+
+/// Starts the machines, which have `image`.
+fn simulate(fleet: Fleet, directory: &Path, image: &str, flags: &[&str]) -> SimulatedFleet {
+    let (first, second) = ([image.to_owned()], ["test/2".to_owned()]);
+    SimulatedFleet::start(fleet, &directory.join("simulator"), SUBS, &first, &second, flags)
+        .unwrap()
+}
+
+/// Adds the image `test/3`, which is `test/2` with a computed file, and starts what makes that.
+fn add_computed(all: &mut SimulatedFleet, directory: &Path) {
+    let path = |name: &str| directory.join(name);
+    let source = all.fleet.addresses().filegen;
+    fs::create_dir_all(path("layer/etc")).unwrap();
+    let config = "[[generator]]\npath = \"/etc/machine.json\"\nkind = \"mdb\"\n";
+    for (name, text) in [
+        ("layer/etc/machine.json", ""),
+        ("filegen.toml", config),
+        ("computed", &format!("/etc/machine.json {source}\n")),
+    ] {
+        fs::write(path(name), text).unwrap();
+    }
+    let (list, layer) = (path("computed"), path("layer"));
+    let words = ["add-overlay", "--required-paths=", "--computed"].map(OsStr::new);
+    let words = words.into_iter().chain([list.as_os_str()]);
+    let words = words.chain(["test/3", "test/2"].map(OsStr::new)).chain([layer.as_os_str()]);
+    let output = all.fleet.imagetool(&words.collect::<Vec<_>>()).unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let server = all.fleet.start_filegen(&path("filegen.toml")).unwrap();
+    all.fleet.keep(server);
+}
+
+#[test]
+fn machines_with_an_older_subd_get_a_newer_one_first() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut all = start(directory.path(), &[&FLAGS[..], &["--former-release"]].concat());
+    add_computed(&mut all, directory.path());
+    let [first, second, third] = ["test/1", "test/2", "test/3"].map(str::to_owned);
+    all.require(|_| &first).unwrap();
+    all.wait_all_synced("all are taken in", CONVERGE_MAX).unwrap();
+    all.require(|_| &third).unwrap();
+    let are_too_old = |all: &SimulatedFleet| Ok(all.count(Status::SubdTooOld)? == SUBS);
+    all.wait("all are too old", CONVERGE_MAX, are_too_old).unwrap();
+    let why = "test/3 has computed files, which its subd does not know: require an image first \
+               that brings a newer subd";
+    for sub in all.fleet.statuses().unwrap() {
+        assert!(sub.detail.starts_with(why), "{}", sub.detail);
+        assert_eq!(sub.last_image, "test/1");
+    }
+
+    // The image with the newer subd, which starts then.
+    all.require(|_| &second).unwrap();
+    all.wait_all_synced("all have the newer subd", CONVERGE_MAX).unwrap();
+    all.simulator.stop().unwrap();
+    let mut all = simulate(all.fleet, directory.path(), "test/2", &FLAGS);
+    all.require(|_| &third).unwrap();
+    all.wait_all_synced("all have their computed file", CONVERGE_MAX).unwrap();
+    let subs = all.fleet.statuses().unwrap();
+    assert!(subs.iter().all(|sub| sub.last_image == "test/3"), "{subs:?}");
+    all.stop().unwrap();
 }
 
 #[test]
 fn simulated_machines_are_taken_in_repaired_and_updated() {
     let directory = tempfile::tempdir().unwrap();
-    let mut all = start(directory.path());
+    let mut all = start(directory.path(), &FLAGS);
     let (first, second) = ("test/1".to_owned(), "test/2".to_owned());
     all.require(|_| &first).unwrap();
     all.wait_all_synced("all are taken in", CONVERGE_MAX).unwrap();

@@ -18,6 +18,7 @@ use model::plan::{Need, Operation, Plan, RefusedChanges};
 use model::scope::{Coverage, Scope};
 use model::tree::Tree;
 
+use super::known_tree::KnownTree;
 use super::{Check, Effect, Failure, RequestId, Step, Sub, View, stop};
 use crate::core::identity::{FileOrigin, FileOrigins};
 use crate::core::timing::{Attempt, RETRY_FIRST, RETRY_LONGEST};
@@ -53,7 +54,7 @@ impl ReportKey {
 /// The tree that the sub last reported, and the request that reads it.
 #[derive(Debug, Default)]
 pub(super) struct Trees {
-    pub(super) tree: Option<Tree>,
+    pub(super) known: Option<KnownTree>,
     /// The changes that the machine refuses; `None` if its release does not tell.
     pub(super) refused: Option<Arc<RefusedChanges>>,
     /// The report with which they were read.
@@ -63,6 +64,16 @@ pub(super) struct Trees {
 }
 
 impl Trees {
+    /// Returns the tree.
+    pub(super) fn tree(&self) -> Option<Tree> {
+        self.known.as_ref().map(KnownTree::tree)
+    }
+
+    /// Returns the tree if it has this digest.
+    pub(super) fn tree_of(&self, root: ObjectId) -> Option<Tree> {
+        self.known.as_ref().filter(|known| known.digest() == root).map(KnownTree::tree)
+    }
+
     pub(super) fn failed(&mut self, request_id: RequestId, failure: Failure, step: &Step<'_>) {
         if self.asked.take_if(|(asked, _)| *asked == request_id).is_some() {
             let pause = self.attempt.count(RETRY_FIRST, RETRY_LONGEST, step.context.jitter);
@@ -70,6 +81,9 @@ impl Trees {
         }
     }
 }
+
+/// A plan, or why none can be made.
+pub(super) type PlanResult = Result<Arc<Planned>, String>;
 
 /// The plan to one image.
 #[derive(Debug, Default)]
@@ -82,11 +96,7 @@ pub(super) struct Planning {
 
 impl Planning {
     /// Takes a plan, or why it cannot be made. Returns false if this answers another request.
-    pub(super) fn take(
-        &mut self,
-        request_id: RequestId,
-        result: &Result<Arc<Planned>, String>,
-    ) -> bool {
+    pub(super) fn take(&mut self, request_id: RequestId, result: &PlanResult) -> bool {
         let Some((_, key)) = self.asked.take_if(|(asked, _)| *asked == request_id) else {
             return false;
         };
@@ -205,7 +215,8 @@ impl Sub {
         let trees = &mut self.trees;
         let Some((_, key)) = trees.asked.take_if(|(asked, _)| *asked == request_id) else { return };
         let is_news = trees.read.is_some() && trees.refused != refused;
-        (trees.tree, trees.refused, trees.read) = (Some(tree), refused, Some(key));
+        (trees.known, trees.refused, trees.read) =
+            (Some(KnownTree::Whole(tree)), refused, Some(key));
         trees.attempt = Attempt::default();
         // The same scan leads to another plan now.
         if is_news && let Some(view) = &mut self.view {
@@ -213,6 +224,23 @@ impl Sub {
             view.scan_number = self.scans;
             let scan = key.scan.map(|_| self.scans);
             trees.read = Some(ReportKey { scan, ..key });
+        }
+    }
+
+    /// Takes the plan to the target. If nothing is to be done, the machine has the tree of that with
+    /// the content of its computed files.
+    pub(super) fn take_plan(&mut self, request_id: RequestId, result: &PlanResult) {
+        self.plan.take(request_id, result);
+        let Ok(planned) = result else { return };
+        let Some(image) = self.target().cloned() else { return };
+        let is_of_target = planned.key.image == image.digest
+            && planned.key.computed == self.computed.version
+            && planned.plan.operations.is_empty();
+        if is_of_target
+            && !image.content.computed.is_empty()
+            && let Some(known) = &mut self.trees.known
+        {
+            known.compact(&image, &self.computed.files);
         }
     }
 
@@ -224,7 +252,7 @@ impl Sub {
         scan: &Arc<ScanReport>,
         step: &mut Step<'_>,
     ) -> Check<Arc<Planned>> {
-        let tree = self.check_tree(view, scan, step)?;
+        self.check_tree(view, scan, step)?;
         let key = self.plan_key(image, view);
         if let Some(planned) = &self.plan.made
             && planned.key == key
@@ -236,7 +264,9 @@ impl Sub {
         {
             return stop(Status::Blocked, format!("no plan can be made: {text}"));
         }
-        if self.plan.asked.is_none() {
+        if self.plan.asked.is_none()
+            && let Some(tree) = self.trees.tree()
+        {
             self.plan.asked =
                 Some((self.request_plan(key, view, scan, tree, image, &mut step.effects), key));
         }
@@ -268,11 +298,11 @@ impl Sub {
         request_id
     }
 
-    /// Continues with the tree that the last scan found.
-    fn check_tree(&mut self, view: &View, scan: &ScanReport, step: &mut Step<'_>) -> Check<Tree> {
+    /// Continues if the tree is known that the last scan found.
+    fn check_tree(&mut self, view: &View, scan: &ScanReport, step: &mut Step<'_>) -> Check<()> {
         let key = ReportKey::of(view, scan);
-        if let Some(tree) = self.trees.tree.as_ref().filter(|_| self.trees.read == Some(key)) {
-            return Continue(tree.clone());
+        if self.trees.known.is_some() && self.trees.read == Some(key) {
+            return Continue(());
         }
         if self.trees.asked.is_none() {
             if let Some(at) = self.trees.attempt.held_until(step.now.elapsed) {
@@ -282,7 +312,7 @@ impl Sub {
             }
             let request_id = self.next_request_id();
             self.trees.asked = Some((request_id, key));
-            step.effects.push(Effect::ReadTree(request_id, scan.root, self.trees.tree.clone()));
+            step.effects.push(Effect::ReadTree(request_id, scan.root, self.trees.tree()));
         }
         stop(Status::Rescanning, "reading the new scan")
     }

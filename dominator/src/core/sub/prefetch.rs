@@ -135,7 +135,7 @@ impl Sub {
     ) -> Option<String> {
         if self.prefetch.plan.asked.is_none() {
             let scan = view.scan.as_ref()?;
-            let tree = self.trees.tree.clone().filter(|tree| tree.digest() == scan.root)?;
+            let tree = self.trees.tree_of(scan.root)?;
             let request_id = self.request_plan(key, view, scan, tree, image, effects);
             self.prefetch.plan.asked = Some((request_id, key));
         }

@@ -216,7 +216,7 @@ impl Sub {
         Ok(PreviewInput {
             scan: Arc::clone(scan),
             scan_number: view.scan_number,
-            tree: self.trees.tree.clone().filter(|tree| tree.digest() == scan.root),
+            tree: self.trees.tree_of(scan.root),
             refused: self.trees.refused.clone().unwrap_or_default(),
             is_right_machine: self.identity.is_verified(),
             exclusions: view.exclusions.clone(),

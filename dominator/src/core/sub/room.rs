@@ -66,8 +66,8 @@ impl Sub {
         let room = match self.room.take().filter(is_same) {
             Some(room) => room,
             None => {
-                let Some(have) = &self.trees.tree else { return Continue(None) };
-                Room::of(planned, have, scan, &former)
+                let Some(have) = self.trees.tree() else { return Continue(None) };
+                Room::of(planned, &have, scan, &former)
             }
         };
         let then = FreeSpace {

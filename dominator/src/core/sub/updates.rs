@@ -277,7 +277,7 @@ impl Sub {
         planned: &Arc<Planned>,
     ) -> OrderedUpdate {
         // There is a plan, so its tree was read. With an empty tree all paths would count as new.
-        let tree = self.trees.tree.clone().unwrap_or_else(|| Tree::empty(image.tree.algorithm()));
+        let tree = self.trees.tree().unwrap_or_else(|| Tree::empty(image.tree.algorithm()));
         OrderedUpdate {
             update_id,
             former: view.report.last_image.clone(),

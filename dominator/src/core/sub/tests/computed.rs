@@ -8,6 +8,7 @@ use model::plan::Action;
 use model::tree::text::{from_text, to_text};
 use model::tree::{Leaf, Node, Time};
 
+use super::super::known_tree::KnownTree;
 use super::super::*;
 use super::script::{Script, image, object};
 
@@ -31,11 +32,16 @@ fn rule() -> Arc<ComputedRule> {
 }
 
 fn known(content: &str) -> Event {
+    known_since(content, 77)
+}
+
+/// As [`known`], for content that was first seen at this time.
+fn known_since(content: &str, seconds: i64) -> Event {
     let file = ComputedFile {
         rule: rule(),
         object: object(content).into(),
         size_bytes: content.len() as u64,
-        since: Time { seconds: 77, nanoseconds: 0 },
+        since: Time { seconds, nanoseconds: 0 },
     };
     Event::ComputedKnown(Arc::new(ComputedFiles::new(vec![file])), [].into())
 }
@@ -119,6 +125,25 @@ fn synced() -> Script {
     // The file has another modification time than new content would have.
     assert_eq!(status(&script), (Status::Synced, "equals base"));
     script
+}
+
+#[test]
+fn a_machine_that_has_its_files_shares_the_directories_of_its_image() {
+    let mut script = synced();
+    let root = script.sub.trees.tree().unwrap().digest();
+    let is_shared = |script: &Script| matches!(script.sub.trees.known, Some(KnownTree::Filled(..)));
+    assert!(!is_shared(&script), "its file has another modification time");
+    script.step("known", known_since("net", 1));
+    assert_eq!(status(&script), (Status::Synced, "equals base"));
+    assert!(is_shared(&script));
+    // With other content the tree is still what the machine has.
+    script.step("known", known("new"));
+    assert!(is_shared(&script));
+    let tree = script.sub.trees.tree_of(root).unwrap();
+    assert_eq!(to_text(&tree), to_text(&super::script::tree(&[("/c", "net")])));
+    push(&mut script, "new");
+    let Some((_, Some(Call::Prepare(request)))) = &script.called else { panic!("not staged") };
+    assert_eq!(request.plan.operations.len(), 1);
 }
 
 #[test]
