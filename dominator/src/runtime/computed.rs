@@ -13,7 +13,7 @@ use api::file_generator::{
 };
 use api::subd::{AddObjects, AddObjectsRequest};
 use model::backoff::{doubled, jittered};
-use model::display::error_chain;
+use model::display::{error_chain, safe_text};
 use model::image::ComputedRule;
 use model::image::computed::{ComputedFile, ComputedFiles, Unknown};
 use model::image::required::RequiredImage;
@@ -48,6 +48,9 @@ const PREVIEW_LIMIT: Duration = Duration::from_secs(30);
 /// How long it may take to return content, or a machine to take it.
 const CONTENT_LIMIT: Duration = Duration::from_secs(60);
 
+/// The longest text of a server that is kept for a file, in bytes.
+const WHY_BYTES_MAX: usize = 1_000;
+
 /// How often stored content that no machine needs is removed.
 const CLEAN_INTERVAL: Duration = Duration::from_secs(600);
 
@@ -58,8 +61,8 @@ enum AskError {
     Address(#[from] PeerError),
     #[error(transparent)]
     Call(#[from] CallError),
-    #[error("the filegen-server has answered for {got} machines or files instead of {asked}")]
-    Count { asked: usize, got: usize },
+    #[error("the filegen-server has answered for other machines or files than were asked for")]
+    Count,
     #[error("the filegen-server has sent content that was not asked for, or is too long: {id}")]
     Content { id: ObjectId },
     #[error("the filegen-server does not have the content {id} that it has just made")]
@@ -210,6 +213,7 @@ impl ComputedService {
                         since: self.clock.now().wall,
                     }),
                     GeneratedFile::Failed(why) => {
+                        let why = safe_text(&why, WHY_BYTES_MAX);
                         failures.push(format!("{} from {}: {why}", rule.path, rule.source));
                     }
                 }
@@ -313,7 +317,7 @@ impl ComputedService {
                 match made {
                     Ok(answers) => self.locked().table.take(&batch, answers, now, jitter()),
                     Err(error) => {
-                        let why = error_chain(&error);
+                        let why = safe_text(&error_chain(&error), WHY_BYTES_MAX);
                         tracing::warn!("no computed files from {source}: {why}");
                         self.locked().table.failed(&batch, &why, now, jitter());
                     }
@@ -335,7 +339,7 @@ impl ComputedService {
         let is_complete = asked.len() == reply.machines.len()
             && asked.iter().zip(&reply.machines).all(|(asked, got)| asked.paths.len() == got.len());
         if !is_complete {
-            return Err(AskError::Count { asked: asked.len(), got: reply.machines.len() });
+            return Err(AskError::Count);
         }
         let made = reply.machines.iter().flatten().filter_map(|file| match file {
             GeneratedFile::Made(content) => Some(content),
@@ -359,7 +363,7 @@ impl ComputedService {
         {
             let answer = |file| match file {
                 GeneratedFile::Made(content) => known(&content, wanted.algorithm, *record, &stored),
-                GeneratedFile::Failed(why) => Err(Arc::from(why)),
+                GeneratedFile::Failed(why) => Err(safe_text(&why, WHY_BYTES_MAX).into()),
             };
             answers.push(files.into_iter().map(answer).collect());
         }

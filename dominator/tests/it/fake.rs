@@ -13,15 +13,15 @@ use api::image_server::GetImage;
 use api::object_server::GetObjects;
 use api::object_stream::ObjectHead;
 use api::subd::{
-    Cleanup, Commit, EncodedDirectory, Fetch, GetDirectories, GetDirectoriesReply, Hurry, Poll,
-    Prepare, ScanNow, SetConfiguration, SubIdentity,
+    AddObjects, Cleanup, Commit, EncodedDirectory, Fetch, GetDirectories, GetDirectoriesReply,
+    Hurry, Poll, Prepare, ScanNow, SetConfiguration, SubIdentity,
 };
 use bytes::Bytes;
 use dominator::core::sub::{Call, RequestId};
 use futures_util::stream;
 use model::escape::ByteText;
 use model::filter::Filter;
-use model::image::{Content, FORMAT, Image, ImageName, Notes};
+use model::image::{Content, FORMAT, Image, ImageName, Notes, computed_rules};
 use model::object::{Algorithm, ObjectId};
 use model::tree::text::from_text;
 use model::tree::{Child, Directory, Tree};
@@ -94,7 +94,7 @@ impl ImageServer {
             root: tree.digest(),
             filter: filter.map(|lines| Filter::new(lines).unwrap()),
             triggers: Triggers::from_json(triggers).unwrap(),
-            computed: Vec::new(),
+            computed: computed_rules(tree),
             health_check: None,
         };
         self.objects.lock().unwrap().extend(directories(tree));
@@ -266,7 +266,7 @@ impl FakeSub {
         let sub = || self.clone();
         let (poll, read, configure) = (sub(), sub(), sub());
         let (fetch, prepare, commit, clean) = (sub(), sub(), sub(), sub());
-        let (hurried, scan) = (sub(), sub());
+        let (hurried, scan, add) = (sub(), sub(), sub());
         Router::new("subd", &Security::Insecure)
             .method::<Poll, _>(move |(), _, request| {
                 let sub = poll.clone();
@@ -318,6 +318,11 @@ impl FakeSub {
             .method::<Fetch, _>(move |(), _, request| {
                 let sub = fetch.clone();
                 async move { sub.ask("fetch", Request::Call(Call::Fetch(request))) }
+            })
+            .method::<AddObjects, _>(move |(), _, request| {
+                let sub = add.clone();
+                let ids = request.contents.iter().map(|content| content.id).collect();
+                async move { sub.ask("add-objects", Request::Call(Call::AddObjects(ids))) }
             })
             .method::<Prepare, _>(move |(), _, request| {
                 let sub = prepare.clone();

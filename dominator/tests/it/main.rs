@@ -12,6 +12,7 @@ mod fake;
 mod faults;
 mod liars;
 mod loop_over_the_wire;
+mod lying_filegen;
 mod machine_database;
 mod many;
 mod mdbd;
