@@ -1,13 +1,13 @@
 //! The last part of the demo: `/etc/resolv.conf` is another one at each location.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 use model::mdb::Machine;
 
-use super::{STEP_MAX, say, show_update};
+use super::{STEP_MAX, say};
 use crate::fleet::Fleet;
 
 /// The computed file, relative to a root.
@@ -82,14 +82,24 @@ pub(super) fn show(fleet: &mut Fleet, directory: &Path, tree: &Path) -> anyhow::
     fleet.replace_mdb(&machines)?;
     wait_for_location(fleet, &moved)?;
     say(&format!("Its /{PATH} changed {:.2} s after the edit:", start.elapsed().as_secs_f64()));
+    let content = fs::read_to_string(path_of(fleet, &moved)?).context("cannot read")?;
+    content.lines().for_each(|line| say(&format!("  {line}")));
     fleet.wait_synced(IMAGE, STEP_MAX, |_| {})?;
-    show_update(fleet)
+    let poll = fleet.detail(&moved.hostname)?.poll.context("a synced machine was polled")?;
+    let operations = poll.last_update.map(|update| update.operations);
+    ensure!(operations == Some(1), "the last update had {operations:?} operations");
+    say("That was an update of one file, on one machine.");
+    Ok(())
+}
+
+fn path_of(fleet: &Fleet, machine: &Machine) -> anyhow::Result<PathBuf> {
+    let sub = fleet.subs.iter().find(|sub| sub.hostname == machine.hostname);
+    Ok(sub.context("it is a machine of the fleet")?.root.join(PATH))
 }
 
 /// Waits until the computed file of a machine is that of its location.
 fn wait_for_location(fleet: &mut Fleet, machine: &Machine) -> anyhow::Result<()> {
-    let sub = fleet.subs.iter().find(|sub| sub.hostname == machine.hostname);
-    let path = sub.context("it is a machine of the fleet")?.root.join(PATH);
+    let path = path_of(fleet, machine)?;
     let wanted = format!("# made for {} at {}\n", machine.hostname, machine.location);
     let start = Instant::now();
     while !fs::read_to_string(&path).unwrap_or_default().starts_with(&wanted) {

@@ -136,7 +136,8 @@ const WIDTH: usize = 12;
 /// Said of two trees that differ in nothing but their digests.
 const OTHER_DIGEST: &str = "the digests of the two trees differ, because each covers paths that \
                             are left to the machine: what the filter keeps, other file-systems, \
-                            what cannot be changed";
+                            what cannot be changed; or because computed files have no content in \
+                            the image";
 
 /// Formats an explanation for `domtool explain` and its page.
 #[must_use]
