@@ -11,6 +11,7 @@ use hyper::{Request, Response};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
+use tokio::time::{Instant, timeout_at};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::exchange::{Failure, Reply, exchange};
@@ -136,14 +137,25 @@ async fn connect(peer: &Peer) -> io::Result<TcpStream> {
         Some(address) => vec![SocketAddr::new(address, peer.port)],
         None => resolve(peer).await?,
     };
+    let stream = connect_to(&addresses).await?;
+    crate::socket::prepare(&stream)?;
+    Ok(stream)
+}
+
+/// Connects to the first address that answers. Each has its share of [`CONNECT_TIMEOUT`], so that
+/// the others are tried if one does not answer at all.
+async fn connect_to(addresses: &[SocketAddr]) -> io::Result<TcpStream> {
+    let start = Instant::now();
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
-    for address in addresses {
-        match TcpStream::connect(address).await {
-            Ok(stream) => {
-                crate::socket::prepare(&stream)?;
-                return Ok(stream);
+    for (number, address) in (1..).zip(addresses) {
+        let share = CONNECT_TIMEOUT.mul_f64(f64::from(number) / addresses.len() as f64);
+        match timeout_at(start + share, TcpStream::connect(address)).await {
+            Ok(Ok(stream)) => return Ok(stream),
+            Ok(Err(error)) => last = error,
+            Err(_) => {
+                let text = format!("{address} does not answer");
+                last = io::Error::new(io::ErrorKind::TimedOut, text);
             }
-            Err(error) => last = error,
         }
     }
     Err(last)
@@ -166,7 +178,25 @@ mod tests {
     use super::*;
     use crate::body::full;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
-    use tokio::time::Instant;
+    use tokio::net::{TcpListener, TcpSocket};
+
+    #[tokio::test(start_paused = true)]
+    async fn another_address_is_tried_when_one_does_not_answer() {
+        // Nobody accepts, and there is room for one connection.
+        let mute = TcpSocket::new_v4().unwrap();
+        mute.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let mute = mute.listen(0).unwrap();
+        let mute_address = mute.local_addr().unwrap();
+        let _taken = TcpStream::connect(mute_address).await.unwrap();
+        let good = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let good_address = good.local_addr().unwrap();
+        let start = Instant::now();
+        let stream = connect_to(&[mute_address, good_address]).await.unwrap();
+        assert_eq!(stream.peer_addr().unwrap(), good_address);
+        assert_eq!(start.elapsed().as_secs(), 5);
+        let error = connect_to(&[mute_address]).await.unwrap_err().to_string();
+        assert_eq!(error, format!("{mute_address} does not answer"));
+    }
 
     /// The types of the frames that a client has sent.
     fn frames(mut said: &[u8]) -> Vec<u8> {
