@@ -39,20 +39,20 @@ const SET_FILES_MAX: usize = 50_000;
 /// The deepest directory below a directory of files.
 const DEPTH_MAX: usize = 32;
 
-/// Why a set is not taken.
+/// Why a set is not taken. The source of each continues its text.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    #[error("{}: {source}", path.display())]
+    #[error("{}", path.display())]
     Settings { path: PathBuf, source: SettingsError },
-    #[error("{}: line {line}: {source}", path.display())]
+    #[error("{}: line {line}", path.display())]
     Read {
         /// The configuration file, and the line of the generator in it.
         path: PathBuf,
         line: usize,
         source: ReadError,
     },
-    #[error("{}: {source}", path.display())]
+    #[error("{}", path.display())]
     Template { path: PathBuf, source: TemplateError },
     #[error("{}: {why}", path.display())]
     Variables { path: PathBuf, why: String },
@@ -66,6 +66,8 @@ pub enum LoadError {
 pub enum ReadError {
     #[error("{0}")]
     Io(io::Error),
+    #[error("cannot read {}: {why}", path.display())]
+    Find { path: PathBuf, why: io::Error },
     #[error("{} is no regular file", .0.display())]
     Kind(PathBuf),
     #[error("{} is a symbolic link; in a directory of files they are not followed", .0.display())]
@@ -249,7 +251,8 @@ impl Loader<'_> {
             return Err(ReadError::Depth(directory.to_owned()));
         }
         self.stamps.insert(directory.to_owned(), stamp(directory));
-        for entry in fs_err::read_dir(directory).map_err(ReadError::Io)? {
+        let find = |why| ReadError::Find { path: directory.to_owned(), why };
+        for entry in std::fs::read_dir(directory).map_err(find)? {
             let entry = entry.map_err(ReadError::Io)?;
             let path = entry.path();
             let own = entry.file_name();
@@ -293,7 +296,8 @@ impl Loader<'_> {
             return Err(ReadError::SetFiles);
         }
         // Opening a pipe could block for ever.
-        if !fs_err::metadata(path).map_err(ReadError::Io)?.is_file() {
+        let find = |why| ReadError::Find { path: path.to_owned(), why };
+        if !std::fs::metadata(path).map_err(find)?.is_file() {
             return Err(ReadError::Kind(path.to_owned()));
         }
         let mut bytes = Vec::new();

@@ -1,26 +1,35 @@
 //! `filegen-client diff`: on which machines another configuration would change files.
+//!
+//! Of a secret, digests are told and nothing else.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use api::file_generator::{GeneratedFile, Generator};
+use api::file_generator::{GeneratedFile, Generator, GetContents, GetContentsRequest};
 use daemon::EXIT_DONE;
 use filegen::generators::{GeneratorSet, Subject};
 use filegen::loading::load;
 use model::display::counted;
+use model::escape::escape;
 use model::mdb::Machine;
-use model::object::Algorithm;
+use model::object::{Algorithm, ObjectId};
 use model::path::TreePath;
 use rpc::client::Client;
 use serde::Serialize;
-use tool::{EXIT_DIFFERENT, Output};
+use tool::{EXIT_DIFFERENT, Format, Output};
 
-use super::files::{BATCH, generate, machines, request};
+use super::files::{BATCH, LIMIT, generate, machines, request};
 use super::show::generators;
 use super::{SERVER, Servers, ToolError};
 
 /// How many machines of a path a table names.
 const NAMED: usize = 5;
+
+/// How many lines of the former and of the new content a table shows.
+const LINES: usize = 10;
+
+/// Digits of a digest that a table shows.
+const DIGITS: usize = 12;
 
 /// What would become of a path.
 #[derive(Serialize)]
@@ -32,11 +41,22 @@ enum Change {
     NotCompared,
     Compared {
         /// The machines that get other content, or content where nothing could be made.
-        changed: Vec<String>,
+        changed: BTreeMap<String, Digests>,
         /// The machines for which it cannot be made, with the reason.
         failed: BTreeMap<String, String>,
     },
 }
+
+/// The content of a machine.
+#[derive(Serialize)]
+struct Digests {
+    /// `None` if nothing can be made now.
+    now: Option<ObjectId>,
+    then: ObjectId,
+}
+
+/// What changes in the file of one machine, for a table: lines that begin with `-` and `+`.
+type Example = BTreeMap<TreePath, String>;
 
 /// Compares what the configuration in `config` makes with what the server makes now.
 pub async fn run(servers: &Servers, config: &Path) -> Result<Output, ToolError> {
@@ -46,8 +66,18 @@ pub async fn run(servers: &Servers, config: &Path) -> Result<Output, ToolError> 
     let client = servers.generator(SERVER)?;
     let present = generators(&client).await?.generators;
     let (mut changes, compared) = by_version(&present, &set);
+    let mut examples = Example::new();
     for batch in machines.chunks(BATCH) {
         compare(&client, batch, &set, &compared, &mut changes).await?;
+        if servers.arguments.format == Format::Table {
+            for path in &compared {
+                if !examples.contains_key(path)
+                    && let Some(example) = example(&client, batch, &set, path, &changes).await?
+                {
+                    examples.insert(path.clone(), example);
+                }
+            }
+        }
     }
     changes.retain(|_, change| match change {
         Change::Compared { changed, failed } => !changed.is_empty() || !failed.is_empty(),
@@ -55,7 +85,10 @@ pub async fn run(servers: &Servers, config: &Path) -> Result<Output, ToolError> 
     });
     let code = if changes.is_empty() { EXIT_DONE } else { EXIT_DIFFERENT };
     let text = servers.arguments.format.render(&changes, |changes| {
-        changes.iter().map(|(path, change)| text(path, change, machines.len())).collect()
+        let text = |(path, change)| {
+            text(path, change, machines.len()) + examples.get(path).map_or("", String::as_str)
+        };
+        changes.iter().map(text).collect()
     });
     Ok(Output { text, code })
 }
@@ -79,7 +112,7 @@ fn by_version(
         if matches!(&*generator.kind, "program" | "url") {
             changes.insert(path, Change::NotCompared);
         } else {
-            let none = Change::Compared { changed: Vec::new(), failed: BTreeMap::new() };
+            let none = Change::Compared { changed: BTreeMap::new(), failed: BTreeMap::new() };
             changes.insert(path.clone(), none);
             compared.push(path);
         }
@@ -108,7 +141,14 @@ async fn compare(
             match (made, file) {
                 (Some(Ok(new)), GeneratedFile::Made(old))
                     if new.id(Algorithm::Blake3) == old.id => {}
-                (Some(Ok(_)), _) => changed.push(machine.hostname.clone()),
+                (Some(Ok(new)), file) => {
+                    let now = match file {
+                        GeneratedFile::Made(old) => Some(old.id),
+                        GeneratedFile::Failed(_) => None,
+                    };
+                    let digests = Digests { now, then: new.id(Algorithm::Blake3) };
+                    changed.insert(machine.hostname.clone(), digests);
+                }
                 (Some(Err(why)), _) => {
                     failed.insert(machine.hostname.clone(), why);
                 }
@@ -119,6 +159,69 @@ async fn compare(
     Ok(())
 }
 
+/// Returns what changes at `path` on the first of `machines` on which something does.
+async fn example(
+    client: &Client,
+    machines: &[Machine],
+    set: &GeneratorSet,
+    path: &TreePath,
+    changes: &BTreeMap<TreePath, Change>,
+) -> Result<Option<String>, ToolError> {
+    let (Some(Change::Compared { changed, .. }), Some(generator)) =
+        (changes.get(path), set.by_path.get(path))
+    else {
+        return Ok(None);
+    };
+    let Some((machine, Digests { now, then })) = machines
+        .iter()
+        .find_map(|machine| changed.get(&machine.hostname).map(|digests| (machine, digests)))
+    else {
+        return Ok(None);
+    };
+    let hostname = &machine.hostname;
+    let short = |id: &ObjectId| id.hex()[..DIGITS].to_owned();
+    let old = now.as_ref().map_or_else(|| "nothing".to_owned(), short);
+    let digests = format!("  {hostname}: {old} becomes {}\n", short(then));
+    if generator.definition.is_secret {
+        return Ok(Some(digests));
+    }
+    let mut old = Vec::new();
+    if let Some(id) = now {
+        let request = GetContentsRequest { ids: vec![*id] };
+        let mut reply = client.call_within::<GetContents>(&request, LIMIT).await?;
+        match reply.contents.pop() {
+            // It is a secret now, or gone already.
+            None => return Ok(Some(digests)),
+            Some(content) => old = content.bytes.0,
+        }
+    }
+    let new = generator.make(&Subject::new(machine.clone()));
+    let (Some(Ok(new)), Ok(old)) = (new, String::from_utf8(old)) else {
+        return Ok(Some(digests));
+    };
+    let Ok(new) = std::str::from_utf8(&new.bytes) else { return Ok(Some(digests)) };
+    Ok(Some(format!("  {hostname}:\n{}", changed_lines(&old, new))))
+}
+
+/// Returns the lines between the first and the last that differ.
+fn changed_lines(old: &str, new: &str) -> String {
+    let (old, new): (Vec<&str>, Vec<&str>) = (old.split('\n').collect(), new.split('\n').collect());
+    let same = |(old, new): &(&&str, &&str)| old == new;
+    let before = old.iter().zip(&new).take_while(same).count();
+    let (old, new) = (&old[before..], &new[before..]);
+    let after = old.iter().rev().zip(new.iter().rev()).take_while(same).count();
+    let mut text = String::new();
+    for (sign, lines) in [('-', &old[..old.len() - after]), ('+', &new[..new.len() - after])] {
+        for line in lines.iter().take(LINES) {
+            text.push_str(&format!("  {sign} {}\n", escape(line.as_bytes())));
+        }
+        if let more @ 1.. = lines.len().saturating_sub(LINES) {
+            text.push_str(&format!("  {sign} and {}\n", counted(more as u64, "more line")));
+        }
+    }
+    text
+}
+
 fn text(path: &TreePath, change: &Change, machines: usize) -> String {
     let (changed, failed) = match change {
         Change::Removed => return format!("{path}: made no more\n"),
@@ -127,7 +230,8 @@ fn text(path: &TreePath, change: &Change, machines: usize) -> String {
     };
     let mut text = String::new();
     if !changed.is_empty() {
-        let named = changed[..changed.len().min(NAMED)].join(", ");
+        let named: Vec<&str> = changed.keys().take(NAMED).map(String::as_str).collect();
+        let named = named.join(", ");
         let more = if changed.len() > NAMED { ", ..." } else { "" };
         let all = counted(machines as u64, "machine");
         text.push_str(&format!("{path}: changes on {} of {all}: {named}{more}\n", changed.len()));
@@ -137,4 +241,27 @@ fn text(path: &TreePath, change: &Change, machines: usize) -> String {
         text.push_str(&format!("{path}: cannot be made for {all}; {hostname}: {why}\n"));
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_between_the_first_and_the_last_change_are_shown() {
+        let table = [
+            ("a\nb\nc\n", "a\nx\ny\nc\n", "  - b\n  + x\n  + y\n"),
+            ("a\n", "a\nb\n", "  + b\n"),
+            ("a\nb\n", "b\n", "  - a\n"),
+            ("", "a\n", "  + a\n"),
+            ("a\n", "a", "  - \n"),
+            ("a\x1b\n", "b\n", "  - a\\x1b\n  + b\n"),
+        ];
+        for (old, new, expected) in table {
+            assert_eq!(changed_lines(old, new), expected, "{old:?} {new:?}");
+        }
+        let many: String = (0..12).map(|number| format!("{number}\n")).collect();
+        let shown = changed_lines("", &many);
+        assert!(shown.ends_with("  + 9\n  + and 2 more lines\n"), "{shown}");
+    }
 }
