@@ -13,6 +13,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use api::codec::{self, Encoding};
+use api::file_generator::GetGenerators;
 use api::image_server::replication::{Forward, ForwardRequest};
 use api::object_server::GetObjects;
 use api::{
@@ -63,7 +64,7 @@ enum Outcome {
 fn requests() -> BTreeMap<String, [Vec<u8>; 2]> {
     let place = Path::new(env!("CARGO_MANIFEST_DIR")).join("../common/rpc/tests/it/golden");
     let mut requests = BTreeMap::new();
-    for file in ["dominator", "image_server", "mdb", "object_server", "subd"] {
+    for file in ["dominator", "file_generator", "image_server", "mdb", "object_server", "subd"] {
         let text = fs::read_to_string(place.join(file).with_extension("txt")).unwrap();
         for part in text.split("== ").skip(1) {
             let (name, rest) = part.split_once('\n').unwrap();
@@ -192,10 +193,10 @@ impl Target {
     }
 }
 
-/// The daemons of a fleet, and an mdbd.
+/// The daemons of a fleet, an mdbd and a filegen-server.
 struct Lab {
     fleet: Fleet,
-    _mdbd: Daemon,
+    _others: [Daemon; 2],
     mdbd: SocketAddr,
     directory: tempfile::TempDir,
 }
@@ -236,7 +237,10 @@ impl Lab {
         let program = programs(&path("more")).join("mdbd");
         let mut daemon = Daemon::start("mdbd", &program, words, path("log/mdbd.log")).unwrap();
         fleet.wait_for(mdbd, &mut daemon, Duration::from_secs(60)).unwrap();
-        Self { fleet, _mdbd: daemon, mdbd, directory }
+        let config = "[[generator]]\npath = '/etc/mdb.json'\nkind = 'mdb'\n";
+        fs::write(path("filegen.toml"), config).unwrap();
+        let filegen = fleet.start_filegen(&path("filegen.toml")).unwrap();
+        Self { fleet, _others: [daemon, filegen], mdbd, directory }
     }
 
     /// Where `method` is answered.
@@ -244,6 +248,7 @@ impl Lab {
         let addresses = self.fleet.addresses();
         Target::of(match method.name.split_once('.').unwrap().0 {
             "Dominator" => addresses.dominator,
+            "FileGenerator" => addresses.filegen,
             "ImageServer" | "ObjectServer" => addresses.imageserver,
             "MdbServer" => self.mdbd,
             "Subd" => self.fleet.subs[0].address,
@@ -305,7 +310,7 @@ fn each_method_is_for_those_who_may_call_it_and_for_nobody_else() {
         1,
     );
     let list = list.unwrap();
-    for holder in ["dominator", "imageserver", "mdbd", "sub-1"] {
+    for holder in ["dominator", "filegen-server", "imageserver", "mdbd", "sub-1"] {
         fs::write(lab.directory.path().join("tls").join(holder).join("crl.pem"), &list).unwrap();
     }
     // Where nobody gets in, over any form.
@@ -374,6 +379,8 @@ fn each_method_is_for_those_who_may_call_it_and_for_nobody_else() {
                 target.check(by, form, name, &bodies, want).await;
                 let want = match name {
                     GetObjects::NAME => Outcome::LetIn,
+                    // Whatever its powers: it could read the files of other machines.
+                    GetGenerators::NAME => Outcome::Denied,
                     _ => want,
                 };
                 target.check(("by another machine", &machine), form, name, &bodies, want).await;

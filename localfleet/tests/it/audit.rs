@@ -352,9 +352,23 @@ fn pages_change_nothing_and_foreign_texts_in_them_are_text() {
     let _mdbd = Daemon::start("mdbd", &program, words, directory.join("mdbd.log")).unwrap();
     wait_for(address);
 
-    for (daemon, address) in
-        [("dominator", dominator), ("imageserver", images), ("subd", sub), ("mdbd", address)]
-    {
+    // And filegen-server, whose template fails for a machine.
+    let template = directory.join("<script>alert(5)");
+    fs::write(&template, "{{ Tags['<script>'] }}").unwrap();
+    let config = directory.join("filegen.toml");
+    let text = "insecure = true\n[[generator]]\npath = '/etc/<script>'\nkind = 'template'\n\
+                file = '<script>alert(5)'\n";
+    fs::write(&config, text).unwrap();
+    let _filegen = scenario.fleet.start_filegen(&config).unwrap();
+    let filegen = scenario.fleet.addresses().filegen;
+
+    for (daemon, address) in [
+        ("dominator", dominator),
+        ("filegen-server", filegen),
+        ("imageserver", images),
+        ("subd", sub),
+        ("mdbd", address),
+    ] {
         let head = || {
             let page = ask(address, "GET", "/audit", "");
             let rest = page.split_once(">Head</th><td>").unwrap_or_else(|| panic!("{page}")).1;

@@ -68,6 +68,23 @@ fn wait_for(scenario: &mut Scenario, contents: [&str; 2]) {
     scenario.fleet.wait_synced("test/2", CONVERGE_MAX, |_| {}).unwrap();
 }
 
+/// Adds an image with the computed files of `list`.
+fn add(scenario: &Scenario, name: &str, tree: &Path, list: &Path) {
+    let rules = |file: &str| scenario.directory.path().join(file).into_os_string();
+    scenario.imagetool(&[
+        "--format".into(),
+        "json".into(),
+        "add".into(),
+        "--computed".into(),
+        list.into(),
+        name.into(),
+        tree.into(),
+        rules("filter"),
+        rules("triggers"),
+        "--required-paths=".into(),
+    ]);
+}
+
 fn contains(directory: &Path, text: &str) -> bool {
     walkdir::WalkDir::new(directory).into_iter().any(|entry| {
         let entry = entry.unwrap();
@@ -95,19 +112,7 @@ fn machines_get_the_content_that_is_made_for_them_and_keep_it_while_its_server_i
     scenario.converge("test/1");
     let source = scenario.fleet.addresses().filegen.to_string();
     let generators = Generators::make(&directory.path().join("filegen"), &source);
-    let rules = |file: &str| scenario.directory.path().join(file).into_os_string();
-    scenario.imagetool(&[
-        "--format".into(),
-        "json".into(),
-        "add".into(),
-        "--computed".into(),
-        generators.list.clone().into(),
-        "test/2".into(),
-        trees[1].clone().into(),
-        rules("filter"),
-        rules("triggers"),
-        "--required-paths=".into(),
-    ]);
+    add(&scenario, "test/2", &trees[1], &generators.list);
 
     // There is no server: the machines stay at their former image, and drift is repaired.
     require(&scenario, "test/2", ["nyc", "sfo"]);
@@ -164,4 +169,71 @@ fn machines_get_the_content_that_is_made_for_them_and_keep_it_while_its_server_i
         assert!(!contains(&place(name), SECRET.trim_end()), "the secret is in {name}");
     }
     assert!(contains(&place("filegen-server"), "FileGenerator.GetSecrets"), "it is not recorded");
+}
+
+#[test]
+fn content_stays_and_an_alarm_is_raised_while_a_program_fails() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    let tell = format!("tee -a {}", path("told").display());
+    let mut scenario = Scenario::start_with(1, &[("--alarm-command", &tell)]);
+    let write = |script: &str| {
+        fs::write(path("new"), format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs::set_permissions(path("new"), fs::Permissions::from_mode(0o755)).unwrap();
+        fs::rename(path("new"), path("key")).unwrap();
+    };
+    // The key of the site, in base64.
+    write("echo '{\"Data\": \"dGhlIGtleSBvZiB0aGUgc2l0ZQo=\"}'");
+    let config = "[[generator]]\npath = \"/etc/site.key\"\nkind = \"program\"\n\
+                  command = [\"key\"]\n";
+    fs::write(path("config.toml"), config).unwrap();
+    let source = scenario.fleet.addresses().filegen.to_string();
+    fs::write(path("computed"), format!("/etc/site.key {source}\n")).unwrap();
+    trees::make(&path("tree"), 1);
+    fs::write(path("tree/etc/site.key"), "a placeholder").unwrap();
+    add(&scenario, "test/1", &path("tree"), &path("computed"));
+    let _server = scenario.fleet.start_filegen(&path("config.toml")).unwrap();
+    scenario.converge("test/1");
+    let key = scenario.fleet.subs[0].root.join("etc/site.key");
+    assert_eq!(fs::read_to_string(&key).unwrap(), SECRET);
+
+    // Of each alarm, whether it begins or ends, what it is about, and its text.
+    let told = || -> Vec<[String; 3]> {
+        let told = fs::read_to_string(path("told")).unwrap_or_default();
+        let reports = told.lines().map(|line| serde_json::from_str(line).unwrap());
+        let of = |report: serde_json::Value| {
+            ["begun", "ended"].map(|when| {
+                let alarms = report[when].as_array().cloned().unwrap_or_default();
+                alarms.into_iter().map(move |alarm| {
+                    [when, alarm["about"].as_str().unwrap(), alarm["text"].as_str().unwrap()]
+                        .map(str::to_owned)
+                })
+            })
+        };
+        reports.flat_map(of).flatten().collect()
+    };
+    write("echo the key of the site; exit 7");
+    let text = format!("/etc/site.key of sub-1: {}: exit status: 7", path("key").display());
+    let begun = ["begun".to_owned(), source.clone(), text];
+    eventually("the alarm begins", || {
+        let told = told();
+        if told == [begun.clone()] { Ok(()) } else { Err(told) }
+    });
+    fs::write(&key, "by hand").unwrap();
+    eventually("the drift is repaired", || match fs::read_to_string(&key) {
+        Ok(content) if content == SECRET => Ok(()),
+        other => Err(other),
+    });
+    scenario.fleet.wait_synced("test/1", CONVERGE_MAX, |_| {}).unwrap();
+
+    write("echo '{\"Data\": \"YW5vdGhlciBrZXkK\"}'");
+    eventually("the machine has the other key", || match fs::read_to_string(&key) {
+        Ok(content) if content == "another key\n" => Ok(()),
+        other => Err(other),
+    });
+    eventually("the alarm ends", || {
+        let told = told();
+        let is_end = |[when, about, _]: &[String; 3]| when == "ended" && *about == source;
+        if told.last().is_some_and(is_end) { Ok(()) } else { Err(told) }
+    });
 }

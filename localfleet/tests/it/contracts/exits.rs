@@ -6,7 +6,7 @@ use std::fs;
 use super::site::Site;
 
 /// What is run by each tool; it knows its server.
-const LINES: [&str; 39] = [
+const LINES: [&str; 44] = [
     "imagetool list",
     "imagetool diff web/1 web/1",
     "imagetool diff web/1 web/2",
@@ -46,10 +46,15 @@ const LINES: [&str; 39] = [
     "subtool poll --subd 127.0.0.1:1",
     "subtool set-config",
     "fs2objectcache --unknown",
+    "filegen-client list",
+    "filegen-client get none /etc/resolv.conf",
+    "filegen-client check none",
+    "filegen-client diff none",
+    "filegen-client diff generators/config.toml",
 ];
 
 /// What is run with nothing but these words.
-const BARE: [&str; 12] = [
+const BARE: [&str; 15] = [
     "imagetool --version",
     "imagetool --help",
     "imagetool list",
@@ -62,6 +67,9 @@ const BARE: [&str; 12] = [
     "dominator --insecure --state notes --listen 127.0.0.1:0",
     "subd --unknown",
     "mdbd --unknown",
+    "filegen-client --insecure --filegen-server : list",
+    "filegen-server --unknown",
+    "filegen-server --insecure --config notes --listen 127.0.0.1:0",
 ];
 
 /// A line for each command: its exit code. Says also what of it a script must not read: an error

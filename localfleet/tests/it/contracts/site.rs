@@ -21,14 +21,28 @@ use crate::trees;
 /// How long a daemon may take to start.
 const START_MAX: Duration = Duration::from_secs(60);
 
-/// A fleet of two machines, an mdbd, a replica of the image server, and a directory to work in.
+/// A fleet of two machines, an mdbd, a filegen-server, a replica of the image server, and a
+/// directory to work in.
 pub struct Site {
     pub directory: tempfile::TempDir,
     pub fleet: Fleet,
     pub mdbd: SocketAddr,
     pub replica: SocketAddr,
-    _daemons: [Daemon; 2],
+    _daemons: [Daemon; 3],
 }
+
+/// What the filegen-server makes.
+const GENERATORS: &str = r#"
+[[generator]]
+path = "/etc/resolv.conf"
+kind = "template"
+file = "resolv.conf.j2"
+
+[[generator]]
+path = "/etc/mdb.json"
+kind = "mdb"
+secret = true
+"#;
 
 /// How a tool ended.
 #[derive(Debug)]
@@ -99,7 +113,11 @@ impl Site {
         let mut of_replica = start("replica", "imageserver", Set::Imageserver, &flags);
         fleet.wait_for(mdbd, &mut of_mdbd, START_MAX).unwrap();
         fleet.wait_for(replica, &mut of_replica, START_MAX).unwrap();
-        Self { directory, fleet, mdbd, replica, _daemons: [of_mdbd, of_replica] }
+        fs::create_dir(at("generators")).unwrap();
+        fs::write(at("generators/config.toml"), GENERATORS).unwrap();
+        fs::write(at("generators/resolv.conf.j2"), "search {{ Location }}.example\n").unwrap();
+        let of_filegen = fleet.start_filegen(&at("generators/config.toml")).unwrap();
+        Self { directory, fleet, mdbd, replica, _daemons: [of_mdbd, of_replica, of_filegen] }
     }
 
     pub fn at(&self, name: &str) -> PathBuf {
@@ -119,6 +137,11 @@ impl Site {
         match tool {
             "imagetool" => flags.extend(server("--imageserver", addresses.imageserver)),
             "domtool" => flags.extend(server("--dominator", addresses.dominator)),
+            "filegen-client" => {
+                flags.extend(server("--dominator", addresses.dominator));
+                flags.extend(server("--imageserver", addresses.imageserver));
+                flags.extend(server("--filegen-server", addresses.filegen));
+            }
             "subtool" => {
                 flags.extend(server("--imageserver", addresses.imageserver));
                 flags.extend(server("--subd", self.fleet.subs[0].address));
@@ -139,6 +162,7 @@ impl Site {
             .current_dir(self.directory.path())
             .env("HOME", self.directory.path())
             .env_remove("DOMINATOR_ADDR")
+            .env_remove("DOMINATOR_FILEGEN_SERVER")
             .env_remove("DOMINATOR_IMAGESERVER")
             .env_remove("DOMINATOR_SUBD")
             .stdin(Stdio::null())

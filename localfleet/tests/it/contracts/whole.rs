@@ -323,6 +323,24 @@ fn certificates(site: &Site, seen: &mut Seen) {
     seen.run(site, 3, "domtool cert revoke --ca ca ann", 0);
 }
 
+/// What a filegen-server makes, and would make.
+fn computed(site: &Site, seen: &mut Seen) {
+    seen.run(site, 2, "filegen-client list", 0);
+    seen.run(site, 2, "filegen-client get sub-1 /etc/resolv.conf", 0);
+    seen.run(site, 2, "filegen-client get sub-1 /etc/none", 1);
+    let by_path = ["", ".*.compared.changed", ".*.compared.failed"];
+    let diff = |config: &str, code: i32, seen: &mut Seen| {
+        seen.run_with(site, 2, &format!("filegen-client diff {config}"), code, &by_path);
+    };
+    diff("generators/config.toml", 0, seen);
+    site.write("candidate/resolv.conf.j2", "{{ 'a' if Hostname == 'sub-1' else Tags.none }}\n");
+    let config = "[[generator]]\npath = '/etc/resolv.conf'\nkind = 'template'\n\
+                  file = 'resolv.conf.j2'\n";
+    site.write("candidate/config.toml", config);
+    diff("candidate/config.toml", 3, seen);
+    seen.run(site, 2, "filegen-client bench /etc/resolv.conf --time 1s", 0);
+}
+
 /// What scripts cannot do without.
 fn check_list(seen: &Seen) {
     let list = &seen.0["domtool list-subs"];
@@ -340,6 +358,7 @@ fn json_and_metrics_and_exit_codes_stay() {
     orders(&mut site, &mut seen);
     held(&mut site, &mut seen);
     certificates(&site, &mut seen);
+    computed(&site, &mut seen);
     records(&site, &mut seen);
     check_list(&seen);
     let exits = exits::all(&site);
@@ -349,6 +368,7 @@ fn json_and_metrics_and_exit_codes_stay() {
         ("dominator", addresses.dominator),
         ("imageserver", addresses.imageserver),
         ("imageserver that is a replica", site.replica),
+        ("filegen-server", addresses.filegen),
         ("mdbd", site.mdbd),
         ("subd", site.fleet.subs[0].address),
     ];
