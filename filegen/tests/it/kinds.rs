@@ -1,5 +1,7 @@
 //! What each kind of generator makes.
 
+use std::collections::BTreeSet;
+
 use model::mdb::Machine;
 
 use crate::server::{Server, machine};
@@ -112,6 +114,34 @@ async fn each_kind_makes_its_file() {
     let expected: Vec<_> =
         expected.iter().map(|(path, secret)| ((*path).to_owned(), *secret)).collect();
     assert_eq!((shown.collect::<Vec<_>>(), told.error), (expected, String::new()));
+}
+
+/// The names in the first columns of the tables of a part of the handbook.
+fn explained(heading: &str) -> BTreeSet<String> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/OPERATING.md");
+    let text = std::fs::read_to_string(path).unwrap();
+    let (_, part) = text.split_once(&format!("\n{heading}\n")).unwrap();
+    let part = part.split("\n##").next().unwrap();
+    let rows = part.lines().filter(|line| line.starts_with("| `dominator_"));
+    let names = rows.flat_map(|row| row.split(" | ").next().unwrap().split('`'));
+    let names = names.filter(|name| name.starts_with("dominator_"));
+    names.map(|name| name.split('{').next().unwrap().to_owned()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_metric_is_explained_in_the_handbook() {
+    let (mut server, _web, web1) = all_kinds().await;
+    server.start().await;
+    server.files(&web1, &PATHS).await;
+    let metrics = server.page("/metrics").await;
+    let types = metrics.lines().filter_map(|line| line.strip_prefix("# TYPE dominator_filegen_"));
+    let told: BTreeSet<String> = types
+        .map(|line| match line.split_once(' ').unwrap() {
+            (name, "counter") => format!("dominator_filegen_{name}_total"),
+            (name, _) => format!("dominator_filegen_{name}"),
+        })
+        .collect();
+    assert_eq!(told, explained("### The page and the metrics of filegen-server"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
