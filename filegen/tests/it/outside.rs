@@ -1,9 +1,13 @@
 //! Programs and web servers that fail.
 
 use std::fs;
+use std::time::{Duration, Instant};
 
 use crate::server::{Server, machine};
 use crate::web::{Answer, Web};
+
+/// The pause after the first failure.
+const PAUSE: Duration = Duration::from_secs(5);
 
 const FORM: &str = r#"expected {"Data": "BASE64", "SecondsValid": SECONDS}"#;
 
@@ -99,16 +103,21 @@ async fn a_program_that_fails_gives_a_reason_and_no_file() {
         "cannot run {directory}/bin/not-executable: Permission denied (os error 13)"
     )));
     expected.push(Ok("a".to_owned()));
+    let started = Instant::now();
     assert_eq!(server.files(&web1, &paths).await, expected);
-    // Nobody runs any more, and nothing runs again before its pause is over.
     assert_eq!(server.files(&web1, &paths).await, expected);
-    for name in &names {
-        assert_eq!(fs::read_to_string(server.path(&format!("bin/{name}.runs"))).unwrap(), ".\n");
-    }
-    let pid = fs::read_to_string(server.path("bin/hangs.pid")).unwrap();
-    assert!(!fs::exists(format!("/proc/{}", pid.trim())).unwrap());
-
     let metrics = server.metrics().await;
+    let runs = |name: &&str| fs::read_to_string(server.path(&format!("bin/{name}.runs"))).unwrap();
+    let runs: Vec<String> = names.iter().map(runs).collect();
+    let pid = fs::read_to_string(server.path("bin/hangs.pid")).unwrap();
+    testing::eventually("the program is killed", || {
+        !fs::exists(format!("/proc/{}", pid.trim())).unwrap()
+    });
+    if started.elapsed() > PAUSE {
+        println!("SKIPPED: this machine is too busy to see that nothing runs again at once");
+        return;
+    }
+    assert_eq!(runs, vec![".\n"; names.len()]);
     for (name, failures) in names.iter().map(|name| (*name, 1)).chain([("good", 0)]) {
         let line = format!("failures_total{{path=\"/p/{name}\"}} {failures}\n");
         assert!(metrics.contains(&line), "{line} in {metrics}");
@@ -202,6 +211,7 @@ async fn a_web_server_that_fails_gives_a_reason_and_no_file() {
     paths.push("/u/closed".to_owned());
     let paths: Vec<&str> = paths.iter().map(String::as_str).collect();
     let web1 = machine("web1", "");
+    let started = Instant::now();
     let got = server.files(&web1, &paths).await;
     let mut expected: Vec<Result<String, String>> =
         table.iter().map(|(.., why)| Err(why.clone())).collect();
@@ -209,7 +219,8 @@ async fn a_web_server_that_fails_gives_a_reason_and_no_file() {
     assert_eq!(got, expected);
     // Nothing is asked again before its pause is over.
     assert_eq!(server.files(&web1, &paths).await, got);
-    assert_eq!(web.requests().len(), table.len());
+    let count = web.requests().len();
+    assert!(count == table.len() || started.elapsed() > PAUSE, "{count}");
     let told =
         format!("{got:?}{}{}{}", server.log(), server.page("/").await, server.metrics().await);
     assert!(!told.contains("s3cret"), "{told}");
