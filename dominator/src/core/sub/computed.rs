@@ -57,7 +57,7 @@ impl Sub {
         let algorithm = image.tree.algorithm();
         let rule = image.content.computed.iter().find(|rule| {
             let known = self.computed.files.get(&rule.path, &rule.source);
-            !known.is_some_and(|file| file.object.id().algorithm() == algorithm)
+            known.is_none_or(|file| file.object.id().algorithm() != algorithm)
                 && !view.exclusions.covers(&rule.path)
         })?;
         let unknown = self.computed.unknown.iter().find(|unknown| *unknown.rule == *rule);
