@@ -7,11 +7,11 @@
 //! Kept files have the numbers of users that the former image had.
 // tidy: core
 
-pub mod accounts;
 pub mod named;
 
 use std::collections::BTreeMap;
 
+use model::accounts::{AccountKind, Accounts, ChangedNumber, ids};
 use model::filter::Filter;
 use model::image::ImageName;
 use model::object::ObjectId;
@@ -19,10 +19,10 @@ use model::path::TreePath;
 use model::tree::Leaf;
 use model::tree::encode::Item;
 
-use self::accounts::Accounts;
 use self::named::{NamedDirectory, Role};
 use crate::directory_cache::{DirectoryCache, Lookup};
 use crate::image_checks::Warnings;
+use crate::packages::printable;
 
 /// Directories below which services keep data that is not in packages.
 const DATA: [&str; 3] = ["/var/lib", "/var/spool", "/srv"];
@@ -188,8 +188,8 @@ impl Needs {
             match file.meaning {
                 Meaning::Unit => named::in_unit(&file.path, &text, &mut needs.named),
                 Meaning::Tmpfiles => named::in_tmpfiles(&file.path, &text, &mut needs.named),
-                Meaning::Users => needs.accounts.users = accounts::ids(&text),
-                Meaning::Groups => needs.accounts.groups = accounts::ids(&text),
+                Meaning::Users => needs.accounts.users = ids(&text),
+                Meaning::Groups => needs.accounts.groups = ids(&text),
             }
         }
         needs
@@ -229,7 +229,7 @@ pub fn lost_data(
         lost.entry(path.clone()).or_insert((by, line_of(path, end)));
     };
     for (path, uid, gid) in &survey.owned {
-        add(path, needs.accounts.owner(*uid, *gid), Found::Filled);
+        add(path, owner_name(&needs.accounts, *uid, *gid), Found::Filled);
     }
     for named in &needs.named {
         let found = find(&named.path);
@@ -289,7 +289,7 @@ pub fn dropped_warnings(
             None if one.path.parent().and_then(|up| owner(&up)) == Some((one.uid, one.gid)) => {
                 continue;
             }
-            None => needs.accounts.owner(one.uid, one.gid),
+            None => owner_name(&needs.accounts, one.uid, one.gid),
         };
         missing.insert(&one.path, (by, line_of(&one.path, "/.*")));
     }
@@ -314,7 +314,12 @@ pub fn renumbered_warning(
     name: &ImageName,
     filter: &Filter,
 ) -> Warnings {
-    let changes = accounts.renumbered(former);
+    let moved = |change: ChangedNumber| {
+        let (what, old, name) = (change.kind.name(), change.number, printable(&change.former));
+        change.moved_to.map(|new| format!("{what} {name}: {old} to {new}"))
+    };
+    let changes: Vec<String> =
+        accounts.changed_numbers(former).into_iter().filter_map(moved).collect();
     if changes.is_empty() || filter.lines().is_empty() {
         return Warnings::default();
     }
@@ -324,6 +329,19 @@ pub fn renumbered_warning(
         listed(changes.into_iter())
     );
     Warnings { warnings: vec![text], filter_lines: Vec::new() }
+}
+
+/// Names the owner of an entry: the user, or the group if the user is root.
+fn owner_name(accounts: &Accounts, uid: u32, gid: u32) -> String {
+    let (kind, ids, wanted) = match uid {
+        0 => (AccountKind::Group, &accounts.groups, gid),
+        _ => (AccountKind::User, &accounts.users, uid),
+    };
+    let what = kind.name();
+    match ids.iter().find(|(_, id)| **id == wanted) {
+        Some((name, _)) => format!("{what} {}", printable(name)),
+        None => format!("{what} {wanted}"),
+    }
 }
 
 /// Finds the owner and group of a directory in the tree of `root`.

@@ -7,6 +7,7 @@
 //! Everything here is a function of its arguments: no clock, disk, network or randomness. The crate
 //! depends on neither tokio nor hyper. `docs/IMAGE-FORMAT.md` specifies the bytes.
 
+pub mod accounts;
 pub mod backoff;
 pub mod display;
 pub mod escape;

@@ -1,7 +1,5 @@
 //! What is told for small trees, units, tmpfiles.d and lists of users.
 
-use std::collections::BTreeMap;
-
 use model::object::Algorithm;
 use model::tree::Tree;
 use model::tree::text::from_text;
@@ -194,10 +192,7 @@ fn directories_that_are_left_out_are_told_if_services_need_them() {
 
 #[test]
 fn other_numbers_of_users_and_groups_are_told_if_machines_keep_files() {
-    let of = |users: &str, groups: &str| Accounts {
-        users: accounts::ids(users),
-        groups: accounts::ids(groups),
-    };
+    let of = |users: &str, groups: &str| Accounts { users: ids(users), groups: ids(groups) };
     let before = of("root:x:0:0::/:\nredis:x:101:101::\ngone:x:9:9::\n", "redis:x:101:\nadm:x:4:");
     let after = of("root:x:0:0::/:\nredis:x:102:101::\nnew:x:101:1::\n", "redis:x:101:\nadm:x:5:");
     let keep = Filter::new(["/var/lib/redis/.*"]).unwrap();
@@ -210,7 +205,4 @@ fn other_numbers_of_users_and_groups_are_told_if_machines_keep_files() {
     assert_eq!(renumbered_warning(&before, &before, &name, &keep), Warnings::default());
     let nothing = Filter::new::<&str>([]).unwrap();
     assert_eq!(renumbered_warning(&after, &before, &name, &nothing), Warnings::default());
-    // Of equal names the first counts, as for the machine.
-    let text = "no\n:x\na:b:c:\n+::\nok:x:7\nok:x:8";
-    assert_eq!(accounts::ids(text), BTreeMap::from([("ok".into(), 7)]));
 }

@@ -6,6 +6,7 @@ use std::io::Read as _;
 use std::path::Path;
 
 use api::image_server::notes::{FindLatestImage, FindLatestImageRequest};
+use model::accounts::Accounts;
 use model::filter::Filter;
 use model::image::ImageName;
 use model::object::ObjectId;
@@ -15,7 +16,6 @@ use super::add::print_warnings;
 use super::{Context, get_image};
 use crate::directory_cache::DirectoryCache;
 use crate::image_checks::Warnings;
-use crate::service_needs::accounts::Accounts;
 use crate::service_needs::{
     DroppedDirectory, Found, LostData, Needs, NeedsFile, Survey, dropped_warnings, lost_data,
     owner, partial_warning, renumbered_warning,
