@@ -2,6 +2,7 @@
 
 pub mod events;
 pub mod explain;
+pub mod kept_files;
 pub mod mdb;
 pub mod orders;
 pub mod plan;

@@ -8,6 +8,7 @@
 //! may be repeated with the same id without effect.
 
 mod add_objects;
+mod count_owners;
 mod directory_blocks;
 mod holder;
 mod limits;
@@ -35,6 +36,9 @@ use model::signing::Signature;
 use model::trigger::Triggers;
 
 pub use add_objects::{AddObjects, AddObjectsRequest};
+pub use count_owners::{
+    COUNT_MS_MAX, CountOwners, CountOwnersReply, CountOwnersRequest, OWNERS_MAX,
+};
 pub use directory_blocks::{
     BLOCKS_BYTES_MIN, DirectoryBlock, GetDirectoryBlocks, GetDirectoryBlocksReply,
     GetDirectoryBlocksRequest, HAVE_MAX,

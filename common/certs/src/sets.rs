@@ -62,6 +62,7 @@ const COMPUTED: &[&str] =
 /// Methods for reading the state of a dominator.
 const FLEET: &[&str] = &[
     "Dominator.CheckMdb",
+    "Dominator.CountKeptFiles",
     "Dominator.Explain",
     "Dominator.GetConfiguration",
     "Dominator.GetStatus",
@@ -124,6 +125,7 @@ impl Set {
                 "Subd.AddObjects",
                 "Subd.Cleanup",
                 "Subd.Commit",
+                "Subd.CountOwners",
                 "Subd.Fetch",
                 "Subd.GetDirectories",
                 "Subd.GetDirectoryBlocks",

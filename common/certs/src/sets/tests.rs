@@ -41,6 +41,7 @@ fn sets_may_call_what_they_must() {
             Subd.AddObjects
             Subd.Cleanup
             Subd.Commit
+            Subd.CountOwners
             Subd.Fetch
             Subd.GetDirectories
             Subd.GetDirectoryBlocks
@@ -74,6 +75,7 @@ fn sets_may_call_what_they_must() {
             Dominator.Backup
             Dominator.CheckMdb
             Dominator.ClearSafetyShutoff
+            Dominator.CountKeptFiles
             Dominator.DisableUpdates
             Dominator.EnableUpdates
             Dominator.EndRollback
@@ -146,6 +148,7 @@ fn sets_may_call_what_they_must() {
             ObjectServer.GetObjects
         viewer: user
             Dominator.CheckMdb
+            Dominator.CountKeptFiles
             Dominator.Explain
             Dominator.GetConfiguration
             Dominator.GetStatus

@@ -110,6 +110,7 @@ fn methods_of_subd_have_these_bytes() {
     pinned.method::<subd::PreviewScan>(samples::preview_scan());
     pinned.method::<subd::GetLimits>(((), samples::limits_in_force()));
     pinned.method::<subd::Hurry>(((), Default::default()));
+    pinned.method::<subd::CountOwners>(samples::count_owners());
     pinned.method::<subd::AddObjects>((samples::add_to_cache(), Default::default()));
     pinned.check("Subd.", expect_file!["golden/subd.txt"]);
 }
@@ -191,6 +192,7 @@ fn methods_of_the_dominator_have_these_bytes() {
     pinned.method::<dominator::settings::SetSubConfiguration>(samples::set_sub_configuration());
     pinned.method::<dominator::settings::GetSubConfiguration>(samples::get_sub_configuration());
     pinned.method::<dominator::settings::GetSubLimits>(samples::get_sub_limits());
+    pinned.method::<dominator::kept_files::CountKeptFiles>(samples::count_kept_files());
     pinned.check("Dominator.", expect_file!["golden/dominator.txt"]);
 }
 

@@ -1,14 +1,20 @@
 //! Samples of what a sub refuses, and of who gives it orders.
 
 use api::Done;
+use api::dominator::kept_files::{
+    CountKeptFilesReply, CountKeptFilesRequest, ImageOfMachine, KeptFiles, KeptNumber,
+};
 use api::dominator::orders::GoOnRequest;
 use api::dominator::settings::GetSubLimitsRequest;
 use api::subd::{
-    DirectoryBlock, GetDirectoryBlocksReply, GetDirectoryBlocksRequest, GetLimitsReply,
-    GetRefusedChangesReply, HoldMachineRequest, LimitInForce, LimitReason, PreviewScanReply,
-    PreviewScanRequest, SpeedSource, TakeOverReply, TakeOverRequest,
+    CountOwnersReply, CountOwnersRequest, DirectoryBlock, GetDirectoryBlocksReply,
+    GetDirectoryBlocksRequest, GetLimitsReply, GetRefusedChangesReply, HoldMachineRequest,
+    LimitInForce, LimitReason, PreviewScanReply, PreviewScanRequest, SpeedSource, TakeOverReply,
+    TakeOverRequest,
 };
+use model::accounts::AccountKind;
 use model::escape::ByteText;
+use model::image::ImageName;
 use model::object::Algorithm;
 use model::plan::{RefusedChange, RefusedKind};
 use model::tree::{Metadata, Node};
@@ -50,6 +56,42 @@ pub fn preview_scan() -> (PreviewScanRequest, PreviewScanReply) {
         hashed_bytes: 8_589_934_592,
     };
     (request, reply)
+}
+
+pub fn count_owners() -> (CountOwnersRequest, CountOwnersReply) {
+    let request = CountOwnersRequest {
+        scan: super::configuration().scan,
+        users: vec![105, 65_534],
+        groups: vec![110],
+        time_ms: 900,
+    };
+    let unfinished = Some("an update began".to_owned());
+    (request, CountOwnersReply { users: vec![1_204, 0], groups: vec![7], looked_at: 9, unfinished })
+}
+
+pub fn count_kept_files() -> (CountKeptFilesRequest, CountKeptFilesReply) {
+    let hostname = "web-1".to_owned();
+    let image = |name| ImageName::new(name).unwrap();
+    let number = |kind, number, now: Option<&str>, files| {
+        let (former, now) = ("postfix".to_owned(), now.map(str::to_owned));
+        KeptNumber { kind, number, former, now, files }
+    };
+    let kept = KeptFiles {
+        hostname: hostname.clone(),
+        from: image("base/1"),
+        image: image("base/2"),
+        numbers: vec![
+            number(AccountKind::User, 105, Some("redis"), Some(1_204)),
+            number(AccountKind::Group, 110, None, None),
+        ],
+        unfinished: Some("an update began".to_owned()),
+        unknown: Some("refused".to_owned()),
+    };
+    let machine = ImageOfMachine { hostname, image: image("base/2") };
+    (
+        CountKeptFilesRequest { machines: vec![machine] },
+        CountKeptFilesReply { machines: vec![kept] },
+    )
 }
 
 pub fn limits_in_force() -> GetLimitsReply {
