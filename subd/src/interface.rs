@@ -13,8 +13,8 @@ use api::Done;
 use api::fault::{Fault, FaultCode};
 use api::object_server::IDS_MAX;
 use api::subd::{
-    AddObjects, Cleanup, Commit, Configuration, DIRECTORIES_MAX, EncodedDirectory, Fetch,
-    GetConfiguration, GetDirectories, GetDirectoriesReply, GetDirectoryBlocks,
+    AddObjects, Cleanup, Commit, Configuration, CountOwners, DIRECTORIES_MAX, EncodedDirectory,
+    Fetch, GetConfiguration, GetDirectories, GetDirectoriesReply, GetDirectoryBlocks,
     GetDirectoryBlocksReply, GetDirectoryBlocksRequest, GetLimits, GetRefusedChanges,
     GetRefusedChangesReply, HAVE_MAX, OfferImage, POLL_WAIT_MS_MAX, Poll, PollReply, PollRequest,
     Prepare, PreviewScan, PreviewScanReply, PreviewScanRequest, ScanCounters, SetConfiguration,
@@ -288,6 +288,9 @@ pub fn router(service: &Arc<Service>, security: &Security) -> Router<Arc<Service
         })
         .method::<GetLimits, _>(async |service, _, ()| Ok(service.budgets.in_force()))
         .method::<PreviewScan, _>(async |service, _, request| service.preview(request).await)
+        .method::<CountOwners, _>(async |service, _, request| {
+            service.scanner.count_owners(Arc::clone(&service.root), request).await
+        })
         .method::<GetConfiguration, _>(async |service, _, ()| service.configuration())
         .method::<SetConfiguration, _>(async |service, _, request| {
             blocking(move || service.configure(request)).await

@@ -12,6 +12,9 @@
 //! from a copy of what the last pass has left, so that only unknown files are hashed. It takes
 //! turns with the passes over all files, and gives way at once to passes that somebody waits for.
 //!
+//! A *count of owners* walks what scans leave out, in a thread of its own that is charged the same
+//! budgets; it ends when the scanner pauses.
+//!
 //! [`Pace`] says how often passes come, [`Budgets`] how much they take meanwhile. No pass leaves
 //! anything in the page cache that was not there before.
 //!
@@ -28,8 +31,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use api::fault::Fault;
-use api::subd::{Alarm, ScanCounters};
+use api::fault::{Fault, FaultCode};
+use api::subd::{Alarm, CountOwnersReply, CountOwnersRequest, ScanCounters};
 use model::filter::Patterns;
 use model::lock::locked;
 use model::path::TreePath;
@@ -46,6 +49,7 @@ use crate::state::{ReportState, Snapshot};
 mod content;
 pub mod coverage;
 pub mod known_entries;
+mod owner_count;
 pub mod pace;
 pub mod pass;
 mod preview;
@@ -161,6 +165,20 @@ impl Scanner {
     /// Returns what the last preview found, as long as it is kept.
     pub fn previewed(&self) -> Option<Arc<Snapshot>> {
         self.shared.mailbox().preview.found().cloned()
+    }
+
+    /// Counts the entries that a scan leaves out by their owners.
+    ///
+    /// # Errors
+    ///
+    /// A fault that says why nothing is counted.
+    pub async fn count_owners(
+        &self,
+        root: Arc<crate::root::Root>,
+        request: CountOwnersRequest,
+    ) -> Result<CountOwnersReply, Fault> {
+        let answer = owner_count::start(&self.shared, root, request)?;
+        answer.await.map_err(|_| Fault::new(FaultCode::Internal, "the count ended by a panic"))
     }
 
     /// Waits until the scanner has closed all of the tree, and stops it until the returned value is

@@ -13,7 +13,7 @@ use model::filter::Patterns;
 use model::lock::locked;
 use model::path::TreePath;
 use model::scope::{ScanSettings, Scope};
-use tokio::sync::{Notify, oneshot, watch};
+use tokio::sync::{Notify, Semaphore, oneshot, watch};
 
 use crate::limits::memory::available_memory;
 use crate::limits::{Budgets, Usage};
@@ -94,6 +94,8 @@ pub(super) struct ScanControl {
     pub(super) counters: Counters,
     pub(super) budgets: Arc<Budgets>,
     pub(super) progress: Progress,
+    /// The permit of the one count of owners that may run.
+    pub(super) counting: Arc<Semaphore>,
     /// Notified when a preview ends.
     pub(super) preview_ended: Notify,
     snapshots: watch::Sender<Arc<Snapshot>>,
@@ -129,6 +131,7 @@ impl ScanControl {
             counters: Counters::default(),
             budgets,
             progress: Progress::default(),
+            counting: Arc::new(Semaphore::new(1)),
             preview_ended: Notify::new(),
             snapshots: watch::Sender::new(Arc::new(first)),
         }
@@ -204,6 +207,40 @@ impl ScanControl {
             drop(self.wakeup.wait_timeout(mailbox, time).unwrap_or_else(PoisonError::into_inner));
             self.progress.moved();
             rest = charge(0, 0);
+        }
+    }
+
+    /// As [`ScanControl::throttle`], for a count of owners by another thread: all that it uses is
+    /// limited.
+    ///
+    /// # Errors
+    ///
+    /// Why the count must end.
+    pub(super) fn throttle_count(
+        &self,
+        taken: &mut Usage,
+        end: Instant,
+        is_wanted: impl Fn() -> bool,
+    ) -> Result<(), String> {
+        let Budgets { cpu, scan, .. } = &*self.budgets;
+        let step = taken.step();
+        let mut rest = cpu.charge(step.cpu_us()).max(scan.charge(step.read_bytes));
+        loop {
+            let mailbox = self.mailbox();
+            if mailbox.stop || mailbox.pauses > 0 {
+                return Err("the machine stopped to scan, as for an update".to_owned());
+            }
+            if !is_wanted() {
+                return Err("nobody waits for it".to_owned());
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err("it would take too long within the limits of the machine".to_owned());
+            }
+            let Some(time) = rest.filter(|rest| *rest >= REST_MIN) else { return Ok(()) };
+            let wait = self.wakeup.wait_timeout(mailbox, time.min(left));
+            drop(wait.unwrap_or_else(PoisonError::into_inner));
+            rest = cpu.charge(0).max(scan.charge(0));
         }
     }
 

@@ -64,7 +64,7 @@ pub(super) fn run(shared: &ScanControl, root: &Root, pace: Pace) {
 }
 
 /// Gives the thread low priority for the processor and the disk.
-fn lower_priority() {
+pub(super) fn lower_priority() {
     // Without a process, Linux sets the priority of the calling thread alone.
     if let Err(error) = rustix::process::setpriority_process(None, NICENESS) {
         tracing::warn!("the scanner runs with normal priority: {error}");

@@ -7,6 +7,7 @@ mod churn;
 mod coverage;
 mod extremes;
 mod noticing;
+mod owners;
 mod stall;
 mod steering;
 mod tamper;
