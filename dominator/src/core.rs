@@ -11,6 +11,7 @@ pub mod computed;
 pub mod event_filter;
 pub mod identity;
 pub mod image_breaker;
+pub mod kept_files;
 pub mod mdb_admission;
 pub mod mdb_diff;
 pub mod network_budget;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use api::dominator::events::{Backup, ListEvents};
 use api::dominator::explain::Explain;
+use api::dominator::kept_files::CountKeptFiles;
 use api::dominator::mdb::ShowMdb;
 use api::dominator::orders::WatchSub;
 use api::dominator::plan::{CheckMdb, PlanMachine, PlanMachines};
@@ -73,6 +74,9 @@ pub fn methods(router: Router<ApiState>) -> Router<ApiState> {
         .method::<PlanMachines, _>(async |api, _, request| {
             api.fleet.plan_machines(request.machines).await.map_err(|error| fault_of(&error))
         })
+        .method::<CountKeptFiles, _>(async |api, _, request| {
+            api.fleet.count_kept_files(request).await.map_err(|error| fault_of(&error))
+        })
         .method::<CheckMdb, _>(async |api, _, request| {
             let machines = request.machines.into_iter();
             let machines: Machines =
@@ -123,7 +127,7 @@ pub fn fault_of(error: &OrderError) -> Fault {
         | OrderError::Filter { .. }
         | OrderError::Pause { .. } => FaultCode::BadRequest,
         OrderError::DefaultImage { .. } => FaultCode::Held,
-        OrderError::TooManyMachines => FaultCode::TooLarge,
+        OrderError::TooManyMachines | OrderError::TooManyCounting => FaultCode::TooLarge,
         OrderError::NoPlan { is_scanning: true, .. } => FaultCode::Busy,
         OrderError::NoPlan { .. } | OrderError::NoLimits { .. } => FaultCode::Unavailable,
         OrderError::Stopping => FaultCode::Unavailable,

@@ -1,5 +1,6 @@
 //! The machines of the machine database, each run by a driver task, and the orders for them.
 
+mod kept_files;
 mod machine_database;
 mod orders;
 mod plan;
@@ -11,6 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use api::access::OwnedItem;
+use api::dominator::kept_files::COUNTING_MAX;
 use api::dominator::orders::DefaultImage;
 use api::dominator::plan::{MACHINES_MAX, NoPlanReason};
 use api::dominator::{Brake, DominatorStatus, MDB_REMARK, Status, SubDetail, SubSummary};
@@ -79,6 +81,8 @@ pub enum OrderError {
     },
     #[error("at most {MACHINES_MAX} machines are planned for in one call")]
     TooManyMachines,
+    #[error("at most {COUNTING_MAX} machines count their files in one call")]
+    TooManyCounting,
     #[error("updates to {image} have not stopped; domtool list-stopped tells which have")]
     NotStopped { image: ImageName },
     #[error("{image} has not changed; domtool status tells which images have")]
@@ -184,6 +188,8 @@ pub struct Fleet {
     copy: tokio::sync::Mutex<Option<records::OpenBackup>>,
     /// Held while plans are made for a caller: one caller at a time is enough beside the work.
     planning: tokio::sync::Mutex<()>,
+    /// The same, of those who count kept files.
+    counting: tokio::sync::Mutex<()>,
     tracker: TaskTracker,
     stop: CancellationToken,
     /// Why the alarm command failed the last time.
@@ -219,6 +225,7 @@ impl Fleet {
             mdb_unknown_keys: Mutex::default(),
             copy: tokio::sync::Mutex::default(),
             planning: tokio::sync::Mutex::default(),
+            counting: tokio::sync::Mutex::default(),
             tracker,
             stop,
             alarm_error: Mutex::default(),

@@ -165,6 +165,11 @@ impl Images {
         found.filter(|image| image.is_ok() || purpose == Purpose::Record)
     }
 
+    /// Returns the image `name` if it is loaded.
+    pub(super) fn loaded(&self, name: &ImageName) -> Option<Arc<RequiredImage>> {
+        self.find_loaded(name, Purpose::Question)?.ok()
+    }
+
     fn known(&self) -> MutexGuard<'_, ImageCache> {
         locked(&self.known)
     }
@@ -172,7 +177,7 @@ impl Images {
     /// Returns the triggers of the image `name` without reading its tree. The error says why they
     /// are not known.
     pub async fn triggers(&self, name: &ImageName) -> Result<Triggers, String> {
-        if let Some(Ok(image)) = self.find_loaded(name, Purpose::Question) {
+        if let Some(image) = self.loaded(name) {
             return Ok(image.content.triggers.clone());
         }
         self.get_content(name).await.map(|content| content.triggers)
