@@ -1,11 +1,13 @@
 //! `domtool plan`: shows what would be done to a machine, or under another machine database.
 
 mod fleet_plan;
+mod kept_files;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use api::dominator::Status;
+use api::dominator::kept_files::ImageOfMachine;
 use api::dominator::plan::{
     CheckMdb, CheckMdbRequest, MachinePlan, PlanMachine, PlanMachineReply, PlanMachineRequest,
     PlanMachines, PlanMachinesRequest, PlanOutcome,
@@ -18,10 +20,12 @@ use model::display::safe_text;
 use model::image::ImageName;
 use model::mdb::Machine;
 use rpc::client::Client;
+use serde::Serialize;
 use tool::{EXIT_DIFFERENT, Format, Output};
 
 use super::ToolError;
 use fleet_plan::FleetPlan;
+use kept_files::KeptByMachines;
 
 /// Time limit for one answer, because the dominator may have to get an image first, and for waiting
 /// until machines have scanned for their plans.
@@ -69,7 +73,8 @@ pub(super) async fn run(
 ) -> Result<Output, ToolError> {
     match (&command.mdb, &command.hostname) {
         (Some(file), _) => {
-            let plan = plan_fleet(client, file.clone(), command.all).await?;
+            let mut plan = plan_fleet(client, file.clone(), command.all).await?;
+            plan.kept_files = kept_files::ask(client, plan.changing_machines()).await;
             let code = if plan.is_change() { EXIT_DIFFERENT } else { EXIT_DONE };
             let text = format.render(&plan, |plan| plan.text(command.verbose));
             Ok(Output { text, code })
@@ -79,19 +84,38 @@ pub(super) async fn run(
             let request = PlanMachineRequest { hostname, image: command.image.clone() };
             let reply = plan_machine(client, &request).await?;
             let code = if reply.preview.same { EXIT_DONE } else { EXIT_DIFFERENT };
-            let text = format.render(&reply, machine_text);
+            let preview = &reply.preview;
+            let is_other = preview.from.as_ref().is_some_and(|from| *from != preview.image);
+            let machine = (is_other && !preview.same).then(|| ImageOfMachine {
+                hostname: request.hostname.clone(),
+                image: preview.image.clone(),
+            });
+            let kept_files = kept_files::ask(client, machine.into_iter().collect()).await;
+            let text = format.render(&PlanOfMachine { reply, kept_files }, PlanOfMachine::text);
             Ok(Output { text, code })
         }
     }
 }
 
-fn machine_text(reply: &PlanMachineReply) -> String {
-    let mut text = reply.preview.text();
-    if !reply.preview.same {
-        let waits = reply.waits.iter().map(|(status, why)| format!("WAITS {status}: {why}\n"));
-        text.extend(waits);
+/// The plan of one machine.
+#[derive(Debug, Serialize)]
+struct PlanOfMachine {
+    #[serde(flatten)]
+    reply: PlanMachineReply,
+    kept_files: KeptByMachines,
+}
+
+impl PlanOfMachine {
+    fn text(&self) -> String {
+        let Self { reply, kept_files } = self;
+        let mut text = reply.preview.text();
+        text.extend(kept_files.lines(None).into_iter().map(|line| line + "\n"));
+        if !reply.preview.same {
+            let waits = reply.waits.iter().map(|(status, why)| format!("WAITS {status}: {why}\n"));
+            text.extend(waits);
+        }
+        text
     }
-    text
 }
 
 /// Asks for the plan of one machine, and waits while the machine scans for it.

@@ -281,6 +281,9 @@ async fn what_is_not_known_of_the_former_image_is_said() {
     let (_, text) = exit_and_stdout(&stage.domtool(&["plan", "host"]).await);
     assert!(text.contains("\nNOT KNOWN: the triggers of base/1: "), "{text}");
     assert!(!text.contains("stop db"), "{text}");
+    let unknown = "\nNOT KNOWN: how many files host keeps with old numbers of users and groups: \
+                   /etc/passwd of base/1: ";
+    assert!(text.contains(unknown), "{text}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

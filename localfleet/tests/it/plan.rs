@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{MetadataExt as _, chown};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -215,6 +215,67 @@ fn a_first_adoption_and_another_filter_are_planned_and_the_machines_stay_as_they
     };
     // The dominator that requires test/1 is not in the way.
     assert_eq!((subtool("test/2"), subtool("test/1")), (Some(3), Some(0)));
+    assert_eq!(all(&scenario), before, "a plan must change nothing");
+    scenario.fleet.stop().unwrap();
+}
+
+#[test]
+fn kept_files_with_numbers_that_mean_others_in_the_next_image_are_counted() {
+    let place = tempfile::tempdir().unwrap();
+    let mut scenario = Scenario::start(2);
+    for (version, users, groups) in [
+        (1, "root:x:0:0::/:\npostfix:x:105:110::/:\n", "root:x:0:\npostfix:x:110:\n"),
+        (2, "root:x:0:0::/:\nredis:x:105:111::/:\n", "root:x:0:\npostfix:x:112:\n"),
+    ] {
+        let tree = place.path().join(version.to_string());
+        trees::make(&tree, version);
+        fs::write(tree.join("etc/passwd"), users).unwrap();
+        fs::write(tree.join("etc/group"), groups).unwrap();
+        scenario.add(&format!("test/{version}"), &tree);
+    }
+    scenario.converge("test/1");
+    // The filter keeps what is in /var/log, and /srv/data.
+    let root = scenario.fleet.subs[0].root.clone();
+    let mail = root.join("var/log/mail");
+    fs::create_dir(&mail).unwrap();
+    for number in 0..1_203 {
+        fs::write(mail.join(number.to_string()), "").unwrap();
+        chown(mail.join(number.to_string()), Some(105), Some(0)).unwrap();
+    }
+    chown(&mail, Some(105), Some(110)).unwrap();
+    let before = settled(&scenario);
+
+    let said = |words: &[&str]| {
+        let output = scenario.fleet.domtool(words).unwrap();
+        let data = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(output.status.code(), Some(3), "{data}");
+        let is_meant = |line: &&str| line.contains("kept file") || line.contains("NOT KNOWN");
+        data.lines().filter(is_meant).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let lines = [
+        "sub-1: 1,204 kept files have UID 105, which is postfix in test/1 and redis in test/2",
+        "sub-1: 1 kept file has GID 110, which is postfix in test/1 and no group in test/2",
+    ];
+    assert_eq!(said(&["plan", "sub-1", "--image", "test/2"]), lines);
+    assert_eq!(said(&["plan", "sub-2", "--image", "test/2"]), [""; 0]);
+    let database = fs::read_to_string(scenario.fleet.mdb()).unwrap();
+    let candidate = scenario.directory.path().join("candidate.json");
+    fs::write(&candidate, database.replace("test/1", "test/2")).unwrap();
+    let words = ["plan", "--mdb", candidate.to_str().unwrap()];
+    assert_eq!(said(&words), lines);
+    let (_, plan) = domtool(&scenario, &words);
+    let (_, one) = domtool(&scenario, &["plan", "sub-1", "--image", "test/2"]);
+    let machine = |hostname: &str, users: u32, groups: u32| {
+        let numbers = json!([
+            {"kind": "user", "number": 105, "former": "postfix", "now": "redis", "files": users},
+            {"kind": "group", "number": 110, "former": "postfix", "now": null, "files": groups},
+        ]);
+        json!({"hostname": hostname, "from": "test/1", "image": "test/2", "numbers": numbers,
+               "unfinished": null, "unknown": null})
+    };
+    let machines = [machine("sub-1", 1_204, 1), machine("sub-2", 0, 0)];
+    assert_eq!(plan["kept_files"], json!({"machines": machines, "unknown": null}));
+    assert_eq!(one["kept_files"], json!({"machines": machines[..1], "unknown": null}));
     assert_eq!(all(&scenario), before, "a plan must change nothing");
     scenario.fleet.stop().unwrap();
 }

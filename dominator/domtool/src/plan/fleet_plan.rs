@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use api::dominator::kept_files::ImageOfMachine;
 use api::dominator::plan::{
     CheckMdbReply, MachinePlan, NoPlanReason, PlanMachinesReply, PlanOutcome,
 };
@@ -12,6 +13,8 @@ use model::display::{counted, size};
 use model::image::ImageName;
 use model::trigger::services::{SUBD_SERVICE, ServiceCalls};
 use serde::Serialize;
+
+use super::kept_files::KeptByMachines;
 
 /// Names at most this many machines of a group.
 const NAMED: usize = 5;
@@ -88,6 +91,8 @@ pub(super) struct FleetPlan {
     pub(super) updates: Vec<PlanSummary>,
     /// The plan of each machine, with an index into `updates`.
     pub(super) machines: Vec<MachinePlan>,
+    /// Files that the machines keep with old numbers of users and groups.
+    pub(super) kept_files: KeptByMachines,
 }
 
 /// Describes each service call, such as `stop db`.
@@ -210,6 +215,18 @@ impl FleetPlan {
         &mut self.pairs[at]
     }
 
+    /// Returns the machines that would get another image and be changed.
+    pub(super) fn changing_machines(&self) -> Vec<ImageOfMachine> {
+        let changing = self.machines.iter().filter_map(|plan| {
+            let PlanOutcome::Update { update, .. } = &plan.outlook else { return None };
+            let update = self.updates.get(usize::try_from(*update).ok()?)?;
+            let is_other = update.from.as_ref().is_some_and(|from| *from != update.image);
+            let (hostname, image) = (plan.hostname.clone(), update.image.clone());
+            (is_other && !update.same).then_some(ImageOfMachine { hostname, image })
+        });
+        changing.collect()
+    }
+
     /// Returns false only if it is certain that no machine would change, and none is added or
     /// removed.
     pub(super) fn is_change(&self) -> bool {
@@ -249,6 +266,8 @@ impl FleetPlan {
         for pair in &self.pairs {
             pair.lines().into_iter().for_each(&mut line);
         }
+        let named = (!verbose).then_some(NAMED);
+        self.kept_files.lines(named).into_iter().for_each(&mut line);
         for (status, group) in &self.waiting {
             line(format!("WAITS {status}: {}", group.text()));
         }

@@ -191,3 +191,25 @@ fn many_machines_are_counted_and_a_few_are_named() {
         "7 machines: m0, m1, m2, m3, m4, ...: so"
     );
 }
+
+#[test]
+fn only_machines_that_get_another_image_and_change_are_asked_what_they_keep() {
+    let mut plan = FleetPlan::default();
+    plan.add(PlanMachinesReply {
+        updates: vec![
+            new(Some("base/1"), "base/2", 1),
+            new(Some("base/2"), "base/2", 1),
+            new(None, "base/2", 1),
+            same(Some("base/1"), "base/2"),
+        ],
+        machines: vec![
+            machine("other", 0, 1),
+            machine("drift", 1, 1),
+            machine("first", 2, 1),
+            machine("equal", 3, 0),
+            unknown("dead", NoPlanReason::NotReached, "it does not answer"),
+        ],
+    });
+    let asked = ImageOfMachine { hostname: "other".to_owned(), image: name("base/2") };
+    assert_eq!(plan.changing_machines(), [asked]);
+}
