@@ -36,7 +36,8 @@ fn all_methods_are_listed_with_who_may_call_them() {
     let got = rows.find(|row| row["method"] == "ObjectServer.CheckObjects").unwrap();
     let want = serde_json::json!({
         "method": "ObjectServer.CheckObjects", "service": "ObjectServer", "access": "authenticated",
-        "effect": "tells", "reserved": false, "sets": ["dominator", "imageserver", "subd", "mdbd", "filegen-server",
+        "effect": "tells", "reserved": false, "sets": ["dominator", "imageserver", "subd", "mdbd",
+            "filegen-server",
             "operator", "uploader", "contributor", "viewer"],
     });
     assert_eq!(*got, want);

@@ -227,8 +227,8 @@ impl Sub {
         }
     }
 
-    /// Takes the plan to the target. If nothing is to be done, the machine has the tree of that with
-    /// the content of its computed files.
+    /// Takes the plan to the target. If nothing is to be done, the machine has the tree of that
+    /// with the content of its computed files.
     pub(super) fn take_plan(&mut self, request_id: RequestId, result: &PlanResult) {
         self.plan.take(request_id, result);
         let Ok(planned) = result else { return };
