@@ -7,6 +7,7 @@ mod content;
 mod fixture;
 mod fleet;
 mod inconsistency_window;
+mod install;
 mod measure;
 mod serve;
 mod store;
@@ -48,6 +49,9 @@ pub enum Part {
     Quick,
     /// The installation of a whole system on an empty machine, beside rsync.
     Install,
+    /// The installation of 40,000 files of 1.0 GB on ext4, beside `cp -a` and `sync`, and its cost
+    /// for the image server.
+    InstallTree,
     /// Memory and processor time of an idle subd.
     Idle,
     /// Adding and fetching images, beside ostree, restic and casync.
@@ -154,7 +158,8 @@ pub fn run(
     any(Part::Update, update::measure)?;
     any(Part::Window, update::windows)?;
     any(Part::Quick, update::quick)?;
-    any(Part::Install, update::install)?;
+    any(Part::Install, install::install)?;
+    any(Part::InstallTree, install::install_tree)?;
     any(Part::Idle, content::idle)?;
     any(Part::Store, store::measure)?;
     any(Part::Versions, versions::measure)?;
@@ -238,14 +243,25 @@ impl Bench<'_> {
             eprintln!("{name}: copying the tree to the machine");
             source_trees::copy(tree, &directory.join("roots/sub-1"))?;
         }
+        let flags = if limited { Vec::new() } else { unlimited() };
+        self.fleet_at(name, Addresses::private()?, flags)
+    }
+
+    /// Starts a fleet of one machine, called `name`, at these addresses.
+    fn fleet_at(
+        &self,
+        name: &str,
+        addresses: Addresses,
+        subd_flags: Vec<(&'static str, String)>,
+    ) -> anyhow::Result<Fleet> {
         Fleet::start(Options {
             programs: self.programs.clone(),
-            directory,
+            directory: self.fleet_directory(name),
             subs: 1,
             dominator_flags: Vec::new(),
-            subd_flags: if limited { Vec::new() } else { unlimited() },
+            subd_flags,
             insecure: self.arguments.insecure,
-            addresses: Addresses::private()?,
+            addresses,
             stop: Arc::clone(&self.stop),
         })
     }

@@ -68,7 +68,16 @@ impl Addresses {
         let third = NEXT.fetch_add(1, Ordering::Relaxed);
         // 16,384 processes in a row have different networks, with 255 fleets each.
         let second = u8::try_from(1 + process % 250).context("a remainder of 250 fits")?;
-        let network = [127, second, third];
+        Self::in_network([127, second, third])
+    }
+
+    /// Returns addresses in `network`, the first three bytes of addresses that are this machine's,
+    /// with free ports.
+    ///
+    /// # Errors
+    ///
+    /// If no port is free.
+    pub fn in_network(network: [u8; 3]) -> anyhow::Result<Self> {
         let local = IpAddr::V4(Ipv4Addr::new(network[0], network[1], network[2], 1));
         let mut held = Vec::new();
         let mut port = || -> anyhow::Result<u16> {

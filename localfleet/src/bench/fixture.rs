@@ -37,10 +37,24 @@ pub struct Shape {
     pub files: usize,
     /// The total size of these files, in bytes.
     pub bytes: u64,
+    pub content: Content,
+}
+
+/// What the files of a tree hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// What cannot be packed.
+    Noise,
+    /// Words, which can be packed to less than half.
+    Words,
 }
 
 /// The tree that machines have at first.
-pub const FIRST: Shape = Shape { seed: 0x5eed_0001, files: FILES, bytes: BYTES };
+pub const FIRST: Shape =
+    Shape { seed: 0x5eed_0001, files: FILES, bytes: BYTES, content: Content::Noise };
+
+/// A tree of the same shape whose files can be packed, as most of a system can.
+pub const WORDS: Shape = Shape { content: Content::Words, ..FIRST };
 
 /// The parameters of a changed tree.
 #[derive(Clone, Copy, Debug)]
@@ -95,7 +109,22 @@ impl Random {
         raw.iter().map(|size| (size * scale) as u64).collect()
     }
 
-    fn write(&mut self, path: &Path, mut size: u64) -> anyhow::Result<()> {
+    /// Appends some content.
+    fn append(&mut self, content: Content, block: &mut Vec<u8>) {
+        let number = self.next();
+        match content {
+            Content::Noise => block.extend_from_slice(&number.to_le_bytes()),
+            // One of 4,096 words, of 1 to 8 letters.
+            Content::Words => {
+                let word = (number >> 52).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                let length = 1 + usize::from(word.to_le_bytes()[0] % 8);
+                block.extend(word.to_be_bytes()[..length].iter().map(|byte| b'a' + byte % 26));
+                block.push(b' ');
+            }
+        }
+    }
+
+    fn write(&mut self, path: &Path, mut size: u64, content: Content) -> anyhow::Result<()> {
         let mut file =
             File::create_new(path).with_context(|| format!("cannot make {}", path.display()))?;
         let mut block = Vec::with_capacity(64 << 10);
@@ -103,7 +132,7 @@ impl Random {
             let length = size.min(64 << 10);
             block.clear();
             while (block.len() as u64) < length {
-                block.extend_from_slice(&self.next().to_le_bytes());
+                self.append(content, &mut block);
             }
             block.truncate(usize::try_from(length).context("a block is small")?);
             file.write_all(&block).context("cannot write")?;
@@ -140,7 +169,7 @@ pub fn make(target: &Path, shape: Shape) -> anyhow::Result<()> {
             let directory = path.parent().context("a file is in a directory")?;
             fs::create_dir_all(directory).context("cannot make a directory")?;
         }
-        random.write(&path, size)?;
+        random.write(&path, size, shape.content)?;
     }
     Ok(())
 }
@@ -167,7 +196,7 @@ pub fn changed(
     for (index, size) in sizes.into_iter().enumerate() {
         let path = path_of(index * step + usize::try_from(random.next() % step as u64)?);
         fs::remove_file(target.join(&path)).context("cannot remove")?;
-        random.write(&target.join(&path), size + 1)?;
+        random.write(&target.join(&path), size + 1, Content::Noise)?;
         paths.push(path);
     }
     Ok(paths)

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use api::dominator::Status;
 
-use super::fixture::{self, Change, Shape};
+use super::fixture::{self, Change, Content, Shape};
 use super::measure::{Row, Samples, cpu_of, mebibytes, memory_of, seconds};
 use super::{Bench, upload_filtered};
 use crate::fleet::Fleet;
@@ -165,7 +165,10 @@ fn upload_images(
         let [tree, update, release] = ["tree", "update", "release"]
             .map(|name| bench.place.join("fleet").with_extension(name));
         let bytes = files as u64 * FILE_BYTES;
-        fixture::make(&tree, Shape { seed: 0x5eed_2000 + number, files, bytes })?;
+        fixture::make(
+            &tree,
+            Shape { seed: 0x5eed_2000 + number, files, bytes, content: Content::Noise },
+        )?;
         let change = Change { seed: 0x5eed_3000 + number, ..fixture::SMALL };
         fixture::changed(&tree, files, &update, change)?;
         let change =

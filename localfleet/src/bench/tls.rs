@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 
-use super::fixture::{self, Shape};
+use super::fixture::{self, Content, Shape};
 use super::measure::{Row, cpu_of, mebibytes, memory_of, seconds};
 use super::{Bench, upload_filtered};
 use crate::simulated_fleet::SimulatedFleet;
@@ -108,7 +108,10 @@ fn fleet(bench: &Bench<'_>, insecure: bool) -> anyhow::Result<Taken> {
     let fleet = bench.servers(directory.clone(), insecure)?;
     let tree = bench.place.join("tls-tree");
     let bytes = FILES as u64 * FILE_BYTES;
-    fixture::make(&tree, Shape { seed: 0x5eed_5000, files: FILES, bytes })?;
+    fixture::make(
+        &tree,
+        Shape { seed: 0x5eed_5000, files: FILES, bytes, content: Content::Noise },
+    )?;
     upload_filtered(&fleet, "base/1", &tree, "/var/log/.*\n", &[])?;
     fs::remove_dir_all(&tree).context("cannot remove a tree")?;
     upload_filtered(&fleet, "large/1", bench.first()?, "/var/log/.*\n", &[])?;

@@ -21,7 +21,7 @@ use crate::fleet::Fleet;
 /// of polls would be measured.
 const QUIET: Duration = Duration::from_secs(4);
 
-fn rsync(flags: &[&str], source: &Path, target: &Path) -> anyhow::Result<Took> {
+pub(super) fn rsync(flags: &[&str], source: &Path, target: &Path) -> anyhow::Result<Took> {
     let mut command = Command::new("rsync");
     run(command.args(flags).arg(source.join("")).arg(target.join("")), &[0])
 }
@@ -186,38 +186,5 @@ pub fn quick(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
         peer: String::new(),
         ratio: Some(samples.median() / QUICK_MAX),
         wanted: seconds(QUICK_MAX),
-    }])
-}
-
-/// Measures the installation of a whole system on an empty machine.
-///
-/// # Errors
-///
-/// If there is no system, or an update fails.
-pub fn install(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
-    let (system, name) = bench.system()?;
-    let (mut ours, mut peer) = (Samples::default(), Samples::default());
-    let mut entries = 0;
-    for _ in 0..bench.runs().min(3) {
-        let mut fleet = bench.fleet("install", None, false)?;
-        upload(&fleet, "system", &system, &[])?;
-        settle()?;
-        ours.add(update_to(&mut fleet, "system")?.as_secs_f64());
-        let detail = fleet.detail("sub-1")?;
-        entries = detail.poll.and_then(|poll| poll.totals).map_or(0, |totals| totals.entries);
-        bench.end("install", fleet)?;
-        let target = bench.place.join("rsync");
-        std::fs::create_dir(&target).context("cannot make a directory")?;
-        settle()?;
-        let took = rsync(&["-aHAX", "--fsync"], &system, &target)?;
-        peer.add(took.wall.as_secs_f64());
-        std::fs::remove_dir_all(target).context("cannot remove a tree")?;
-    }
-    Ok(vec![Row {
-        what: format!("installing {entries} entries ({name}): edit to synced"),
-        ours: ours.shown(seconds),
-        peer: format!("rsync -aHAX --fsync: {}", peer.shown(seconds)),
-        ratio: Some(ours.median() / peer.median()),
-        wanted: String::new(),
     }])
 }

@@ -22,7 +22,7 @@ use model::tree::Tree;
 use rpc::client::Client;
 use rpc::trees::TreeReader;
 
-use super::fixture::{self, Shape};
+use super::fixture::{self, Content, Shape};
 use super::measure::{Row, cpu_of, mebibytes, memory_of, seconds};
 use super::{Bench, settle, upload};
 use crate::compare::list;
@@ -54,7 +54,7 @@ pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
     let mut fleet = bench.servers(directory.clone(), bench.arguments.insecure)?;
     let (tree, files) = (bench.place.join("versions-tree"), fixture::FILES);
     let bytes = files as u64 * FILE_BYTES;
-    fixture::make(&tree, Shape { seed: 0x5eed_4000, files, bytes })?;
+    fixture::make(&tree, Shape { seed: 0x5eed_4000, files, bytes, content: Content::Noise })?;
     upload(&fleet, "version/0", &tree, &[])?;
     fs::remove_dir_all(&tree).context("cannot remove a tree")?;
     let data = directory.join("imageserver");
