@@ -12,6 +12,8 @@
 //! A sender may send any chunk unpacked, such as compressed content or when its processor is busy.
 // tidy: core
 
+use std::time::Duration;
+
 use bytes::{BufMut, Bytes};
 use zstd::bulk::{Compressor, Decompressor};
 
@@ -29,6 +31,36 @@ pub const ENCODING: &str = "zstd";
 
 /// The part of its length by which content must become shorter to be sent packed.
 const GAIN_PART: usize = 16;
+
+/// How fast a stream of objects must be, in bytes a second, for them to be sent as they are: a
+/// quarter of a gigabit. subd reads two streams at a time, so it gets them so over more than half a
+/// gigabit. Then it writes no faster than they come, and packing would cost the sender more
+/// processor time than all the rest of its work.
+const FAST_STREAM: u64 = 31_250_000;
+
+/// Less than this says nothing about the link, in bytes: it may be in buffers.
+const LINK_SAMPLE_BYTES_MIN: u64 = 4 << 20;
+
+/// What the link had to do with a part of a stream of objects, as its sender or its reader sees it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LinkUse {
+    /// How many bytes went over the link.
+    pub wire_bytes: u64,
+    /// How long was waited for it: by the sender until they were taken, by the reader until they
+    /// came. What each of them takes to make or to use them does not count.
+    pub waited: Duration,
+}
+
+impl LinkUse {
+    /// Returns whether what comes next is to be packed: not if the link is fast. `None` if this
+    /// does not tell.
+    #[must_use]
+    pub fn must_pack(&self) -> Option<bool> {
+        let at_fast_link = u128::from(FAST_STREAM) * self.waited.as_nanos() / 1_000_000_000;
+        (self.wire_bytes >= LINK_SAMPLE_BYTES_MIN)
+            .then_some(u128::from(self.wire_bytes) < at_fast_link)
+    }
+}
 
 /// Why bytes are not a chunk.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -231,6 +263,27 @@ mod tests {
             if let Ok(content) = read(&chunk, 1_000) {
                 prop_assert_eq!(content.len(), content_bytes as usize);
             }
+        }
+    }
+
+    #[test]
+    fn a_slow_link_is_told_from_a_fast_one() {
+        let quarter = 31_250_000;
+        #[rustfmt::skip]
+        let table = [
+            ((0,             60_000), None),
+            (((4 << 20) - 1, 60_000), None),
+            ((4 << 20,       0),      Some(false)),
+            ((4 << 20,       134),    Some(false)),
+            ((4 << 20,       135),    Some(true)),
+            ((quarter,       1_000),  Some(false)),
+            ((quarter - 1,   1_000),  Some(true)),
+            ((u64::MAX,      1_000),  Some(false)),
+            ((1 << 30,       60_000), Some(true)),
+        ];
+        for ((wire_bytes, waited_ms), packs) in table {
+            let link = LinkUse { wire_bytes, waited: Duration::from_millis(waited_ms) };
+            assert_eq!(link.must_pack(), packs, "{link:?}");
         }
     }
 

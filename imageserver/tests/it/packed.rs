@@ -1,19 +1,24 @@
 //! A store that packs what comes: what is on the disk, what is served, and what is found of damage.
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
 use api::image_server::collection::CollectRequest;
-use api::object_stream::ContentForm;
+use api::object_stream::{ContentForm, ObjectHead};
 use imageserver::collection::Collector;
 use imageserver::core::collection::disk_pressure::Bounds;
 use imageserver::store::medium_reader::MediumReader;
 use imageserver::store::medium_reader::OnMedium;
 use imageserver::store::{Store, layout};
 use model::object::ObjectId;
-use rpc::client::Client;
+use rpc::client::{Client, Peer};
+use rpc::packing::{self, CHUNK_BYTES_MAX, Packer};
 use rpc::tls::Security;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
 
 use crate::fixture::{
     ALGORITHM, Server, directories, files_in, flip, image_of, stored, tree_of, until,
@@ -97,6 +102,61 @@ async fn what_gains_is_packed_and_both_forms_are_served_alike() {
     }
     let (is_whole, text) = check(data.path());
     assert!(is_whole, "{text}");
+}
+
+/// A line to `server`, of so many bytes in a second towards the caller. Returns its address.
+async fn slow_line(server: SocketAddr, bytes_per_second: u32) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        let (near, _) = listener.accept().await.unwrap();
+        let far = TcpStream::connect(server).await.unwrap();
+        let ((mut near_read, mut near_write), (mut far_read, mut far_write)) =
+            (near.into_split(), far.into_split());
+        tokio::spawn(async move { tokio::io::copy(&mut near_read, &mut far_write).await });
+        let mut buffer = vec![0; 64 << 10];
+        while let Ok(length @ 1..) = far_read.read(&mut buffer).await {
+            if near_write.write_all(&buffer[..length]).await.is_err() {
+                return;
+            }
+            let time = Duration::from_secs(u64::try_from(length).unwrap());
+            tokio::time::sleep(time / bytes_per_second).await;
+        }
+    });
+    address
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_is_packed_for_a_client_behind_a_slow_line() {
+    let data = tempfile::tempdir().unwrap();
+    let server = Server::start(data.path());
+    // Of each 1,600 bytes 1,000 are noise, so some 20 MB travel of 32.
+    let mix = |number: usize| {
+        let noise = noise(160_000 + number).split_off(number);
+        noise.chunks(1_000).flat_map(|part| [part, &[b'a'; 600]].concat()).collect()
+    };
+    let contents: Vec<Vec<u8>> = (0..125).map(mix).collect();
+    server.upload(&contents.iter().map(Vec::as_slice).collect::<Vec<_>>()).await;
+    let ids: Vec<ObjectId> = contents.iter().map(|content| ALGORITHM.digest(content)).collect();
+    let expected: Vec<_> = ids.iter().copied().zip(contents.iter().cloned().map(Some)).collect();
+    let mut packer = Packer::new(1).unwrap();
+    let mut all_packed = Vec::new();
+    for (id, content) in ids.iter().zip(&contents) {
+        let head = ObjectHead::Object { id: *id, size_bytes: content.len() as u64 };
+        head.encode_as(ContentForm::Packed, &mut all_packed);
+        for chunk in content.chunks(CHUNK_BYTES_MAX) {
+            packing::append(&mut all_packed, chunk, packer.pack(chunk));
+        }
+    }
+    ObjectHead::End.encode(&mut all_packed);
+    let line = slow_line(server.address, 10_000_000).await;
+    let peer = Peer::parse(&line.to_string(), 0).unwrap();
+    let client = Client::packing(peer, &Security::Insecure, true);
+    let (got, wire_bytes) = server.fetch_by(&client, &ids).await;
+    assert!(got == expected);
+    assert_eq!(wire_bytes, all_packed.len() as u64);
+    drop(client);
+    server.stop().await;
 }
 
 #[tokio::test]

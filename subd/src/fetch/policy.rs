@@ -16,33 +16,6 @@ const BATCH_OBJECTS_MAX: usize = 2_000;
 /// The most bytes of one request. A larger object is requested alone.
 const BATCH_BYTES_MAX: u64 = 64 << 20;
 
-/// How fast a link must be, in bytes a second, for objects to be asked for as they are: more than a
-/// gigabit. Then the fetch waits for other things, and packing would cost the source more processor
-/// time than all the rest of its work.
-const FAST_LINK: u64 = 125_000_000;
-
-/// Less than this says nothing about a link, in bytes: it may have been in buffers.
-const LINK_SAMPLE_BYTES_MIN: u64 = 4 << 20;
-
-/// What the network had to do with the answer to one request.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LinkUse {
-    /// How many bytes came.
-    pub wire_bytes: u64,
-    /// How long was waited for them, and for the limit of the network.
-    pub waited: Duration,
-}
-
-impl LinkUse {
-    /// Returns whether the next objects are to be packed: not if the link is fast. `None` if this
-    /// does not tell.
-    pub fn must_pack(&self) -> Option<bool> {
-        let at_fast_link = u128::from(FAST_LINK) * self.waited.as_nanos() / 1_000_000_000;
-        (self.wire_bytes >= LINK_SAMPLE_BYTES_MIN)
-            .then_some(u128::from(self.wire_bytes) < at_fast_link)
-    }
-}
-
 /// One request to a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {

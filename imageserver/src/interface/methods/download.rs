@@ -2,8 +2,12 @@
 //!
 //! A chunk is read when the transport asks for it, so a slow reader costs at most two chunks of
 //! memory and no thread; one who takes each at once costs up to five. Content is verified before
-//! its first byte is sent. It is packed for clients that accept packed content; an object that is
-//! stored packed is sent as it is.
+//! its first byte is sent. It is packed for clients that accept packed content, while they take it
+//! slowly; an object that is stored packed is sent as it is.
+//!
+//! The beginning of a stream is packed. How long its reader then takes for what was sent, without
+//! the time for which this server makes it, tells whether the link is slow ([`LinkUse`]), again and
+//! again: packing a fast stream costs more than all the rest of the work.
 //!
 //! There are as many packers as processors. A stream uses one if it is free, and otherwise sends
 //! the chunk unpacked: then the processor is the limit, not the network.
@@ -23,7 +27,7 @@ use futures_util::{Stream, StreamExt as _};
 use model::display::error_chain;
 use model::lock::locked;
 use model::object::ObjectId;
-use rpc::packing::{self, CONTENT_BYTES_MIN, Packer};
+use rpc::packing::{self, CONTENT_BYTES_MIN, LinkUse, Packer};
 use rpc::server::{self, CallerPermit, Page, PageRequest};
 
 use super::{Service, expect_may};
@@ -47,9 +51,34 @@ pub(super) fn objects(
     permit: CallerPermit,
     ids: Vec<ObjectId>,
 ) -> impl Stream<Item = io::Result<Bytes>> + Send {
-    let (ids, current, ended) = (ids.into_iter(), None, false);
-    let state = ObjectStream { store, counters, packers, ids, ahead: 0, current, ended, permit };
-    chunks(state, ObjectStream::next)
+    chunks(ObjectStream {
+        store,
+        counters,
+        packers,
+        is_slow: true,
+        link: LinkUse::default(),
+        ids: ids.into_iter(),
+        ahead: 0,
+        current: None,
+        ended: false,
+        permit,
+    })
+}
+
+/// What is sent, in chunks.
+trait Chunks: Send + 'static {
+    /// Makes the next chunk; `None` at the end. May block.
+    fn next(&mut self) -> io::Result<Option<Bytes>>;
+
+    /// The reader took the last chunks, of this length in bytes, in this time.
+    fn taken(&mut self, _bytes: u64, _waited: Duration) {}
+}
+
+/// Chunks that the reader has not taken yet.
+struct Given {
+    at: Instant,
+    chunks: u32,
+    bytes: u64,
 }
 
 /// How many chunks are read at a time for a reader who takes each within [`QUICK`]: handing one
@@ -57,20 +86,22 @@ pub(super) fn objects(
 const QUICK_CHUNKS: u32 = 4;
 const QUICK: Duration = Duration::from_millis(2);
 
-/// Streams the chunks of `state`, which may block. An error ends the stream.
-fn chunks<S: Send + 'static>(
-    state: S,
-    next: fn(&mut S) -> io::Result<Option<Bytes>>,
-) -> impl Stream<Item = io::Result<Bytes>> + Send {
-    let steps = unfold(Some((state, None)), move |last| async move {
-        let (mut state, given) = last?;
-        let is_quick =
-            given.is_some_and(|(at, count): (Instant, u32)| at.elapsed() < QUICK * count);
-        let count = if is_quick { QUICK_CHUNKS } else { 1 };
+/// Streams `content`. An error ends the stream.
+fn chunks(content: impl Chunks) -> impl Stream<Item = io::Result<Bytes>> + Send {
+    let steps = unfold(Some((content, None)), move |last| async move {
+        let (mut content, given) = last?;
+        let mut count = 1;
+        if let Some(Given { at, chunks, bytes }) = given {
+            let waited = at.elapsed();
+            if waited < QUICK * chunks {
+                count = QUICK_CHUNKS;
+            }
+            content.taken(bytes, waited);
+        }
         let step = tokio::task::spawn_blocking(move || {
             let mut chunks = Vec::new();
             for _ in 0..count {
-                match next(&mut state) {
+                match content.next() {
                     Ok(Some(chunk)) => chunks.push(Ok(chunk)),
                     Ok(None) => break,
                     Err(error) => {
@@ -80,11 +111,13 @@ fn chunks<S: Send + 'static>(
                     }
                 }
             }
-            (chunks, Some(state))
+            (chunks, Some(content))
         });
-        let (chunks, state) =
+        let (chunks, content) =
             step.await.unwrap_or_else(|lost| (vec![Err(io::Error::other(lost))], None));
-        let next = state.map(|state| (state, Some((Instant::now(), count))));
+        let bytes = chunks.iter().flatten().map(|chunk: &Bytes| chunk.len() as u64).sum();
+        let given = Given { at: Instant::now(), chunks: count, bytes };
+        let next = content.map(|content| (content, Some(given)));
         (!chunks.is_empty()).then_some((chunks, next))
     });
     steps.flat_map(|chunks| {
@@ -142,6 +175,10 @@ struct ObjectStream {
     store: Arc<Store>,
     counters: Arc<Counters>,
     packers: Option<Packers>,
+    /// True while the reader takes so little that packing is worth its cost.
+    is_slow: bool,
+    /// Since that was decided.
+    link: LinkUse,
     ids: std::vec::IntoIter<ObjectId>,
     /// How many of the next objects are being fetched ahead.
     ahead: usize,
@@ -151,7 +188,7 @@ struct ObjectStream {
     permit: CallerPermit,
 }
 
-impl ObjectStream {
+impl Chunks for ObjectStream {
     fn next(&mut self) -> io::Result<Option<Bytes>> {
         if self.ended {
             return Ok(None);
@@ -180,6 +217,16 @@ impl ObjectStream {
         Ok(Some(buffer.into()))
     }
 
+    fn taken(&mut self, bytes: u64, waited: Duration) {
+        self.link.wire_bytes += bytes;
+        self.link.waited += waited;
+        if let Some(packs) = self.link.must_pack() {
+            (self.is_slow, self.link) = (packs, LinkUse::default());
+        }
+    }
+}
+
+impl ObjectStream {
     /// Appends the head of an object, and all of a small one.
     fn begin(&mut self, id: ObjectId, buffer: &mut Vec<u8>) {
         // An unreadable object is reported as absent: other servers may have it.
@@ -207,7 +254,8 @@ impl ObjectStream {
             }
             (content, _) => content,
         };
-        let is_packed = self.packers.as_ref().is_some_and(|packers| packers.is_worth(size_bytes));
+        let is_packed = self.is_slow
+            && self.packers.as_ref().is_some_and(|packers| packers.is_worth(size_bytes));
         let form = if is_packed { ContentForm::Packed } else { ContentForm::Plain };
         ObjectHead::Object { id, size_bytes }.encode_as(form, buffer);
         match stored {
@@ -230,7 +278,7 @@ impl ObjectStream {
     /// Appends the next part of a large object.
     fn append_current(&self, current: &mut CurrentObject, buffer: &mut Vec<u8>) -> io::Result<()> {
         let Some(gains) = &mut current.packing else {
-            return current.rest.read(CHUNK_BYTES, buffer);
+            return current.rest.read(CHUNK_BYTES - buffer.len(), buffer);
         };
         let mut content = Vec::new();
         current.rest.read(packing::CHUNK_BYTES_MAX, &mut content)?;
@@ -241,7 +289,7 @@ impl ObjectStream {
     /// Appends a chunk of a packed object. `gains` is true while packing makes the object shorter.
     fn pack(&self, chunk: &[u8], gains: &mut bool, buffer: &mut Vec<u8>) {
         match &self.packers {
-            Some(packers) if *gains => *gains = packers.append(chunk, buffer),
+            Some(packers) if self.is_slow && *gains => *gains = packers.append(chunk, buffer),
             _ => packing::append(buffer, chunk, None),
         }
     }
@@ -255,7 +303,7 @@ struct ObjectPart {
     permit: CallerPermit,
 }
 
-impl ObjectPart {
+impl Chunks for ObjectPart {
     fn next(&mut self) -> io::Result<Option<Bytes>> {
         if self.rest.bytes == 0 {
             return Ok(None);
@@ -360,7 +408,7 @@ impl Service {
                 let content = joined(self.tasks.spawn_blocking(skipping).await)?
                     .map_err(|error| Fault::new(FaultCode::Internal, error_chain(&error)))?;
                 let rest = RemainingContent { content, bytes };
-                Ok(Box::pin(chunks(ObjectPart { rest, packers, permit }, ObjectPart::next)))
+                Ok(Box::pin(chunks(ObjectPart { rest, packers, permit })))
             }
         }
     }
@@ -411,5 +459,98 @@ impl Packers {
         let turn = content.len() % self.packers.len();
         let mut packer = locked(&self.packers[turn]);
         packer.frame(content)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use model::object::Algorithm;
+    use rpc::packing::{CHUNK_HEAD_BYTES, ChunkHead};
+    use rpc::server::CallerPermits;
+
+    use super::*;
+
+    /// The forms of the objects in a whole stream.
+    fn forms(mut bytes: &[u8]) -> Vec<ContentForm> {
+        let mut forms = Vec::new();
+        loop {
+            let (head, form, used) = ObjectHead::decode(bytes).unwrap().unwrap();
+            bytes = &bytes[used..];
+            let ObjectHead::Object { size_bytes, .. } = head else {
+                assert_eq!((head, bytes.len()), (ObjectHead::End, 0));
+                return forms;
+            };
+            forms.push(form);
+            let mut rest_bytes = size_bytes;
+            while rest_bytes > 0 {
+                let (content_bytes, wire_bytes) = match form {
+                    ContentForm::Plain => (rest_bytes, rest_bytes),
+                    ContentForm::Packed => {
+                        let (head, _) = bytes.split_first_chunk::<CHUNK_HEAD_BYTES>().unwrap();
+                        let head = ChunkHead::decode(*head, rest_bytes).unwrap();
+                        let length = CHUNK_HEAD_BYTES + head.packed_bytes;
+                        (head.content_bytes as u64, length as u64)
+                    }
+                };
+                rest_bytes -= content_bytes;
+                bytes = &bytes[usize::try_from(wire_bytes).unwrap()..];
+            }
+        }
+    }
+
+    /// The forms in which 200 objects of 100,000 bytes are sent, each with how often it comes in a
+    /// row, if a reader takes a megabyte in the time that `pace` has for the bytes before it.
+    async fn sent(
+        level: Option<i32>,
+        pace: impl Fn(usize) -> Duration,
+    ) -> Vec<(ContentForm, usize)> {
+        let data = tempfile::tempdir().unwrap();
+        let store = Store::open(data.path()).unwrap();
+        let mut ids = Vec::new();
+        for number in 0..200_u32 {
+            // It cannot be packed, so that as many bytes are sent in either form.
+            let words = (0..100_000 / 32).map(|index| {
+                Algorithm::Blake3.digest(&[number, index].map(u32::to_le_bytes).concat())
+            });
+            let content = words.flat_map(|id| id.digest().to_vec()).collect::<Vec<u8>>();
+            let id = Algorithm::Blake3.digest(&content);
+            let mut receiving = store.objects.receive(id, content.len() as u64).unwrap();
+            receiving.write(&content).unwrap();
+            receiving.finish().unwrap().wait().unwrap();
+            ids.push(id);
+        }
+        let mut stream = ObjectStream {
+            store: Arc::new(store),
+            counters: Arc::default(),
+            packers: level.map(|level| Packers::new(level).unwrap()),
+            is_slow: true,
+            link: LinkUse::default(),
+            ids: ids.into_iter(),
+            ahead: 0,
+            current: None,
+            ended: false,
+            permit: CallerPermits::new(1, 1).own().await,
+        };
+        let mut bytes = Vec::new();
+        while let Some(chunk) = stream.next().unwrap() {
+            let waited = pace(bytes.len()) * u32::try_from(chunk.len()).unwrap() / 1_000_000;
+            bytes.extend_from_slice(&chunk);
+            stream.taken(chunk.len() as u64, waited);
+        }
+        forms(&bytes).chunk_by(PartialEq::eq).map(|run| (run[0], run.len())).collect()
+    }
+
+    #[tokio::test]
+    async fn objects_are_packed_while_their_reader_takes_them_slowly() {
+        use ContentForm::{Packed, Plain};
+        let (fast, slow) = (Duration::from_millis(10), Duration::from_millis(100));
+        assert_eq!(sent(Some(1), |_| slow).await, [(Packed, 200)]);
+        // Until 4 MiB are sent nothing is known.
+        assert_eq!(sent(Some(1), |_| fast).await, [(Packed, 42), (Plain, 158)]);
+        let once = |bytes| if (7_000_000..9_000_000).contains(&bytes) { slow } else { fast };
+        let forms = sent(Some(1), once).await;
+        assert_eq!(forms, [(Packed, 42), (Plain, 42), (Packed, 42), (Plain, 74)]);
+        assert_eq!(sent(Some(0), |_| slow).await, [(Plain, 200)]);
+        assert_eq!(sent(None, |_| slow).await, [(Plain, 200)]);
     }
 }

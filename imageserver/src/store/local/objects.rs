@@ -52,7 +52,7 @@ const CHECKS_MAX: usize = 64;
 pub struct LocalObjects {
     pub(super) files: ObjectFiles,
     sync_failed: AtomicBool,
-    /// Large objects whose files were hashed since the start.
+    /// Large objects whose files were hashed, or received, since the start.
     pub(super) verified: VerifiedFiles,
     checks: [Mutex<()>; CHECKS_MAX],
     corrupt: AtomicU64,
@@ -290,7 +290,13 @@ impl Objects for LocalObjects {
         id: ObjectId,
         size_bytes: u64,
     ) -> Result<Box<dyn Receiving + '_>, StoreError> {
-        Ok(Box::new(LocalReceiving::new(&self.files, &self.packers, id, size_bytes)?))
+        Ok(Box::new(LocalReceiving::new(
+            &self.files,
+            &self.packers,
+            &self.verified,
+            id,
+            size_bytes,
+        )?))
     }
 
     fn open_verified(&self, id: &ObjectId) -> Result<Option<Content>, StoreError> {

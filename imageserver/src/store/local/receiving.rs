@@ -12,7 +12,8 @@ use model::lock::locked;
 use model::object::{Hasher, ObjectId};
 use rpc::packing::{self, CHUNK_BYTES_MAX, CHUNK_HEAD_BYTES, Packer};
 
-use super::object_files::ObjectFiles;
+use super::object_files::{ObjectFiles, VerifiedFiles};
+use super::objects::WHOLE_BYTES_MAX;
 use crate::store::contract::{PendingStore, Receiving};
 use crate::store::error::{StoreError, failed};
 use crate::store::object_counts::Change;
@@ -28,6 +29,7 @@ const IDLE_MAX: usize = 8;
 pub struct LocalReceiving<'store> {
     files: &'store ObjectFiles,
     packers: &'store IdlePackers,
+    verified: &'store VerifiedFiles,
     id: ObjectId,
     size_bytes: u64,
     hasher: Hasher,
@@ -74,6 +76,7 @@ impl<'store> LocalReceiving<'store> {
     pub(super) fn new(
         files: &'store ObjectFiles,
         packers: &'store IdlePackers,
+        verified: &'store VerifiedFiles,
         id: ObjectId,
         size_bytes: u64,
     ) -> Result<Self, StoreError> {
@@ -96,6 +99,7 @@ impl<'store> LocalReceiving<'store> {
         let mut receiving = Self {
             files,
             packers,
+            verified,
             id,
             size_bytes,
             hasher,
@@ -193,6 +197,12 @@ impl Receiving for LocalReceiving<'_> {
                 receiving.files.remove_others(&id, form);
             }
             receiving.files.received(&id);
+            if receiving.content_bytes > WHOLE_BYTES_MAX
+                && let Ok(metadata) = receiving.file.metadata()
+            {
+                // What was hashed was written; it need not be hashed again before it is sent.
+                receiving.verified.remember(&id, &metadata);
+            }
             Ok(Change { before, after: Some(receiving.file_bytes) })
         })?;
         Ok(PendingStore::done())
