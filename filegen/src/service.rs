@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use api::fault::{Fault, FaultCode};
 use api::file_generator::{
-    BATCH_BYTES, ComputedContent, GenerateReply, GenerateRequest, GeneratedContent, GeneratedFile,
-    Generators, GetContentsReply, IDS_MAX, MACHINES_MAX, WantedFiles,
+    BATCH_BYTES, ComputedContent, FILES_MAX, GenerateReply, GenerateRequest, GeneratedContent,
+    GeneratedFile, Generators, GetContentsReply, IDS_MAX, MACHINES_MAX, WantedFiles,
 };
 use model::display::error_chain;
 use model::escape::ByteText;
@@ -27,9 +27,6 @@ use super::core::results::{Known, Now, ResultKey, Results};
 use super::generators::{GeneratorSet, LoadedGenerator, Maker, Subject};
 use super::loading::LoadError;
 use super::outside::{Answer, ask};
-
-/// The most files of one request.
-const FILES_MAX: usize = 50_000;
 
 /// How long a request waits for programs and web servers. Callers wait 30 s.
 const OUTSIDE_WAIT: Duration = Duration::from_secs(20);

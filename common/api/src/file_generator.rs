@@ -23,6 +23,9 @@ pub const CONTENT_BYTES_MAX: usize = 4 << 20;
 /// The most machines in one [`GenerateRequest`].
 pub const MACHINES_MAX: usize = 1_000;
 
+/// The most files in one [`GenerateRequest`].
+pub const FILES_MAX: usize = 50_000;
+
 /// The most digests in one [`GetContentsRequest`].
 pub const IDS_MAX: usize = 10_000;
 
@@ -38,7 +41,7 @@ pub enum Generate {}
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GenerateRequest {
-    /// At most [`MACHINES_MAX`].
+    /// At most [`MACHINES_MAX`], with at most [`FILES_MAX`] paths.
     pub machines: Vec<WantedFiles>,
 }
 

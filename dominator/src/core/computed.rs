@@ -15,7 +15,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use api::codec::{Encoding, encode};
-use api::file_generator::{GenerateRequest, GeneratedContent, MACHINES_MAX, WantedFiles};
+use api::file_generator::{
+    FILES_MAX, GenerateRequest, GeneratedContent, MACHINES_MAX, WantedFiles,
+};
 use model::backoff::{doubled, jittered};
 use model::image::ComputedRule;
 use model::image::computed::{ComputedFile, ComputedFiles, Unknown};
@@ -102,6 +104,9 @@ struct MachineFiles {
     files: Box<[FileState]>,
 }
 
+/// Why content is not known that no question has failed for.
+pub const BEING_ASKED: &str = "it is being asked";
+
 /// The versions of the generators of one server, by path.
 type Versions = BTreeMap<TreePath, ObjectId>;
 
@@ -153,11 +158,14 @@ impl ComputedTable {
                 }
                 None => self.restored.remove(hostname).into_iter().flatten().collect(),
             };
-        before.retain(|_, known| known.object.id().algorithm() == algorithm);
-        self.changed.insert(hostname.clone());
         if rules.is_empty() {
+            if !before.is_empty() {
+                self.changed.insert(hostname.clone());
+            }
             return;
         }
+        before.retain(|_, known| known.object.id().algorithm() == algorithm);
+        self.changed.insert(hostname.clone());
         let record = MadeFrom::of_record(machine);
         let files = rules.iter().map(|rule| {
             let known = before.remove(rule);
@@ -175,6 +183,11 @@ impl ComputedTable {
         self.machines.remove(hostname);
         self.restored.remove(hostname);
         self.changed.remove(hostname);
+    }
+
+    /// Forgets what was stored of machines that are not managed any more.
+    pub fn forget_others(&mut self, is_managed: impl Fn(&str) -> bool) {
+        self.restored.retain(|hostname, _| is_managed(hostname));
     }
 
     fn shared_rule(&mut self, rule: &ComputedRule) -> Arc<ComputedRule> {
@@ -196,24 +209,28 @@ impl ComputedTable {
         record: MadeFrom,
         now: Now,
     ) -> Option<Duration> {
-        let Some(known) = known else { return Some(now.elapsed) };
-        let versions = self.generators.get(&rule.source);
-        let is_of_other = |versions: &Versions| {
-            versions.get(&rule.path).map(MadeFrom::of) != Some(known.generator)
-        };
-        if known.record != record || versions.is_some_and(is_of_other) {
-            return Some(now.elapsed);
+        match known {
+            Some(known) if is_current(&self.generators, rule, known, record) => end_of(known, now),
+            _ => Some(now.elapsed),
         }
-        end_of(known, now)
     }
 
     /// Takes the versions of the generators of a server.
     pub fn set_generators(&mut self, source: &str, versions: Versions, now: Now) {
+        let former = self.generators.clone();
         self.generators.insert(source.to_owned(), versions);
         let mut machines = std::mem::take(&mut self.machines);
-        for files in machines.values_mut() {
+        for (hostname, files) in &mut machines {
             let record = files.record;
             for file in files.files.iter_mut().filter(|file| file.rule.source == source) {
+                let is_of = |generators, known| is_current(generators, &file.rule, known, record);
+                if file
+                    .known
+                    .as_ref()
+                    .is_some_and(|known| is_of(&former, known) != is_of(&self.generators, known))
+                {
+                    self.changed.insert(hostname.clone());
+                }
                 // One that failed is tried again with the new generator, one that is asked for not.
                 if file.ask_at.is_some() || file.known.is_some() {
                     let known = file.known.as_ref();
@@ -222,13 +239,6 @@ impl ComputedTable {
             }
         }
         self.machines = machines;
-    }
-
-    /// Returns the servers from which files are wanted.
-    #[must_use]
-    pub fn sources(&self) -> BTreeSet<&str> {
-        let files = self.machines.values().flat_map(|files| files.files.iter());
-        files.map(|file| file.rule.source.as_str()).collect()
     }
 
     /// Returns when the next question to a server is due.
@@ -245,13 +255,18 @@ impl ComputedTable {
             request: GenerateRequest::default(),
             records: Vec::new(),
         };
+        let mut count = 0;
         for files in self.machines.values_mut() {
+            if count > 0 && count + files.files.len() > FILES_MAX {
+                break;
+            }
             let mut paths = Vec::new();
             for file in files.files.iter_mut().filter(|file| *file.rule.source == **source) {
                 if file.ask_at.take_if(|at| *at <= now.elapsed).is_some() {
                     paths.push(file.rule.path.clone());
                 }
             }
+            count += paths.len();
             if !paths.is_empty() {
                 let machine = Machine::clone(&files.machine);
                 let wanted = WantedFiles { machine, algorithm: files.algorithm, paths };
@@ -317,14 +332,21 @@ impl ComputedTable {
         let Some(file) = all.find(is_meant).filter(|_| is_same) else { return };
         match answer {
             Ok(known) => {
-                let is_news = file.known.as_ref().map(|known| &known.object) != Some(&known.object)
-                    || file.why.is_some();
-                (file.failures, file.why) = (0, None);
-                // The record may have changed since it was asked for.
-                file.ask_at = match record == current {
-                    true => end_of(&known, now),
-                    false => Some(now.elapsed),
+                let is_of_now =
+                    |known: &KnownContent| is_current(&self.generators, &file.rule, known, current);
+                let is_news = file.why.is_some()
+                    || !file
+                        .known
+                        .as_ref()
+                        .is_some_and(|before| before.object == known.object && is_of_now(before));
+                // The record or the generator may have changed since it was asked for. Two servers
+                // of one name may have different generators: they are asked now and then.
+                file.ask_at = match (record == current, is_of_now(&known)) {
+                    (false, _) => Some(now.elapsed),
+                    (true, false) => Some(now.elapsed + VALID_SHORTEST),
+                    (true, true) => end_of(&known, now),
                 };
+                (file.failures, file.why) = (0, None);
                 file.known = Some(known);
                 if is_news {
                     self.changed.insert(hostname.to_owned());
@@ -347,25 +369,38 @@ impl ComputedTable {
         std::mem::take(&mut self.changed)
     }
 
-    /// Returns what is known of the computed files of a machine, and why the rest is not.
+    /// Returns what is known of the computed files of a machine, and why the rest is not. Content
+    /// that was made from a former record or by a former generator is in both.
     #[must_use]
     pub fn known(&self, hostname: &str) -> (ComputedFiles, Vec<Unknown>) {
         let (mut known, mut unknown) = (Vec::new(), Vec::new());
         let files = self.machines.get(hostname);
-        for file in files.into_iter().flat_map(|files| files.files.iter()) {
-            let rule = Arc::clone(&file.rule);
-            match (&file.known, &file.why) {
-                (Some(content), _) => known.push(ComputedFile {
-                    rule,
+        let all =
+            files.into_iter().flat_map(|files| files.files.iter().map(|file| (file, files.record)));
+        for (file, record) in all {
+            let is_of_now =
+                |known: &KnownContent| is_current(&self.generators, &file.rule, known, record);
+            if let Some(content) = &file.known {
+                known.push(ComputedFile {
+                    rule: Arc::clone(&file.rule),
                     object: content.object.clone(),
                     size_bytes: content.size_bytes.into(),
                     since: content.since,
-                }),
-                (None, Some(why)) => unknown.push(Unknown { rule, why: Arc::clone(why) }),
-                (None, None) => {}
+                });
+            }
+            if !file.known.as_ref().is_some_and(is_of_now) {
+                let why = file.why.clone().unwrap_or_else(|| BEING_ASKED.into());
+                unknown.push(Unknown { rule: Arc::clone(&file.rule), why });
             }
         }
         (ComputedFiles::new(known), unknown)
+    }
+
+    /// True if the computed files of the machine are those of this record.
+    #[must_use]
+    pub fn has_record(&self, machine: &Machine) -> bool {
+        let files = self.machines.get(&machine.hostname);
+        files.is_some_and(|files| files.record == MadeFrom::of_record(machine))
     }
 
     /// Returns what is to be stored of a machine.
@@ -413,6 +448,19 @@ impl ComputedTable {
         };
         troubles.into_iter().map(|(source, trouble)| (source, text(trouble))).collect()
     }
+}
+
+/// True if content was made from the present record by the present generator, as far as that is
+/// known.
+fn is_current(
+    generators: &BTreeMap<String, Versions>,
+    rule: &ComputedRule,
+    known: &KnownContent,
+    record: MadeFrom,
+) -> bool {
+    let is_of_generator =
+        |versions: &Versions| versions.get(&rule.path).map(MadeFrom::of) == Some(known.generator);
+    known.record == record && generators.get(&rule.source).is_none_or(is_of_generator)
 }
 
 /// Returns when content must be made again, on the clock of [`Now::elapsed`]; `None` if never.

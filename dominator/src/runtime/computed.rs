@@ -14,6 +14,7 @@ use api::file_generator::{
 use api::subd::{AddObjects, AddObjectsRequest};
 use model::backoff::{doubled, jittered};
 use model::display::{error_chain, safe_text};
+use model::filter::Patterns;
 use model::image::ComputedRule;
 use model::image::computed::{ComputedFile, ComputedFiles, Unknown};
 use model::image::required::RequiredImage;
@@ -22,7 +23,7 @@ use model::mdb::Machine;
 use model::object::{Algorithm, ObjectId};
 use rpc::client::{CallError, Client, Peer, PeerError};
 use rpc::tls::Security;
-use tokio::sync::{Notify, RwLock};
+use tokio::sync::{Notify, RwLock, RwLockReadGuard};
 use tokio::time::{sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -47,6 +48,9 @@ const PREVIEW_LIMIT: Duration = Duration::from_secs(30);
 
 /// How long it may take to return content, or a machine to take it.
 const CONTENT_LIMIT: Duration = Duration::from_secs(60);
+
+/// After how many failures in a row a server counts as silent.
+const SILENT_AFTER: u32 = 2;
 
 /// The longest text of a server that is kept for a file, in bytes.
 const WHY_BYTES_MAX: usize = 1_000;
@@ -89,6 +93,8 @@ struct ServiceState {
     machines: BTreeMap<String, Arc<Notify>>,
     /// Notified when questions to a server are due earlier than before.
     servers: BTreeMap<Arc<str>, Arc<Notify>>,
+    /// Why servers do not tell of their generators: changes of these are not seen.
+    silent: BTreeMap<Arc<str>, String>,
 }
 
 #[derive(Debug)]
@@ -142,8 +148,12 @@ impl ComputedService {
     ) {
         let (rules, algorithm) = (&image.content.computed, image.tree.algorithm());
         let mut inner = self.locked();
-        inner.machines.insert(machine.hostname.clone(), Arc::clone(nudge));
         inner.table.want(machine, algorithm, rules, self.clock.now());
+        if rules.is_empty() {
+            inner.machines.remove(&machine.hostname);
+            return;
+        }
+        inner.machines.insert(machine.hostname.clone(), Arc::clone(nudge));
         nudge.notify_one();
         let sources: BTreeSet<&str> = rules.iter().map(|rule| rule.source.as_str()).collect();
         for source in sources {
@@ -168,6 +178,11 @@ impl ComputedService {
         inner.table.forget(hostname);
     }
 
+    /// Forgets what was stored of machines that are not managed any more.
+    pub fn forget_others(&self, is_managed: impl Fn(&str) -> bool) {
+        self.locked().table.forget_others(is_managed);
+    }
+
     /// Returns what is known of the computed files of a machine, and why the rest is not.
     pub fn known(&self, hostname: &str) -> (Arc<ComputedFiles>, Arc<[Unknown]>) {
         let (known, unknown) = self.locked().table.known(hostname);
@@ -175,14 +190,16 @@ impl ComputedService {
     }
 
     /// Returns the content that the computed files of `image` would have on a machine with this
-    /// record, and why the rest is not known. Stores nothing.
+    /// record, and why the rest is not known. Paths that the machine excludes are left out. Stores
+    /// nothing.
     pub async fn preview(
         &self,
         machine: &Machine,
         image: &RequiredImage,
+        exclusions: &Patterns,
     ) -> (ComputedFiles, Vec<String>) {
         let mut by_source: BTreeMap<&str, Vec<&ComputedRule>> = BTreeMap::new();
-        for rule in &image.content.computed {
+        for rule in image.content.computed.iter().filter(|rule| !exclusions.covers(&rule.path)) {
             by_source.entry(&rule.source).or_default().push(rule);
         }
         let (mut files, mut failures) = (Vec::new(), Vec::new());
@@ -200,9 +217,13 @@ impl ComputedService {
                 }
                 Err(error) => Err(error.to_string()),
             };
+            let all_failed = |why| vec![GeneratedFile::Failed(why); rules.len()];
             let made = match made {
-                Ok(reply) => reply.machines.into_iter().next().unwrap_or_default(),
-                Err(why) => vec![GeneratedFile::Failed(why); rules.len()],
+                Ok(reply) => match reply.machines.into_iter().next() {
+                    Some(made) if made.len() == rules.len() => made,
+                    _ => all_failed(AskError::Count.to_string()),
+                },
+                Err(why) => all_failed(why),
             };
             for (rule, made) in rules.into_iter().zip(made) {
                 match made {
@@ -212,14 +233,35 @@ impl ComputedService {
                         size_bytes: content.size_bytes.into(),
                         since: self.clock.now().wall,
                     }),
-                    GeneratedFile::Failed(why) => {
-                        let why = safe_text(&why, WHY_BYTES_MAX);
-                        failures.push(format!("{} from {}: {why}", rule.path, rule.source));
-                    }
+                    GeneratedFile::Failed(why) => match self.known_of_now(machine, image, rule) {
+                        Some(file) => files.push(file),
+                        None => {
+                            let why = safe_text(&why, WHY_BYTES_MAX);
+                            failures.push(format!("{} from {}: {why}", rule.path, rule.source));
+                        }
+                    },
                 }
             }
         }
         (ComputedFiles::new(files), failures)
+    }
+
+    /// Returns the file that the machine with this record has to have now, if that is known.
+    fn known_of_now(
+        &self,
+        machine: &Machine,
+        image: &RequiredImage,
+        rule: &ComputedRule,
+    ) -> Option<ComputedFile> {
+        let inner = self.locked();
+        if !inner.table.has_record(machine) {
+            return None;
+        }
+        let (known, unknown) = inner.table.known(&machine.hostname);
+        let file = known.get(&rule.path, &rule.source)?;
+        let is_of_now = unknown.iter().all(|unknown| *unknown.rule != *rule)
+            && file.object.id().algorithm() == image.tree.algorithm();
+        is_of_now.then(|| file.clone())
     }
 
     /// Returns the client of a server.
@@ -233,11 +275,14 @@ impl ComputedService {
         Ok(client)
     }
 
-    /// Describes for each server the files in use that could not be made again.
+    /// Describes for each server why it does not answer, or the files in use that could not be made
+    /// again.
     pub fn troubles(&self) -> BTreeMap<String, String> {
         let inner = self.locked();
         let troubles = inner.table.troubles(self.clock.now().wall).into_iter();
-        troubles.map(|(source, trouble)| (source.to_owned(), trouble)).collect()
+        let troubles = troubles.map(|(source, trouble)| (source.to_owned(), trouble));
+        let silent = inner.silent.iter().map(|(source, why)| (source.to_string(), why.clone()));
+        troubles.chain(silent).collect()
     }
 
     /// Nudges the machines of which something else is known, and saves what it is.
@@ -308,32 +353,33 @@ impl ComputedService {
             loop {
                 let batch = self.locked().table.next_batch(source, self.clock.now());
                 let Some(batch) = batch else { break };
-                let storing = self.cleaning.read().await;
                 let made = match client {
                     Ok(client) => self.make(client, &batch).await,
                     Err(error) => Err(error.clone().into()),
                 };
                 let now = self.clock.now();
                 match made {
-                    Ok(answers) => self.locked().table.take(&batch, answers, now, jitter()),
+                    Ok((answers, _storing)) => {
+                        self.locked().table.take(&batch, answers, now, jitter());
+                    }
                     Err(error) => {
                         let why = safe_text(&error_chain(&error), WHY_BYTES_MAX);
                         tracing::warn!("no computed files from {source}: {why}");
                         self.locked().table.failed(&batch, &why, now, jitter());
                     }
                 }
-                drop(storing);
                 self.tell().await;
             }
         }
     }
 
-    /// Has a server make the files of a batch, and stores their content.
+    /// Has a server make the files of a batch, and stores their content. Nothing is removed from
+    /// the store while the guard is held.
     async fn make(
         self: &Arc<Self>,
         client: &Client,
         batch: &Batch,
-    ) -> Result<Vec<BatchAnswer>, AskError> {
+    ) -> Result<(Vec<BatchAnswer>, RwLockReadGuard<'_, ()>), AskError> {
         let asked = &batch.request.machines;
         let reply = client.call_within::<Generate>(&batch.request, GENERATE_LIMIT).await?;
         let is_complete = asked.len() == reply.machines.len()
@@ -347,6 +393,8 @@ impl ComputedService {
         });
         let is_secret: BTreeMap<ObjectId, bool> =
             made.map(|content| (content.id, content.is_secret)).collect();
+        // What is found stays until the table knows that it is needed.
+        let storing = self.cleaning.read().await;
         let stored = self.find(is_secret.keys().copied().collect()).await?;
         let (mut plain, mut secret) = (Vec::new(), Vec::new());
         for (&id, &is_secret) in is_secret.iter().filter(|(id, _)| !stored.contains_key(id)) {
@@ -367,7 +415,7 @@ impl ComputedService {
             };
             answers.push(files.into_iter().map(answer).collect());
         }
-        Ok(answers)
+        Ok((answers, storing))
     }
 
     async fn find(
@@ -387,6 +435,7 @@ impl ComputedService {
     ) -> Result<(), AskError> {
         while !wanted.is_empty() {
             let ids: Vec<ObjectId> = wanted.iter().take(IDS_MAX).copied().collect();
+            let asked = ids.len();
             let reply = match secret_of {
                 None => {
                     let request = GetContentsRequest { ids };
@@ -397,17 +446,22 @@ impl ComputedService {
                     client.call_within::<GetSecrets>(&request, CONTENT_LIMIT).await?
                 }
             };
-            if let Some(&id) = reply.absent.first() {
-                return Err(AskError::Absent { id });
-            }
+            // The files with this content are asked for again.
+            let absent: BTreeSet<ObjectId> = reply.absent.into_iter().collect();
+            let before = wanted.len();
+            wanted.retain(|id| !absent.contains(id));
             let contents = reply.contents;
-            if contents.is_empty() {
+            if contents.is_empty() && wanted.len() == before {
                 return Err(AskError::Absent { id: wanted[0] });
+            }
+            let surplus = contents.get(wanted.len().min(asked));
+            if let Some(surplus) = surplus {
+                return Err(AskError::Content { id: surplus.id });
             }
             for (content, id) in contents.iter().zip(&wanted) {
                 verify(content, id)?;
             }
-            wanted.drain(..contents.len().min(wanted.len()));
+            wanted.drain(..contents.len());
             let since = self.clock.now().wall;
             self.on_thread(move |service| service.store.add(&contents, since)).await?;
         }
@@ -415,7 +469,7 @@ impl ComputedService {
     }
 
     /// Takes the versions of the generators of a server whenever they change. Never returns.
-    async fn follow_generators(&self, client: &Client, source: &str, asked: &Notify) {
+    async fn follow_generators(&self, client: &Client, source: &Arc<str>, asked: &Notify) {
         let (mut have, mut failures) = (None, 0);
         loop {
             // The first call does not wait, nor one to a server that was away.
@@ -426,6 +480,7 @@ impl ComputedService {
                 Ok(reply) => {
                     have = Some(reply.version);
                     failures = 0;
+                    self.locked().silent.remove(source);
                     if let Some(generators) = reply.generators {
                         let generators = generators.generators.into_iter();
                         let versions = generators.map(|one| (one.path, one.version)).collect();
@@ -436,8 +491,13 @@ impl ComputedService {
                     // A faulty server may answer at once each time.
                     sleep(RETRY_FIRST).await;
                 }
-                Err(_) => {
+                Err(error) => {
                     failures += 1;
+                    if failures == SILENT_AFTER {
+                        let why = safe_text(&error_chain(&error), WHY_BYTES_MAX);
+                        tracing::warn!("changes of {source} are not seen: {why}");
+                        self.locked().silent.insert(Arc::clone(source), why);
+                    }
                     let pause = doubled(RETRY_FIRST, HOLD_LONGEST, failures);
                     sleep(jittered(pause, jitter())).await;
                 }
@@ -452,9 +512,26 @@ impl ComputedService {
         ids: Arc<[ObjectId]>,
     ) -> Result<(), PushError> {
         let wanted = Arc::clone(&ids);
-        let mut contents = self.on_thread(move |service| service.store.contents(&wanted)).await?;
-        if contents.len() < ids.len() {
-            self.locked().table.lost(&ids, self.clock.now());
+        let mut contents = self
+            .on_thread(move |service| {
+                let mut contents = service.store.contents(&wanted)?;
+                contents.retain(|content| verify(content, &content.id).is_ok());
+                Ok::<_, StorageError>(contents)
+            })
+            .await?;
+        let found: BTreeSet<ObjectId> = contents.iter().map(|content| content.id).collect();
+        let lost: Vec<ObjectId> = ids.iter().filter(|id| !found.contains(id)).copied().collect();
+        if !lost.is_empty() {
+            self.on_thread({
+                let lost = lost.clone();
+                move |service| service.store.remove(&lost)
+            })
+            .await?;
+            {
+                let mut inner = self.locked();
+                inner.table.lost(&lost, self.clock.now());
+                inner.servers.values().for_each(|server| server.notify_one());
+            }
             self.tell().await;
             return Err(PushError::Lost);
         }
@@ -504,7 +581,7 @@ fn known(
         Some(StoredContent { since, size_bytes }) => {
             Ok(KnownContent::new(content, record, *size_bytes, *since))
         }
-        None => Err("its content was not stored".into()),
+        None => Err("the filegen-server does not have the content that it has just made".into()),
     }
 }
 

@@ -162,6 +162,17 @@ impl ComputedStore {
         })
     }
 
+    /// Removes these contents.
+    pub fn remove(&self, ids: &[ObjectId]) -> Result<(), StorageError> {
+        self.0.transact(None, |write| {
+            let mut table = write.open_table(CONTENTS)?;
+            for id in ids {
+                table.remove(&*key_of(id))?;
+            }
+            Ok(())
+        })
+    }
+
     /// Removes all machines and contents but these. Does not write if there are no others.
     pub fn retain(
         &self,
@@ -226,7 +237,9 @@ mod tests {
         assert_eq!(store.machines().unwrap(), [("web".to_owned(), Vec::new())].into());
         let found = store.find(&[one.id, two.id].into()).unwrap();
         assert_eq!(found, [(two.id, StoredContent { since, size_bytes: 3 })].into());
-        assert_eq!(store.contents(&[one.id, two.id]).unwrap(), [two]);
+        assert_eq!(store.contents(&[one.id, two.id]).unwrap(), [two.clone()]);
+        store.remove(&[two.id]).unwrap();
+        assert_eq!(store.contents(&[two.id]).unwrap(), []);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use api::dominator::{Status, SubSummary};
 use api::file_generator::{
     CONTENT_BYTES_MAX, ComputedContent, Generate, GenerateReply, GeneratedContent, GeneratedFile,
-    Generators, GetContents, GetContentsReply, GetGenerators, GetGeneratorsReply,
+    Generator, Generators, GetContents, GetContentsReply, GetGenerators, GetGeneratorsReply,
 };
 use model::escape::ByteText;
 use model::object::{Algorithm, ObjectId};
@@ -38,7 +38,7 @@ fn instead(bytes: Vec<u8>, reply: &mut GenerateReply, contents: &mut Vec<Compute
     *contents = vec![ComputedContent { id, bytes: ByteText(bytes) }];
 }
 
-const LIES: [(&str, Lie, &str); 7] = [
+const LIES: [(&str, Lie, &str); 8] = [
     (
         "for-nobody",
         |reply, _| reply.machines.clear(),
@@ -55,6 +55,14 @@ const LIES: [(&str, Lie, &str); 7] = [
     (
         "other-bytes",
         |_, contents| contents[0].bytes = ByteText(b"a lie".to_vec()),
+        "the filegen-server has sent content that was not asked for, or is too long: blake3:",
+    ),
+    (
+        "surplus",
+        |_, contents| {
+            let id = Algorithm::Blake3.digest(b"of another server");
+            contents.push(ComputedContent { id, bytes: ByteText(b"a lie".to_vec()) });
+        },
         "the filegen-server has sent content that was not asked for, or is too long: blake3:",
     ),
     ("nothing", |_, contents| contents.clear(), "the filegen-server does not have the content "),
@@ -114,8 +122,11 @@ fn server(lie: Lie, is_honest: &Arc<AtomicBool>, truth: &'static [u8]) -> Router
             async { Ok(GetContentsReply { contents, absent }) }
         })
         .method::<GetGenerators, _>(move |(), _, _| async move {
-            let generators = Some(Generators::default());
-            Ok(GetGeneratorsReply { version, generators })
+            let path = "/computed".parse().unwrap();
+            let kind = "file".to_owned();
+            let generators = vec![Generator { path, kind, version, is_secret: false }];
+            let generators = Generators { generators, ..Generators::default() };
+            Ok(GetGeneratorsReply { version, generators: Some(generators) })
         })
 }
 

@@ -8,7 +8,7 @@ use model::path::TreePath;
 use serde::Serialize;
 use tool::Output;
 
-use super::files::{BATCH, generate, machines, request};
+use super::files::{batch, generate, machines, request};
 use super::{SERVER, Servers, ToolError};
 
 #[derive(Serialize)]
@@ -33,7 +33,8 @@ pub async fn run(
     let mut workers = Vec::new();
     for number in 0..usize::from(connections) {
         let client = servers.generator(SERVER)?;
-        let batches = machines.chunks(BATCH).skip(number % machines.len().div_ceil(BATCH));
+        let size = batch(paths.len());
+        let batches = machines.chunks(size).skip(number % machines.len().div_ceil(size));
         let requests: Vec<_> =
             batches.map(|batch| request(batch, Algorithm::Blake3, paths)).collect();
         workers.push(tokio::spawn(async move {

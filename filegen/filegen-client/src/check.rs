@@ -14,7 +14,7 @@ use rpc::client::Client;
 use serde::Serialize;
 use tool::Output;
 
-use super::files::{BATCH, LIMIT, generate, machines};
+use super::files::{LIMIT, batch, generate, machines};
 use super::{Servers, ToolError};
 
 /// How many failures a table has.
@@ -61,7 +61,7 @@ pub async fn run(servers: &Servers, image: &ImageName, all: bool) -> Result<Outp
     for (source, paths) in sources {
         let client = servers.generator(&source)?;
         checked.files += machines.len() * paths.len();
-        for batch in machines.chunks(BATCH) {
+        for batch in machines.chunks(batch(paths.len())) {
             let failures = failures(&client, batch, algorithm, &paths, &source).await?;
             checked.failures.extend(failures);
         }

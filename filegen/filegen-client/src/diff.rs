@@ -18,7 +18,7 @@ use rpc::client::Client;
 use serde::Serialize;
 use tool::{EXIT_DIFFERENT, Format, Output};
 
-use super::files::{BATCH, LIMIT, generate, machines, request};
+use super::files::{LIMIT, batch, generate, machines, request};
 use super::show::generators;
 use super::{SERVER, Servers, ToolError};
 
@@ -67,7 +67,7 @@ pub async fn run(servers: &Servers, config: &Path) -> Result<Output, ToolError> 
     let present = generators(&client).await?.generators;
     let (mut changes, compared) = by_version(&present, &set);
     let mut examples = Example::new();
-    for batch in machines.chunks(BATCH) {
+    for batch in machines.chunks(batch(compared.len())) {
         compare(&client, batch, &set, &compared, &mut changes).await?;
         if servers.arguments.format == Format::Table {
             for path in &compared {

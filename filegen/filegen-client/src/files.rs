@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use api::dominator::mdb::{ShowMdb, ShowMdbRequest};
-use api::file_generator::{Generate, GenerateRequest, GeneratedFile, WantedFiles};
+use api::file_generator::{FILES_MAX, Generate, GenerateRequest, GeneratedFile, WantedFiles};
 use daemon::DOMINATOR_PORT;
 use daemon::mdb_file::read;
 use model::mdb::Machine;
@@ -16,8 +16,10 @@ use super::{Servers, ToolError};
 /// Time limit for an answer. A filegen-server waits 20 s for programs and web servers.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
-/// Machines in one request.
-pub const BATCH: usize = 500;
+/// Returns how many machines are in one request for so many files of each.
+pub fn batch(paths: usize) -> usize {
+    (FILES_MAX / paths.max(1)).clamp(1, 500)
+}
 
 /// Returns all machines of the file that was named, or of the dominator.
 pub async fn machines(servers: &Servers) -> Result<Vec<Machine>, ToolError> {

@@ -87,7 +87,6 @@ fn files_are_asked_for_once_and_again_when_record_generator_or_time_make_others(
     let mut asked = Asked(ComputedTable::default());
     asked.want("a", "nyc", &["/x", "/y"], 0);
     asked.want("b", "nyc", &["/x"], 0);
-    assert_eq!(asked.0.sources(), [SOURCE].into());
     assert_eq!(asked.answer(0, 600, by_location), ["/x of a", "/y of a", "/x of b"]);
     assert_eq!(asked.changed(), ["a", "b"]);
     assert_eq!(asked.answer(1, 600, by_location), [""; 0]);
@@ -110,8 +109,8 @@ fn files_are_asked_for_once_and_again_when_record_generator_or_time_make_others(
     assert_eq!(asked.answer(20, 600, by_location), [""; 0]);
     asked.0.set_generators(SOURCE, versions("new"), now(30));
     assert_eq!(asked.answer(30, 600, by_location), ["/x of a", "/x of b"]);
-    // The same content as before is no news.
-    assert_eq!(asked.changed(), [""; 0]);
+    // The content is the same as before, and is that of now.
+    assert_eq!(asked.changed(), ["a", "b"]);
     asked.0.set_generators(SOURCE, versions("/x"), now(40));
 
     // The end of what was made at 0, and then of the rest.
@@ -196,4 +195,74 @@ fn after_a_restart_only_what_changed_is_asked_for() {
     let late = KnownContent::new(&content, batch.records[0], 0, Time::default());
     asked.0.take(&batch, vec![vec![Ok(late)]], now(661), 500);
     assert_eq!(asked.known("b"), []);
+}
+
+#[test]
+fn content_of_a_former_generator_is_asked_for_again() {
+    let mut asked = Asked(ComputedTable::default());
+    let versions = |x: &str| [("/x".parse().unwrap(), id(x))].into();
+    asked.0.set_generators(SOURCE, versions("/x"), now(0));
+    asked.want("a", "nyc", &["/x"], 0);
+    // The template is edited while the file is being made from the former one.
+    let batch = asked.0.next_batch(&SOURCE.into(), now(0)).unwrap();
+    asked.0.set_generators(SOURCE, versions("new"), now(1));
+    let content = GeneratedContent {
+        id: id("former"),
+        size_bytes: 0,
+        valid_until_seconds: 0,
+        generator: id("/x"),
+        is_secret: false,
+    };
+    let former = KnownContent::new(&content, batch.records[0], 9, Time::default());
+    asked.0.take(&batch, vec![vec![Ok(former)]], now(2), 500);
+    assert_eq!(asked.known("a"), [("/x".to_owned(), id("former"))]);
+    assert_eq!(asked.unknown("a"), [("/x".to_owned(), BEING_ASKED.to_owned())]);
+    assert_eq!(asked.0.ask_at(SOURCE), Some(Duration::from_secs(2) + VALID_SHORTEST));
+    // The edit is taken back: the content is that of now, which the machine is told.
+    asked.changed();
+    asked.0.set_generators(SOURCE, versions("/x"), now(3));
+    assert_eq!((asked.unknown("a"), asked.0.ask_at(SOURCE)), (vec![], None));
+    assert_eq!(asked.changed(), ["a"]);
+}
+
+#[test]
+fn content_of_a_former_record_is_known_and_is_not_that_of_now() {
+    let mut asked = Asked(ComputedTable::default());
+    asked.want("a", "nyc", &["/x"], 0);
+    asked.answer(0, 0, by_location);
+    assert_eq!(asked.unknown("a"), []);
+    asked.want("a", "sfo", &["/x"], 1);
+    assert_eq!(asked.known("a"), [("/x".to_owned(), id("/x in nyc"))]);
+    assert_eq!(asked.unknown("a"), [("/x".to_owned(), BEING_ASKED.to_owned())]);
+    asked.answer(1, 0, |_, _| None);
+    assert_eq!(asked.unknown("a"), [("/x".to_owned(), "it failed".to_owned())]);
+    asked.changed();
+    // The same content, made from the new record, is news.
+    asked.answer(100, 0, |_, _| Some("/x in nyc".to_owned()));
+    assert_eq!((asked.unknown("a"), asked.changed()), (vec![], vec!["a".to_owned()]));
+}
+
+#[test]
+fn a_question_is_for_as_many_files_as_a_server_takes() {
+    let mut asked = Asked(ComputedTable::default());
+    let paths: Vec<String> = (0..FILES_MAX / 2 - 1).map(|number| format!("/{number}")).collect();
+    let paths: Vec<&str> = paths.iter().map(String::as_str).collect();
+    for hostname in ["a", "b", "c"] {
+        asked.want(hostname, "nyc", &paths, 0);
+    }
+    let sizes = std::iter::from_fn(|| {
+        let batch = asked.0.next_batch(&SOURCE.into(), now(0))?;
+        Some(batch.request.machines.iter().map(|wanted| wanted.paths.len()).sum::<usize>())
+    });
+    assert_eq!(sizes.collect::<Vec<_>>(), [FILES_MAX - 2, FILES_MAX / 2 - 1]);
+}
+
+#[test]
+fn what_was_stored_of_machines_that_are_gone_is_forgotten() {
+    let stored = |hostname: &str| (hostname.to_owned(), Vec::new());
+    let restored = ["a", "gone", "plain"].map(stored).into();
+    let mut table = ComputedTable::new(restored);
+    table.forget_others(|hostname| hostname != "gone");
+    table.want(&machine("plain", "nyc"), Algorithm::Blake3, &[], now(0));
+    assert_eq!(table.needed().0, ["a".to_owned()].into());
 }

@@ -11,23 +11,31 @@ use api::dominator::Status;
 use api::planning::Planned;
 use api::subd::Activity;
 use model::display::{counted, size};
+use model::image::ComputedRule;
 use model::image::computed::{ComputedFiles, Unknown};
 use model::image::required::RequiredImage;
 use model::object::ObjectId;
 
 use super::calls::CallPurpose;
 use super::{Call, Check, Effect, Step, Sub, View, stop};
+use crate::core::computed::BEING_ASKED;
 
 /// What is known of the computed files of one machine.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct ComputedContent {
     pub(super) files: Arc<ComputedFiles>,
     /// Why other content is not known.
     unknown: Arc<[Unknown]>,
     /// Counts how often the content changed.
     pub(super) version: u64,
-    /// True if content was asked for.
+    /// True if content was asked for, perhaps before the dominator was started.
     is_wanted: bool,
+}
+
+impl Default for ComputedContent {
+    fn default() -> Self {
+        Self { files: Arc::default(), unknown: [].into(), version: 0, is_wanted: true }
+    }
 }
 
 impl Sub {
@@ -55,13 +63,18 @@ impl Sub {
     /// Returns for which computed file of `image` the content is not known, and why.
     pub(super) fn unknown_content(&self, view: &View, image: &RequiredImage) -> Option<String> {
         let algorithm = image.tree.algorithm();
+        // The image that the machine has keeps its former content until the new one is known.
+        let keeps_former = self.is_recorded(view, image);
+        let unknown = |rule: &ComputedRule| {
+            self.computed.unknown.iter().find(|unknown| *unknown.rule == *rule)
+        };
         let rule = image.content.computed.iter().find(|rule| {
             let known = self.computed.files.get(&rule.path, &rule.source);
-            known.is_none_or(|file| file.object.id().algorithm() != algorithm)
-                && !view.exclusions.covers(&rule.path)
+            let is_known = known.is_some_and(|file| file.object.id().algorithm() == algorithm)
+                && (keeps_former || unknown(rule).is_none());
+            !is_known && !view.exclusions.covers(&rule.path)
         })?;
-        let unknown = self.computed.unknown.iter().find(|unknown| *unknown.rule == *rule);
-        let why = unknown.map_or("it is being asked", |unknown| &*unknown.why);
+        let why = unknown(rule).map_or(BEING_ASKED, |unknown| &*unknown.why);
         Some(format!("{} from {}: {why}", rule.path, rule.source))
     }
 

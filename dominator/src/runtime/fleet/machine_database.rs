@@ -173,6 +173,8 @@ impl Fleet {
         }
         self.shared.images.want(&after);
         self.shared.identities.forget_unlisted();
+        let machines = inner.admission.current().machines();
+        self.shared.computed.forget_others(|hostname| machines.contains_key(hostname));
         self.shared
             .claim_service
             .set_machines(inner.admission.current().machines().values(), &after);

@@ -262,7 +262,8 @@ impl<'a> PreviewRun<'a> {
             Some(tree) => tree.clone(),
             None => self.read(machine, &input).await?,
         };
-        let (computed, failures) = self.shared.computed.preview(machine, &image).await;
+        let preview = self.shared.computed.preview(machine, &image, &input.exclusions);
+        let (computed, failures) = preview.await;
         if let Some(why) = failures.into_iter().next() {
             let why = format!("the content of computed files is not known: {why}");
             return Err((NoPlanReason::Impossible, why).into());

@@ -1,6 +1,6 @@
 //! The filegen-server of the simulation, and how the dominator asks it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -51,8 +51,9 @@ pub struct Filegen {
     is_away: bool,
     /// The next time at which the server is asked.
     asking: Option<Duration>,
-    /// The files of each machine whose content its state machine was told.
-    told: BTreeMap<usize, Arc<ComputedFiles>>,
+    /// The computed files of each machine that its state machine was told: those whose content is
+    /// that of now.
+    told: BTreeMap<usize, BTreeSet<ComputedRule>>,
 }
 
 impl World {
@@ -88,7 +89,10 @@ impl World {
             FilegenEvent::Ask => self.ask_filegen(),
             FilegenEvent::Generated(batch, made) => self.take_generated(&batch, made),
             FilegenEvent::Known(host, files, unknown) => {
-                self.filegen.told.insert(host, Arc::clone(&files));
+                let is_of_now =
+                    |file: &&ComputedFile| unknown.iter().all(|unknown| unknown.rule != file.rule);
+                let rules = files.iter().filter(is_of_now).map(|file| (*file.rule).clone());
+                self.filegen.told.insert(host, rules.collect());
                 self.step(host, Event::ComputedKnown(files, unknown.into()));
             }
         }
@@ -98,9 +102,7 @@ impl World {
     pub(super) fn lacks_content(&self, host: usize) -> bool {
         let image = &self.images[self.required(host)];
         let told = self.filegen.told.get(&host);
-        let is_told = |rule: &ComputedRule| {
-            told.is_some_and(|files| files.get(&rule.path, &rule.source).is_some())
-        };
+        let is_told = |rule: &ComputedRule| told.is_some_and(|rules| rules.contains(rule));
         !image.content.computed.iter().all(is_told)
     }
 

@@ -218,3 +218,25 @@ fn another_record_asks_again_and_an_image_without_computed_files_ends_it() {
     assert_eq!(wants(&mut script, &plain), [0]);
     assert_eq!(wants(&mut script, &image("other", &[])), [0; 0]);
 }
+
+#[test]
+fn a_new_image_waits_for_content_of_its_own_record() {
+    let mut script = synced();
+    let outdated = |content: &str| {
+        let Event::ComputedKnown(files, _) = known(content) else { unreachable!() };
+        Event::ComputedKnown(files, [Unknown { rule: rule(), why: "is slow".into() }].into())
+    };
+    // The image that the machine has keeps the former content.
+    script.step("outdated", outdated("net"));
+    assert_eq!(script.sub.status(), Status::Synced);
+    script.former = script.image.ready().cloned();
+    script.image = with_computed("next", &[]);
+    script.assign();
+    let waits = "the content of computed files is not known: /c from files:6972: is slow";
+    assert_eq!(
+        status(&script),
+        (Status::WaitingForComputedFiles, &*format!("{waits}; equals base"))
+    );
+    script.step("known", known("net"));
+    assert_ne!(script.sub.status(), Status::WaitingForComputedFiles);
+}
