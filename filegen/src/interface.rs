@@ -166,6 +166,7 @@ struct Row {
     kind: &'static str,
     from: String,
     secret: &'static str,
+    /// Empty for secrets, because a short one can be guessed from it.
     version: String,
     made: u64,
     failures: u64,
@@ -186,7 +187,10 @@ fn body(service: &Service, now: Time) -> String {
             kind: definition.kind.name(),
             from: definition.kind.to_string(),
             secret: if definition.is_secret { "yes" } else { "" },
-            version: generator.version.hex()[..12].to_owned(),
+            version: match definition.is_secret {
+                true => String::new(),
+                false => generator.version.hex()[..12].to_owned(),
+            },
             made: counted.made,
             failures: counted.failures,
             next_end: end.map_or_else(String::new, |end| {
@@ -200,7 +204,7 @@ fn body(service: &Service, now: Time) -> String {
     let page = StatusPage {
         error: published.error.clone(),
         file: published.set.file.display().to_string(),
-        version: published.version.to_string(),
+        version: published.public_version().to_string(),
         kept: size(service.content_bytes() as u64),
         rows: published.set.by_path.values().map(row).collect(),
     };

@@ -44,8 +44,7 @@ pub struct Published {
 impl Published {
     fn new(set: Arc<GeneratorSet>, error: String) -> Self {
         let mut published = Self { version: Algorithm::Blake3.digest(b""), set, error };
-        let told = serde_json::to_vec(&published.told()).expect("texts can be encoded");
-        published.version = Algorithm::Blake3.digest(&told);
+        published.version = digest(&published.told());
         published
     }
 
@@ -54,6 +53,23 @@ impl Published {
     pub fn told(&self) -> Generators {
         Generators { generators: self.set.described(), error: self.error.clone() }
     }
+
+    /// Returns the digest of what callers are told of generators that make no secrets. If there are
+    /// no others, it is the version.
+    ///
+    /// The version of a generator is a plain digest of what it makes files from, so that a short
+    /// secret can be guessed from it, and from a digest of it.
+    #[must_use]
+    pub fn public_version(&self) -> ObjectId {
+        let mut told = self.told();
+        told.generators.retain(|generator| !generator.is_secret);
+        digest(&told)
+    }
+}
+
+fn digest(told: &Generators) -> ObjectId {
+    let told = serde_json::to_vec(told).expect("texts can be encoded");
+    Algorithm::Blake3.digest(&told)
 }
 
 /// What was made of one path.

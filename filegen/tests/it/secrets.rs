@@ -7,6 +7,7 @@ use api::file_generator::{
     GetGeneratorsRequest,
 };
 use certs::sets::Set;
+use model::object::ObjectId;
 use rpc::client::CallError;
 
 use crate::server::{Server, contains, machine, secrets};
@@ -149,4 +150,26 @@ async fn an_error_says_nothing_of_a_secret() {
     assert_eq!(why, Err("the template fails in line 2".to_owned()));
     let told = format!("{}{}", server.page("/").await, server.log());
     assert!(!told.contains(SECRET), "{told}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_page_shows_nothing_that_a_short_secret_can_be_guessed_from() {
+    let mut server = Server::secured();
+    server.write("pin", "1234");
+    server.write("motd", "Welcome\n");
+    let motd = "[[generator]]\npath = \"/motd\"\nkind = \"file\"\nfile = \"motd\"\n";
+    let pin = "[[generator]]\npath = \"/pin\"\nkind = \"file\"\nfile = \"pin\"\nsecret = true\n";
+    server.configure(motd);
+    server.start().await;
+    let (public, _) = server.next(None).await;
+    let page = server.page("/").await;
+    assert!(page.contains(&format!("<td>{public}</td>")), "{page}");
+    server.configure(&format!("{pin}{motd}"));
+    let (whole, told) = server.next(Some(public)).await;
+    let page = server.page("/").await;
+    let shown = |version: &ObjectId| page.contains(&version.hex()[..12]);
+    let [motd, pin] = &*told.generators else { panic!("{told:?}") };
+    assert_eq!((shown(&motd.version), shown(&pin.version)), (true, false), "{page}");
+    // What is shown of the set is the same for any secret.
+    assert_eq!((shown(&public), shown(&whole)), (true, false), "{page}");
 }
