@@ -48,7 +48,7 @@ pub struct Answer {
 pub enum OutsideError {
     #[error("{}", without_output(.0))]
     Command(CommandError),
-    #[error("{0}")]
+    #[error("{}", without_target(.0))]
     Web(WebError),
     #[error("not done within {seconds} s")]
     TimedOut { seconds: u64 },
@@ -67,6 +67,19 @@ fn without_output(error: &CommandError) -> String {
     match error {
         CommandError::Failed { program, status, .. } => format!("{program}: {status}"),
         error => model::display::error_chain(error),
+    }
+}
+
+/// Describes an error with its causes, except the address that an answer leads to, which may be
+/// secret.
+fn without_target(error: &WebError) -> String {
+    match error {
+        WebError::Connect { .. }
+        | WebError::Authorities { .. }
+        | WebError::Tls { .. }
+        | WebError::Lost { .. }
+        | WebError::Request { .. } => model::display::error_chain(error),
+        error => error.to_string(),
     }
 }
 
