@@ -81,8 +81,11 @@ pub struct Statistics {
     pub last_failure: Option<(Time, String)>,
 }
 
-/// Tells those that wait for a program or web server that it has answered: the sender is dropped.
-type Work = watch::Receiver<()>;
+/// A file that was made outside, or why it was not.
+type Made = Result<GeneratedContent, String>;
+
+/// Tells those that wait for a program or web server what became of it.
+type Work = watch::Receiver<Option<Made>>;
 
 /// The state of filegen-server.
 #[derive(Debug)]
@@ -107,6 +110,40 @@ struct Pending {
     generator: Arc<LoadedGenerator>,
     hostname: Arc<str>,
     record: Arc<[u8]>,
+}
+
+/// A file that is being made outside. Its result is taken when this is dropped, also after a panic.
+struct Making {
+    service: Arc<Service>,
+    key: ResultKey,
+    generator: Arc<LoadedGenerator>,
+    hostname: Arc<str>,
+    made: Made,
+    done: watch::Sender<Option<Made>>,
+}
+
+impl Making {
+    fn keep(&self, answer: Answer) -> Made {
+        let content = self.generator.check(Content::new(answer.bytes))?;
+        let until = match answer.seconds_valid {
+            0 => 0,
+            seconds => self.service.now().wall_seconds.saturating_add(seconds),
+        };
+        let algorithm = self.key.algorithm;
+        Ok(self.service.keep(&self.generator, &content, algorithm, &self.hostname, until))
+    }
+}
+
+impl Drop for Making {
+    fn drop(&mut self) {
+        let (service, path) = (&self.service, &self.generator.definition.path);
+        match &self.made {
+            Ok(_) => service.count(path, 1, 0, String::new()),
+            Err(why) => service.count(path, 0, 1, format!("{}: {why}", self.hostname)),
+        }
+        locked(&service.results).finish(self.key, self.made.clone(), service.now());
+        self.done.send_replace(Some(self.made.clone()));
+    }
 }
 
 impl Service {
@@ -304,23 +341,22 @@ impl Service {
     async fn wait_outside(
         self: &Arc<Self>,
         machines: &mut [Vec<GeneratedFile>],
-        mut pending: Vec<Pending>,
+        pending: Vec<Pending>,
     ) {
         let deadline = Instant::now() + OUTSIDE_WAIT;
-        while !pending.is_empty() {
-            let mut waiting = Vec::new();
-            for one in pending {
-                match self.ask_outside(&one) {
-                    Err(work) => waiting.push((one, work)),
-                    Ok(file) => machines[one.at.0][one.at.1] = file,
-                }
+        let mut waiting = Vec::new();
+        for one in pending {
+            match self.ask_outside(&one) {
+                Err(work) => waiting.push((one.at, work)),
+                Ok(file) => machines[one.at.0][one.at.1] = file,
             }
-            pending = Vec::new();
-            for (one, mut work) in waiting {
-                // Nothing is ever sent: the result is there when the sender is dropped.
-                if timeout_at(deadline, work.changed()).await.is_ok() {
-                    pending.push(one);
-                }
+        }
+        for (at, mut work) in waiting {
+            let _late = timeout_at(deadline, work.wait_for(Option::is_some)).await.map(drop);
+            // What ended while others were waited for is given, too: if it were made again, what is
+            // valid for less than a round would never be given.
+            if let Some(made) = work.borrow().clone() {
+                machines[at.0][at.1] = made.map_or_else(GeneratedFile::Failed, GeneratedFile::Made);
             }
         }
     }
@@ -330,7 +366,7 @@ impl Service {
         loop {
             let mut started = None;
             let known = locked(&self.results).ask(one.key, self.now(), || {
-                let (sender, work) = watch::channel(());
+                let (sender, work) = watch::channel(None);
                 started = Some((sender, work.clone()));
                 work
             });
@@ -351,7 +387,9 @@ impl Service {
                 (Known::Running(work), _) => return Err(work),
                 (Known::Start, started) => {
                     let (sender, work) = started.expect("it was started");
-                    self.run_outside(one, sender);
+                    let (generator, record) = (Arc::clone(&one.generator), Arc::clone(&one.record));
+                    let asked = async move { answer(&generator, &record).await };
+                    self.run_outside(one, sender, asked);
                     return Err(work);
                 }
             }
@@ -360,30 +398,27 @@ impl Service {
 
     /// Has a file made outside, in a task of its own: what a caller no longer waits for is of use
     /// to the next one.
-    fn run_outside(self: &Arc<Self>, one: &Pending, done: watch::Sender<()>) {
-        let service = Arc::clone(self);
-        let (key, generator) = (one.key, Arc::clone(&one.generator));
-        let (hostname, record) = (Arc::clone(&one.hostname), Arc::clone(&one.record));
+    fn run_outside(
+        self: &Arc<Self>,
+        one: &Pending,
+        done: watch::Sender<Option<Made>>,
+        asked: impl Future<Output = Result<Answer, String>> + Send + 'static,
+    ) {
+        let mut making = Making {
+            service: Arc::clone(self),
+            key: one.key,
+            generator: Arc::clone(&one.generator),
+            hostname: Arc::clone(&one.hostname),
+            made: Err("filegen-server failed while it was made: see its log".to_owned()),
+            done,
+        };
         self.tasks.spawn(async move {
-            let made = match service.stop.run_until_cancelled(answer(&generator, &record)).await {
+            let answer = match making.service.stop.run_until_cancelled(asked).await {
                 None => Err("filegen-server is stopping".to_owned()),
-                Some(made) => made,
+                Some(answer) => answer,
             };
-            let path = &generator.definition.path;
-            let made = made.and_then(|answer| {
-                let content = generator.check(Content::new(answer.bytes))?;
-                let until = match answer.seconds_valid {
-                    0 => 0,
-                    seconds => service.now().wall_seconds.saturating_add(seconds),
-                };
-                Ok(service.keep(&generator, &content, key.algorithm, &hostname, until))
-            });
-            match &made {
-                Ok(_) => service.count(path, 1, 0, String::new()),
-                Err(why) => service.count(path, 0, 1, format!("{hostname}: {why}")),
-            }
-            locked(&service.results).finish(key, made, service.now());
-            drop(done);
+            making.made = answer.and_then(|answer| making.keep(answer));
+            drop(making);
         });
     }
 
@@ -453,5 +488,43 @@ async fn answer(generator: &LoadedGenerator, record: &[u8]) -> Result<Answer, St
             }
             Err(error.to_string())
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::core::settings::{Definition, Kind};
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_ends_what_is_waited_for() {
+        let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
+        let set = GeneratorSet::default();
+        let service = Service::new(set, 1 << 20, AuditLog::none(), tasks, stop);
+        let digest = Algorithm::Blake3.digest(b"");
+        let definition = Definition {
+            path: TreePath::new("/key").unwrap(),
+            kind: Kind::Mdb,
+            is_secret: false,
+            allow_empty: false,
+            line: 1,
+        };
+        let generator = LoadedGenerator { definition, maker: Maker::Mdb, version: digest };
+        let one = Pending {
+            at: (0, 0),
+            key: ResultKey { generator: digest, record: digest, algorithm: Algorithm::Blake3 },
+            generator: Arc::new(generator),
+            hostname: "web1".into(),
+            record: Arc::default(),
+        };
+        let (done, work) = watch::channel(None);
+        let known = locked(&service.results).ask(one.key, service.now(), || work);
+        assert!(matches!(known, Known::Start));
+        service.run_outside(&one, done, async { panic!("a mistake") });
+        let mut machines = vec![vec![GeneratedFile::Failed("it waits".to_owned())]];
+        service.wait_outside(&mut machines, vec![one]).await;
+        let why = "filegen-server failed while it was made: see its log".to_owned();
+        assert_eq!(machines, [[GeneratedFile::Failed(why)]]);
+        assert_eq!(service.statistics().values().next().unwrap().failures, 1);
     }
 }

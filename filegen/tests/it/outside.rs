@@ -265,6 +265,19 @@ async fn content_that_ends_is_made_again_and_a_failure_is_told() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn content_that_ends_before_the_slowest_file_is_made_is_given_once() {
+    let mut server = Server::new();
+    let short = r#"echo '{"Data": "YQ==", "SecondsValid": 1}'"#;
+    server.program("bin/short", &format!("echo . >> \"$0.runs\"\n{short}"));
+    server.program("bin/slow", &format!("sleep 3\n{short}"));
+    server.configure(&programs(&["slow", "short"], ""));
+    server.start().await;
+    let files = server.files(&machine("web1", ""), &["/p/slow", "/p/short"]).await;
+    assert_eq!(files, [Ok("a".to_owned()), Ok("a".to_owned())]);
+    assert_eq!(fs::read_to_string(server.path("bin/short.runs")).unwrap(), ".\n");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_program_runs_as_its_user_a_few_at_a_time() {
     if !nix::unistd::geteuid().is_root() {
         println!("SKIPPED: only root can run a program as another user");
