@@ -287,6 +287,34 @@ async fn what_is_not_known_of_the_former_image_is_said() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn numbers_of_users_are_not_known_where_symlinks_lead_to_them() {
+    let mut stage = Stage::new("[]").await;
+    let plain = tree("d 755 0:0 /d\n");
+    let links = [
+        ("base/2", "d 755 0:0 /etc\nl 0:0 /etc/passwd -> ../d/passwd\n", "passwd"),
+        ("base/3", "d 755 0:0 /etc\nl 0:0 /etc/group -> ../d/group\n", "group"),
+        ("base/4", "d 755 0:0 /d\nl 0:0 /etc -> d\n", "passwd"),
+    ];
+    stage.images.add("base/1", &plain, Some(&[]));
+    for (image, text, _) in links {
+        stage.images.add(image, &tree(text), Some(&[]));
+    }
+    let sub = FakeSub::new(plain);
+    let record = stage.sub("host", &sub).await;
+    stage.write_mdb(&format!("[{}]", required(&record, "base/1")));
+    stage.wait("host", Status::Synced, "base/1").await;
+    // Before an image is loaded and afterwards.
+    for (image, _, file) in links.into_iter().chain(links) {
+        let (_, text) = exit_and_stdout(&stage.domtool(&["plan", "host", "--image", image]).await);
+        let unknown = format!(
+            "\nNOT KNOWN: how many files host keeps with old numbers of users and groups: \
+             /etc/{file} of {image}: it is a symlink, or below one\n"
+        );
+        assert!(text.contains(&unknown), "{text}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn machines_without_an_image_of_their_own_are_planned_for_the_default_image() {
     let mut stage = Stage::new("[]").await;
     stage.images.add_with("base/1", &numbered(0), Some(&[]), "[]");

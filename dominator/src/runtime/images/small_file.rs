@@ -21,8 +21,8 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 const READ_LIMIT: Duration = Duration::from_secs(30);
 
 impl Images {
-    /// Returns the text of the regular file `path` of the image `name`; an empty one if there is no
-    /// such file. The error says why it cannot be read.
+    /// Returns the text of the regular file `path` of the image `name`; an empty one if nothing is
+    /// there. The error says why it cannot be read: symlinks are not followed.
     pub async fn small_file(&self, name: &ImageName, path: &TreePath) -> Result<String, String> {
         let read = tokio::time::timeout(READ_LIMIT, self.read_file(name, path)).await;
         let text = read.unwrap_or_else(|_| Err("it takes too long".to_owned()));
@@ -37,20 +37,27 @@ impl Images {
         let file = match leaf {
             Some(Leaf::File(file)) => file,
             Some(Leaf::Computed(_)) => return Err("it is a computed file".to_owned()),
-            Some(Leaf::HardLink(_) | Leaf::Symlink(_) | Leaf::Special(_)) | None => {
-                return Ok(String::new());
+            Some(Leaf::Symlink(_)) => return Err("it is a symlink, or below one".to_owned()),
+            Some(Leaf::HardLink(_) | Leaf::Special(_)) => {
+                return Err("it is no regular file".to_owned());
             }
+            None => return Ok(String::new()),
         };
         let content = self.object(file.object.id(), FILE_BYTES_MAX).await?;
         Ok(String::from_utf8_lossy(&content).into_owned())
     }
 
-    /// Finds what is at `path` of the image `name` and is no directory.
+    /// Finds what is at `path` of the image `name` and is no directory, or the symlink that it is
+    /// below.
     async fn leaf(&self, name: &ImageName, path: &TreePath) -> Result<Option<Leaf>, String> {
         if let Some(image) = self.loaded(name) {
             return Ok(match image.tree.get(path) {
                 Some(Child::Leaf(leaf)) => Some(leaf),
-                Some(Child::Directory(_)) | None => None,
+                Some(Child::Directory(_)) => None,
+                None => path.ancestors().find_map(|above| match image.tree.get(&above) {
+                    Some(Child::Leaf(Leaf::Symlink(link))) => Some(Leaf::Symlink(link)),
+                    _ => None,
+                }),
             });
         }
         let mut at = self.get_content(name).await?.root;
@@ -60,7 +67,9 @@ impl Images {
             let listing = list(at.algorithm(), &bytes).map_err(|error| error_chain(&error))?;
             match listing.get(component) {
                 Some(Item::Directory(below)) => at = *below,
-                Some(Item::Leaf(leaf)) if components.peek().is_none() => {
+                Some(Item::Leaf(leaf))
+                    if components.peek().is_none() || matches!(leaf, Leaf::Symlink(_)) =>
+                {
                     return Ok(Some(leaf.clone()));
                 }
                 Some(Item::Leaf(_)) | None => break,
