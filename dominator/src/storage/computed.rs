@@ -237,7 +237,7 @@ mod tests {
         assert_eq!(store.machines().unwrap(), [("web".to_owned(), Vec::new())].into());
         let found = store.find(&[one.id, two.id].into()).unwrap();
         assert_eq!(found, [(two.id, StoredContent { since, size_bytes: 3 })].into());
-        assert_eq!(store.contents(&[one.id, two.id]).unwrap(), [two.clone()]);
+        assert_eq!(store.contents(&[one.id, two.id]).unwrap(), std::slice::from_ref(&two));
         store.remove(&[two.id]).unwrap();
         assert_eq!(store.contents(&[two.id]).unwrap(), []);
     }
