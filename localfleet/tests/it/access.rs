@@ -26,7 +26,8 @@ use certs::record::{Reason, Revocation};
 use certs::sets::Set;
 use futures_util::StreamExt as _;
 use http_body_util::{BodyExt as _, Full};
-use hyper::body::Bytes;
+use hyper::Response;
+use hyper::body::{Bytes, Incoming};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use localfleet::fleet::certificates::Certificates;
 use localfleet::fleet::daemon_process::Daemon;
@@ -106,6 +107,20 @@ pub fn connector(ca_pem: &str, shown: Option<&Issued>) -> TlsConnector {
     TlsConnector::from(Arc::new(config))
 }
 
+/// Returns the response, unless `connection` ends before. hyper's client alone can wait for ever:
+/// a request that is queued while the connection ends is neither sent nor refused.
+async fn first(
+    response: impl Future<Output = hyper::Result<Response<Incoming>>>,
+    connection: impl Future<Output = hyper::Result<()>> + Send + 'static,
+) -> io::Result<Response<Incoming>> {
+    let ended = tokio::spawn(connection);
+    tokio::select! {
+        biased;
+        response = response => response.map_err(io::Error::other),
+        _ = ended => Err(io::Error::other("the connection has ended")),
+    }
+}
+
 /// A daemon, and the name that it proves to have.
 #[derive(Clone)]
 struct Target {
@@ -144,15 +159,13 @@ impl Target {
                 hyper::client::conn::http2::handshake(TokioExecutor::new(), stream)
                     .await
                     .map_err(io::Error::other)?;
-            tokio::spawn(connection);
-            sender.send_request(request).await
+            first(sender.send_request(request), connection).await
         } else {
             let (mut sender, connection) =
                 hyper::client::conn::http1::handshake(stream).await.map_err(io::Error::other)?;
-            tokio::spawn(connection);
-            sender.send_request(request).await
+            first(sender.send_request(request), connection).await
         };
-        let response = response.map_err(io::Error::other)?;
+        let response = response?;
         let status = response.status().as_u16();
         // An upload is answered in bincode.
         if status == 403 && json && method != "ObjectServer.AddObjects" {
