@@ -3,8 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::access::IdentityKind;
-use api::fault::{Fault, FaultCode};
 use api::file_generator::{
     GENERATORS_WAIT_MS_MAX, Generate, GetContents, GetGenerators, GetGeneratorsReply,
     GetGeneratorsRequest, GetSecrets,
@@ -19,7 +17,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 use rpc::page_frame::Frame;
-use rpc::server::{Caller, Page, Router};
+use rpc::server::{Page, Router};
 use system::clock::wall;
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
@@ -27,38 +25,33 @@ use tokio_util::sync::CancellationToken;
 use super::generators::LoadedGenerator;
 use super::service::{Service, Statistics};
 
+/// Why machines are refused: each could read the files of the others.
+const NOT_FOR_MACHINES: &str =
+    "a machine gets its computed files from its dominator, not from here";
+
 /// Adds the methods to `router`. Waiting calls are answered when `stop` is cancelled.
 pub fn methods(router: Router<Arc<Service>>, stop: &CancellationToken) -> Router<Arc<Service>> {
     let stop = stop.clone();
     router
         .method::<Generate, _>(async |service: Arc<Service>, caller, request| {
-            refuse_machines(&caller)?;
+            caller.refuse_machines(NOT_FOR_MACHINES)?;
             service.generate(request).await
         })
         .method::<GetContents, _>(async |service: Arc<Service>, caller, request| {
-            refuse_machines(&caller)?;
+            caller.refuse_machines(NOT_FOR_MACHINES)?;
             service.contents(&request.ids)
         })
         .method::<GetSecrets, _>(async |service: Arc<Service>, caller, request| {
-            refuse_machines(&caller)?;
+            caller.refuse_machines(NOT_FOR_MACHINES)?;
             service.secrets(&request.ids, &request.hostnames)
         })
         .method::<GetGenerators, _>(move |service, caller, request| {
             let stop = stop.clone();
             async move {
-                refuse_machines(&caller)?;
+                caller.refuse_machines(NOT_FOR_MACHINES)?;
                 Ok(generators(&service, &stop, request).await)
             }
         })
-}
-
-/// Refuses machines, whatever their powers: each could read the files of the others.
-fn refuse_machines(caller: &Caller) -> Result<(), Fault> {
-    if caller.identity.kind == IdentityKind::Machine {
-        let text = "a machine gets its computed files from its dominator, not from here";
-        return Err(Fault::new(FaultCode::Denied, text));
-    }
-    Ok(())
 }
 
 async fn generators(

@@ -5,20 +5,8 @@ pub mod entry;
 pub mod failure;
 pub mod progress;
 
+use model::display::grouped;
 use model::tree::Time;
-
-/// `number` with a comma between groups of three digits.
-pub fn count(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
 
 /// `bytes` in the largest decimal unit that gives at least one, with one decimal.
 pub fn size(bytes: u64) -> String {
@@ -39,12 +27,12 @@ pub fn size(bytes: u64) -> String {
 /// `number` of `what`, with an `s` unless it is one.
 pub fn plural(number: u64, what: &str) -> String {
     let ending = if number == 1 { "" } else { "s" };
-    format!("{} {what}{ending}", count(number))
+    format!("{} {what}{ending}", grouped(number))
 }
 
 /// Returns the number of entries of a tree.
 pub fn plural_entries(entries: u64) -> String {
-    format!("{} {}", count(entries), if entries == 1 { "entry" } else { "entries" })
+    format!("{} {}", grouped(entries), if entries == 1 { "entry" } else { "entries" })
 }
 
 /// `time` as date and time of day, UTC, to the second.
@@ -60,11 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_grouped_and_sizes_rounded() {
-        let counts = [(0, "0"), (999, "999"), (1_000, "1,000"), (1_234_567, "1,234,567")];
-        for (number, text) in counts {
-            assert_eq!(count(number), text);
-        }
+    fn sizes_are_rounded() {
         let sizes = [
             (0, "0 B"),
             (999, "999 B"),

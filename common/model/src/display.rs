@@ -21,6 +21,20 @@ pub fn size(bytes: u64) -> String {
     }
 }
 
+/// Formats `number` with a comma between groups of three digits.
+#[must_use]
+pub fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
 /// Formats a count: `1 object`, `2 objects`.
 #[must_use]
 pub fn counted(count: u64, what: &str) -> String {
@@ -115,6 +129,14 @@ mod tests {
         }
         assert_eq!(counted(1, "object"), "1 object");
         assert_eq!(counted(2, "object"), "2 objects");
+    }
+
+    #[test]
+    fn digits_are_grouped_by_three() {
+        let counts = [(0, "0"), (999, "999"), (1_000, "1,000"), (1_234_567, "1,234,567")];
+        for (number, text) in counts {
+            assert_eq!(grouped(number), text);
+        }
     }
 
     #[test]

@@ -32,6 +32,9 @@ use crate::core::timing::{HOLD_LONGEST, Now, RETRY_FIRST};
 /// The shortest time between two questions for the same file, whatever the server says.
 const VALID_SHORTEST: Duration = Duration::from_secs(5);
 
+/// After how many failures in a row a server counts as silent.
+const SILENT_AFTER: u32 = 2;
+
 /// How long content may be past its end before it is reported, in seconds.
 const OVERDUE: u64 = 60;
 
@@ -110,6 +113,13 @@ pub const BEING_ASKED: &str = "it is being asked";
 /// The versions of the generators of one server, by path.
 type Versions = BTreeMap<TreePath, ObjectId>;
 
+/// How often in a row a server did not tell of its generators, and why.
+#[derive(Debug, Default)]
+struct Silence {
+    failures: u32,
+    why: String,
+}
+
 /// A question to one server.
 #[derive(Clone, Debug)]
 pub struct Batch {
@@ -130,6 +140,9 @@ pub struct ComputedTable {
     restored: BTreeMap<String, StoredFiles>,
     rules: BTreeSet<Arc<ComputedRule>>,
     generators: BTreeMap<String, Versions>,
+    /// The servers that did not tell of their generators when they were asked last: changes of
+    /// these are not seen.
+    silences: BTreeMap<String, Silence>,
     /// The machines of which something else is known than when that was last taken.
     changed: BTreeSet<String>,
 }
@@ -170,7 +183,8 @@ impl ComputedTable {
         let files = rules.iter().map(|rule| {
             let known = before.remove(rule);
             let rule = self.shared_rule(rule);
-            let ask_at = self.next_question(&rule, known.as_ref(), record, now);
+            let versions = self.generators.get(&rule.source);
+            let ask_at = next_question(versions, &rule, known.as_ref(), record, now);
             FileState { rule, known, ask_at, failures: 0, why: None }
         });
         let files = files.collect();
@@ -201,44 +215,44 @@ impl ComputedTable {
         }
     }
 
-    /// Returns when the content of a file is to be asked for.
-    fn next_question(
-        &self,
-        rule: &ComputedRule,
-        known: Option<&KnownContent>,
-        record: MadeFrom,
-        now: Now,
-    ) -> Option<Duration> {
-        match known {
-            Some(known) if is_current(&self.generators, rule, known, record) => end_of(known, now),
-            _ => Some(now.elapsed),
+    /// Takes that a server could not be asked for its generators, for this reason. Returns how often
+    /// in a row that was so.
+    pub fn could_not_ask(&mut self, source: &str, why: String) -> u32 {
+        let silence = self.silences.entry(source.to_owned()).or_default();
+        *silence = Silence { failures: silence.failures.saturating_add(1), why };
+        silence.failures
+    }
+
+    /// Takes that a server has told of its generators: `versions`, or that they are as before.
+    pub fn take_generators(&mut self, source: &str, versions: Option<Versions>, now: Now) {
+        self.silences.remove(source);
+        if let Some(versions) = versions {
+            self.set_generators(source, versions, now);
         }
     }
 
-    /// Takes the versions of the generators of a server.
+    /// Takes the versions of the generators of a server, which have changed.
     pub fn set_generators(&mut self, source: &str, versions: Versions, now: Now) {
-        let former = self.generators.clone();
-        self.generators.insert(source.to_owned(), versions);
-        let mut machines = std::mem::take(&mut self.machines);
-        for (hostname, files) in &mut machines {
+        let former = self.generators.insert(source.to_owned(), versions);
+        let versions = self.generators.get(source);
+        for (hostname, files) in &mut self.machines {
             let record = files.record;
             for file in files.files.iter_mut().filter(|file| file.rule.source == source) {
-                let is_of = |generators, known| is_current(generators, &file.rule, known, record);
+                let is_of = |versions, known| is_current(versions, &file.rule, known, record);
                 if file
                     .known
                     .as_ref()
-                    .is_some_and(|known| is_of(&former, known) != is_of(&self.generators, known))
+                    .is_some_and(|known| is_of(former.as_ref(), known) != is_of(versions, known))
                 {
                     self.changed.insert(hostname.clone());
                 }
                 // One that failed is tried again with the new generator, one that is asked for not.
                 if file.ask_at.is_some() || file.known.is_some() {
                     let known = file.known.as_ref();
-                    file.ask_at = self.next_question(&file.rule, known, record, now);
+                    file.ask_at = next_question(versions, &file.rule, known, record, now);
                 }
             }
         }
-        self.machines = machines;
     }
 
     /// Returns when the next question to a server is due.
@@ -330,10 +344,11 @@ impl ComputedTable {
         let is_meant =
             |file: &&mut FileState| file.rule.path == *path && file.rule.source == source;
         let Some(file) = all.find(is_meant).filter(|_| is_same) else { return };
+        let versions = self.generators.get(source);
         match answer {
             Ok(known) => {
                 let is_of_now =
-                    |known: &KnownContent| is_current(&self.generators, &file.rule, known, current);
+                    |known: &KnownContent| is_current(versions, &file.rule, known, current);
                 let is_news = file.why.is_some()
                     || !file
                         .known
@@ -378,8 +393,8 @@ impl ComputedTable {
         let all =
             files.into_iter().flat_map(|files| files.files.iter().map(|file| (file, files.record)));
         for (file, record) in all {
-            let is_of_now =
-                |known: &KnownContent| is_current(&self.generators, &file.rule, known, record);
+            let versions = self.generators.get(&file.rule.source);
+            let is_of_now = |known: &KnownContent| is_current(versions, &file.rule, known, record);
             if let Some(content) = &file.known {
                 known.push(ComputedFile {
                     rule: Arc::clone(&file.rule),
@@ -421,8 +436,8 @@ impl ComputedTable {
         (machines.collect(), known.chain(restored).map(|known| known.object.id()).collect())
     }
 
-    /// Describes for each server the files in use that could not be made again, or are past their
-    /// end.
+    /// Describes for each server why it is silent, or the files in use that could not be made again
+    /// or are past their end.
     #[must_use]
     pub fn troubles(&self, now: Time) -> BTreeMap<&str, String> {
         let now = u64::try_from(now.seconds).unwrap_or(0);
@@ -446,21 +461,39 @@ impl ComputedTable {
             1 => first,
             _ => format!("{first}; and {} more files", count - 1),
         };
-        troubles.into_iter().map(|(source, trouble)| (source, text(trouble))).collect()
+        let troubles = troubles.into_iter().map(|(source, trouble)| (source, text(trouble)));
+        let silences = self.silences.iter().filter(|(_, silence)| silence.failures >= SILENT_AFTER);
+        let silences = silences.map(|(source, silence)| (source.as_str(), silence.why.clone()));
+        troubles.chain(silences).collect()
     }
 }
 
-/// True if content was made from the present record by the present generator, as far as that is
-/// known.
+/// Returns when the content of a file is to be asked for, if its server has generators of these
+/// versions.
+fn next_question(
+    versions: Option<&Versions>,
+    rule: &ComputedRule,
+    known: Option<&KnownContent>,
+    record: MadeFrom,
+    now: Now,
+) -> Option<Duration> {
+    match known {
+        Some(known) if is_current(versions, rule, known, record) => end_of(known, now),
+        _ => Some(now.elapsed),
+    }
+}
+
+/// True if content was made from the present record by the present generator, as far as the
+/// versions of the server's generators are known.
 fn is_current(
-    generators: &BTreeMap<String, Versions>,
+    versions: Option<&Versions>,
     rule: &ComputedRule,
     known: &KnownContent,
     record: MadeFrom,
 ) -> bool {
     let is_of_generator =
         |versions: &Versions| versions.get(&rule.path).map(MadeFrom::of) == Some(known.generator);
-    known.record == record && generators.get(&rule.source).is_none_or(is_of_generator)
+    known.record == record && versions.is_none_or(is_of_generator)
 }
 
 /// Returns when content must be made again, on the clock of [`Now::elapsed`]; `None` if never.

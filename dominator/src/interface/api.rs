@@ -4,7 +4,6 @@ mod orders;
 
 use std::sync::Arc;
 
-use api::access::IdentityKind;
 use api::dominator::events::{Backup, ListEvents};
 use api::dominator::explain::Explain;
 use api::dominator::kept_files::CountKeptFiles;
@@ -17,7 +16,7 @@ use api::dominator::{GetStatus, ListSubs, ListSubsReply, ListSubsRequest, ShowSu
 use api::fault::{Fault, FaultCode};
 use model::display::error_chain;
 use model::mdb::Machines;
-use rpc::server::{Caller, Router};
+use rpc::server::Router;
 use tokio_util::task::TaskTracker;
 
 use crate::core::identity::TrustError;
@@ -76,7 +75,8 @@ pub fn methods(router: Router<ApiState>) -> Router<ApiState> {
             api.fleet.plan_machines(request.machines).await.map_err(|error| fault_of(&error))
         })
         .method::<CountKeptFiles, _>(async |api, caller, request| {
-            refuse_machines(&caller)?;
+            // Each could make all others read their disks, and learn which files they keep.
+            caller.refuse_machines("a machine may not have files of other machines counted")?;
             api.fleet.count_kept_files(request).await.map_err(|error| fault_of(&error))
         })
         .method::<CheckMdb, _>(async |api, _, request| {
@@ -86,16 +86,6 @@ pub fn methods(router: Router<ApiState>) -> Router<ApiState> {
             let checking = tokio::task::spawn_blocking(move || api.fleet.check_mdb(&machines));
             checking.await.map_err(|error| Fault::new(FaultCode::Internal, error.to_string()))
         })
-}
-
-/// Refuses machines, whatever their powers: each could make all others read their disks, and learn
-/// which files they keep.
-fn refuse_machines(caller: &Caller) -> Result<(), Fault> {
-    if caller.identity.kind == IdentityKind::Machine {
-        let text = "a machine may not have files of other machines counted";
-        return Err(Fault::new(FaultCode::Denied, text));
-    }
-    Ok(())
 }
 
 /// Compiles the patterns of a request. The fault says which one is invalid.

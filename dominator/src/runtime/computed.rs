@@ -49,9 +49,6 @@ const PREVIEW_LIMIT: Duration = Duration::from_secs(30);
 /// How long it may take to return content, or a machine to take it.
 const CONTENT_LIMIT: Duration = Duration::from_secs(60);
 
-/// After how many failures in a row a server counts as silent.
-const SILENT_AFTER: u32 = 2;
-
 /// The longest text of a server that is kept for a file, in bytes.
 const WHY_BYTES_MAX: usize = 1_000;
 
@@ -93,8 +90,6 @@ struct ServiceState {
     machines: BTreeMap<String, Arc<Notify>>,
     /// Notified when questions to a server are due earlier than before.
     servers: BTreeMap<Arc<str>, Arc<Notify>>,
-    /// Why servers do not tell of their generators: changes of these are not seen.
-    silent: BTreeMap<Arc<str>, String>,
 }
 
 #[derive(Debug)]
@@ -275,14 +270,12 @@ impl ComputedService {
         Ok(client)
     }
 
-    /// Describes for each server why it does not answer, or the files in use that could not be made
-    /// again.
+    /// Describes for each server what is wrong with it or its files; see
+    /// [`ComputedTable::troubles`].
     pub fn troubles(&self) -> BTreeMap<String, String> {
         let inner = self.locked();
         let troubles = inner.table.troubles(self.clock.now().wall).into_iter();
-        let troubles = troubles.map(|(source, trouble)| (source.to_owned(), trouble));
-        let silent = inner.silent.iter().map(|(source, why)| (source.to_string(), why.clone()));
-        troubles.chain(silent).collect()
+        troubles.map(|(source, trouble)| (source.to_owned(), trouble)).collect()
     }
 
     /// Nudges the machines of which something else is known, and saves what it is.
@@ -478,25 +471,21 @@ impl ComputedService {
             let limit = Duration::from_millis(wait_ms.into()) + CONTENT_LIMIT;
             match client.call_within::<GetGenerators>(&request, limit).await {
                 Ok(reply) => {
-                    have = Some(reply.version);
-                    failures = 0;
-                    self.locked().silent.remove(source);
-                    if let Some(generators) = reply.generators {
+                    (have, failures) = (Some(reply.version), 0);
+                    let versions = reply.generators.map(|generators| {
                         let generators = generators.generators.into_iter();
-                        let versions = generators.map(|one| (one.path, one.version)).collect();
-                        let now = self.clock.now();
-                        self.locked().table.set_generators(source, versions, now);
-                        asked.notify_one();
-                    }
+                        generators.map(|one| (one.path, one.version)).collect()
+                    });
+                    self.locked().table.take_generators(source, versions, self.clock.now());
+                    asked.notify_one();
                     // A faulty server may answer at once each time.
                     sleep(RETRY_FIRST).await;
                 }
                 Err(error) => {
-                    failures += 1;
-                    if failures == SILENT_AFTER {
-                        let why = safe_text(&error_chain(&error), WHY_BYTES_MAX);
+                    let why = safe_text(&error_chain(&error), WHY_BYTES_MAX);
+                    failures = self.locked().table.could_not_ask(source, why.clone());
+                    if failures == 1 {
                         tracing::warn!("changes of {source} are not seen: {why}");
-                        self.locked().silent.insert(Arc::clone(source), why);
                     }
                     let pause = doubled(RETRY_FIRST, HOLD_LONGEST, failures);
                     sleep(jittered(pause, jitter())).await;
@@ -505,36 +494,42 @@ impl ComputedService {
         }
     }
 
+    /// Reads content from the store. Returns what is absent or damaged, if anything is, after it was
+    /// removed.
+    fn read(
+        &self,
+        ids: &[ObjectId],
+    ) -> Result<Result<Vec<ComputedContent>, Vec<ObjectId>>, StorageError> {
+        let mut contents = self.store.contents(ids)?;
+        contents.retain(|content| verify(content, &content.id).is_ok());
+        let found: BTreeSet<ObjectId> = contents.iter().map(|content| content.id).collect();
+        let lost: Vec<ObjectId> = ids.iter().filter(|id| !found.contains(id)).copied().collect();
+        if lost.is_empty() {
+            return Ok(Ok(contents));
+        }
+        self.store.remove(&lost)?;
+        Ok(Err(lost))
+    }
+
     /// Gives content to a machine.
     pub async fn push(
         self: &Arc<Self>,
         client: &Client,
         ids: Arc<[ObjectId]>,
     ) -> Result<(), PushError> {
-        let wanted = Arc::clone(&ids);
-        let mut contents = self
-            .on_thread(move |service| {
-                let mut contents = service.store.contents(&wanted)?;
-                contents.retain(|content| verify(content, &content.id).is_ok());
-                Ok::<_, StorageError>(contents)
-            })
-            .await?;
-        let found: BTreeSet<ObjectId> = contents.iter().map(|content| content.id).collect();
-        let lost: Vec<ObjectId> = ids.iter().filter(|id| !found.contains(id)).copied().collect();
-        if !lost.is_empty() {
-            self.on_thread({
-                let lost = lost.clone();
-                move |service| service.store.remove(&lost)
-            })
-            .await?;
-            {
-                let mut inner = self.locked();
-                inner.table.lost(&lost, self.clock.now());
-                inner.servers.values().for_each(|server| server.notify_one());
+        let read = self.on_thread(move |service| service.read(&ids)).await?;
+        let mut contents = match read {
+            Ok(contents) => contents,
+            Err(lost) => {
+                {
+                    let mut inner = self.locked();
+                    inner.table.lost(&lost, self.clock.now());
+                    inner.servers.values().for_each(|server| server.notify_one());
+                }
+                self.tell().await;
+                return Err(PushError::Lost);
             }
-            self.tell().await;
-            return Err(PushError::Lost);
-        }
+        };
         while !contents.is_empty() {
             let mut bytes = 0;
             let fits = |content: &&ComputedContent| {

@@ -55,8 +55,8 @@ struct Digests {
     then: ObjectId,
 }
 
-/// What changes in the file of one machine, for a table: lines that begin with `-` and `+`.
-type Example = BTreeMap<TreePath, String>;
+/// By path, what changes in the file of one machine, for a table: lines that begin with `-` and `+`.
+type Examples = BTreeMap<TreePath, String>;
 
 /// Compares what the configuration in `config` makes with what the server makes now.
 pub async fn run(servers: &Servers, config: &Path) -> Result<Output, ToolError> {
@@ -66,7 +66,7 @@ pub async fn run(servers: &Servers, config: &Path) -> Result<Output, ToolError> 
     let client = servers.generator(SERVER)?;
     let present = generators(&client).await?.generators;
     let (mut changes, compared) = by_version(&present, &set);
-    let mut examples = Example::new();
+    let mut examples = Examples::new();
     for batch in machines.chunks(batch(compared.len())) {
         compare(&client, batch, &set, &compared, &mut changes).await?;
         if servers.arguments.format == Format::Table {

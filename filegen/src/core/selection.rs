@@ -70,7 +70,7 @@ impl Selector {
     ///
     /// # Errors
     ///
-    /// [`SelectionError`] if there is none, or if the value is not a relative path of plain names:
+    /// [`SelectionError`] if `files` has no such file, or if the value is not a relative path of plain names:
     /// a faulty record must not get the file for all others.
     pub fn choose<'a, T>(
         &self,

@@ -32,13 +32,14 @@ use crate::input_files::{
     ComputedList, read_bytes, read_filter, read_health_check, read_text, read_triggers,
 };
 use crate::output::failure::{Failure, Outcome};
-use crate::output::{count, plural, plural_entries, size};
+use crate::output::{plural, plural_entries, size};
 use crate::packages;
 use crate::service_needs::DroppedDirectory;
 use crate::transfer::contents::{Contents, TreeObjects};
 use crate::transfer::download;
 use crate::transfer::joined;
 use crate::transfer::upload::{UploadError, UploadScope, UploadSummary, upload};
+use model::display::grouped;
 
 /// Time limit for the server to add an image.
 pub(super) const ADD_LIMIT: Duration = Duration::from_secs(600);
@@ -274,7 +275,7 @@ pub(super) async fn report(
         size(totals.bytes),
         plural(sent.sent, "new object"),
         size(sent.sent_bytes),
-        count(sent.objects.saturating_sub(sent.sent)),
+        grouped(sent.objects.saturating_sub(sent.sent)),
         if sent.objects.saturating_sub(sent.sent) == 1 { "was" } else { "were" },
     );
     if let Some(remark) = server::unfollowed(context, name).await {

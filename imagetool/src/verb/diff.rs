@@ -18,11 +18,11 @@ use crate::compare::{Ignore, IgnoredPart};
 use crate::directory_cache::DirectoryCache;
 use crate::image_source::{Source, SourceArgs};
 use crate::input_files::computed;
-use crate::output::count;
 use crate::output::failure::{Failure, Outcome};
 use crate::output::progress::Meter;
 use crate::transfer::joined;
 use crate::transfer::{directories, download};
+use model::display::grouped;
 
 /// Shows the differences of two images: paths, filters, triggers, computed files, health checks,
 /// packages.
@@ -298,7 +298,7 @@ fn summary(args: &DiffArgs, changes: &[Change], metadata: &MetadataChanges) -> S
             ChangeKind::Changed { .. } => 2,
         }] += 1;
     }
-    let [added, removed, changed] = counts.map(count);
+    let [added, removed, changed] = counts.map(grouped);
     let sections = metadata.sections();
     if changes.is_empty() && sections.is_empty() {
         let but = if args.ignore.is_empty() { "" } else { ", as far as they were compared" };

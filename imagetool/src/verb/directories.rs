@@ -13,7 +13,8 @@ use tool::Format;
 
 use super::{Context, VerbResult, print, print_json};
 use crate::output::failure::{Failure, Outcome};
-use crate::output::{count, size, time};
+use crate::output::{size, time};
+use model::display::grouped;
 
 /// Makes a directory of images, which may have owners.
 #[derive(Clone, Debug, clap::Args)]
@@ -214,7 +215,7 @@ fn tree_table(directories: &[DirectorySummary]) -> String {
         let DirectorySummary { made_on, owners, images_below, bytes_below, .. } = directory;
         table.add_row([
             branch,
-            count(*images_below),
+            grouped(*images_below),
             size(*bytes_below),
             made_on.map_or("no".to_owned(), time),
             if owners.is_empty() { "-".to_owned() } else { owners.in_words() },

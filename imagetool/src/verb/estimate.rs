@@ -17,10 +17,11 @@ use serde::Serialize;
 use super::diff::{Operand, read};
 use super::{Context, VerbResult, print};
 use crate::output::failure::{Failure, Outcome};
-use crate::output::{count, plural, size};
+use crate::output::{plural, size};
 use crate::transfer::contents::TreeObjects;
 use crate::transfer::download;
 use crate::transfer::joined;
+use model::display::grouped;
 
 /// Time limit for the server, which searches all images.
 const ESTIMATE_LIMIT: Duration = Duration::from_secs(600);
@@ -166,7 +167,8 @@ fn check_same_algorithm(have: &Tree, want: &Tree) -> Result<(), Failure> {
 
 fn describe(report: &Report) -> String {
     let Report { machine: Usage { bytes, inodes, computed }, .. } = report;
-    let mut lines = vec![("On a machine:", format!("{}, {} inodes", size(*bytes), count(*inodes)))];
+    let mut lines =
+        vec![("On a machine:", format!("{}, {} inodes", size(*bytes), grouped(*inodes)))];
     if *computed > 0 {
         lines.push(("", format!("and {}, of unknown size", plural(*computed, "computed file"))));
     }

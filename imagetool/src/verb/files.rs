@@ -18,9 +18,10 @@ use crate::directory_cache::{DirectoryCache, Lookup};
 use crate::output::entry::EntryRecord;
 use crate::output::failure::{Failure, Outcome};
 use crate::output::progress::Unit;
-use crate::output::{count, size};
+use crate::output::size;
 use crate::transfer::directories;
 use crate::transfer::download::{self, DownloadError, next_object};
+use model::display::grouped;
 
 /// The result of looking up a path in an image.
 struct Found {
@@ -125,7 +126,7 @@ pub async fn show_file(context: &Context, args: ShowFileArgs) -> VerbResult {
         Format::Table => {
             let mut lines = vec![("Path:", args.path.to_string())];
             lines.extend(entry.lines());
-            lines.extend(entries.map(|entries| ("Entries:", count(entries as u64))));
+            lines.extend(entries.map(|entries| ("Entries:", grouped(entries as u64))));
             let lines = lines.iter().map(|(label, value)| format!("{label:<10} {value}\n"));
             print(&lines.collect::<String>())?;
         }

@@ -17,7 +17,8 @@ use crate::input_files::filters::{Counter, FilterUse, Kept, merge, to_text};
 use crate::input_files::{parse_filter, read_text};
 use crate::output::failure::{Failure, Outcome};
 use crate::output::progress::{Meter, Unit};
-use crate::output::{count, plural, plural_entries, size};
+use crate::output::{plural, plural_entries, size};
+use model::display::grouped;
 
 /// Merges filters: the result keeps a path if one of them keeps it.
 #[derive(Clone, Debug, clap::Args)]
@@ -81,7 +82,7 @@ pub fn scan_filter(format: Format, meter: &Meter, args: &ScanFilterArgs) -> Verb
     }
     eprintln!(
         "The filter keeps {} of {}, {}.",
-        count(used.kept_entries),
+        grouped(used.kept_entries),
         plural_entries(used.entries),
         size(used.kept_bytes)
     );
@@ -143,8 +144,8 @@ fn table(used: &FilterUse) -> String {
     table.set_header(["PATHS", "ENTRIES", "SIZE", "LINE"]);
     for line in &used.lines {
         table.add_row([
-            count(line.paths),
-            count(line.entries),
+            grouped(line.paths),
+            grouped(line.entries),
             size(line.bytes),
             line.line.clone(),
         ]);

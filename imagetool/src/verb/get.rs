@@ -11,10 +11,11 @@ use tokio_util::task::TaskTracker;
 use super::{Context, VerbResult};
 use crate::output::failure::{Failure, Outcome};
 use crate::output::progress::Unit;
-use crate::output::{count, plural_entries, size};
+use crate::output::{plural_entries, size};
 use crate::transfer::download::{self, DownloadError};
 use crate::transfer::joined;
 use crate::transfer::restore::{NotRestored, RestoreTarget};
+use model::display::grouped;
 
 /// Restores the tree of an image in a new directory, exactly as machines get it.
 #[derive(Clone, Debug, clap::Args)]
@@ -111,7 +112,7 @@ async fn finish(target: Arc<RestoreTarget>, tree: &Arc<Tree>, context: &Context)
 pub(super) fn warn(reason: NotRestored, paths: &[TreePath]) {
     let shown: Vec<String> = paths.iter().take(3).map(TreePath::to_string).collect();
     let more = if paths.len() > shown.len() { ", ..." } else { "" };
-    let number = count(paths.len() as u64);
+    let number = grouped(paths.len() as u64);
     eprintln!("warning: {number} {}: {}{more}", reason.describe(), shown.join(", "));
 }
 

@@ -15,8 +15,9 @@ use tool::Format;
 use super::{Context, VerbResult, get_image, print, print_json};
 use crate::output::failure::{Failure, Outcome};
 use crate::output::progress::Unit;
-use crate::output::{count, size, time};
+use crate::output::{size, time};
 use crate::packages::printable;
+use model::display::grouped;
 
 /// Number of images that are fetched at a time.
 const CONCURRENT_MAX: usize = 8;
@@ -203,21 +204,21 @@ fn table(images: &[ListedImage]) -> String {
     for ListedImage { image, packages } in images {
         let mut row = vec![
             image.name.to_string(),
-            count(image.totals.entries),
+            grouped(image.totals.entries),
             size(image.totals.bytes),
-            image.filter_lines.map_or("sparse".to_owned(), |lines| count(u64::from(lines))),
-            count(u64::from(image.triggers)),
+            image.filter_lines.map_or("sparse".to_owned(), |lines| grouped(u64::from(lines))),
+            grouped(u64::from(image.triggers)),
             time(image.created_on),
             image.expires_at.map_or("never".to_owned(), time),
         ];
         if has_computed {
-            row.push(count(image.totals.computed));
+            row.push(grouped(image.totals.computed));
         }
         if has_tags {
             row.push(super::change::lines(&image.tags).trim_end().replace('\n', ", "));
         }
         if has_signatures {
-            row.push(count(u64::from(image.signatures)));
+            row.push(grouped(u64::from(image.signatures)));
         }
         if has_packages {
             let words =

@@ -17,9 +17,10 @@ use tool::Format;
 use super::{Context, VerbResult, print, print_bytes, print_json, signatures};
 use crate::input_files::{health_check_text, triggers};
 use crate::output::failure::{Failure, Outcome};
-use crate::output::{count, size, time};
+use crate::output::{size, time};
 use crate::packages::printable;
 use crate::transfer::download;
+use model::display::grouped;
 
 /// Describes an image: digests, filter, triggers and totals, and with --tree all entries.
 #[derive(Clone, Debug, clap::Args)]
@@ -192,10 +193,10 @@ fn describe(image: &Image, tree: &Tree) -> String {
     text.line("Tree:", &content.root.to_string());
     let entries = format!(
         "{} ({} directories, {} hard links, {} computed files)",
-        count(totals.entries),
-        count(totals.directories),
-        count(totals.hard_links),
-        count(totals.computed)
+        grouped(totals.entries),
+        grouped(totals.directories),
+        grouped(totals.hard_links),
+        grouped(totals.computed)
     );
     text.line("Entries:", &entries);
     text.line("Size:", &size(totals.bytes));
@@ -236,7 +237,7 @@ fn describe_notes(text: &mut Labelled, notes: &Notes, content: &Content) {
     if !notes.packages.is_empty() {
         let sizes = notes.packages.iter().map(|package| package.size_bytes);
         let installed = size(sizes.fold(0, u64::saturating_add));
-        let packages = count(notes.packages.len() as u64);
+        let packages = grouped(notes.packages.len() as u64);
         text.line("Packages:", &format!("{packages}, {installed} installed"));
     }
     let signatures = notes.signatures.iter();

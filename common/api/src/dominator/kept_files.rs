@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::access::Access;
 use crate::method::{Effect, Method};
 use model::accounts::AccountKind;
+use model::display::grouped;
 use model::image::ImageName;
 
 /// Compares the users and groups of images with those of the machines' former images. If numbers
@@ -79,7 +80,7 @@ impl KeptFiles {
                 Some(now) => now.clone(),
                 None => format!("no {}", one.kind.name()),
             };
-            let (files, number, former) = (grouped(files), one.number, &one.former);
+            let (files, number, former) = (grouped(files.into()), one.number, &one.former);
             lines.push(format!(
                 "{hostname}: {least}{files} {have} {what} {number}, which is {former} in {from} \
                  and {now} in {image}"
@@ -104,19 +105,6 @@ impl KeptFiles {
 
 /// How many numbers a line names.
 const NAMED: usize = 5;
-
-/// Formats a number with a comma before each three digits.
-fn grouped(number: u32) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
 
 impl Method for CountKeptFiles {
     const NAME: &'static str = "Dominator.CountKeptFiles";
@@ -171,14 +159,6 @@ mod tests {
                 unknown: unknown.map(str::to_owned),
             };
             assert_eq!(kept.lines(), expected);
-        }
-    }
-
-    #[test]
-    fn digits_are_grouped_by_three() {
-        for (number, text) in [(0, "0"), (999, "999"), (1_204, "1,204"), (12_345_678, "12,345,678")]
-        {
-            assert_eq!(grouped(number), text);
         }
     }
 }

@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use api::access::Identity;
+use api::access::{Identity, IdentityKind};
+use api::fault::{Fault, FaultCode};
 
 use super::connection_counts::{Source, give, take};
 
@@ -37,6 +38,18 @@ impl Caller {
     #[must_use]
     pub fn name(&self) -> String {
         self.identity.in_words().unwrap_or_else(|| self.address.ip().to_string())
+    }
+
+    /// Refuses machines, whatever their powers: for methods by which one could learn of others.
+    ///
+    /// # Errors
+    ///
+    /// A fault with `text`, which says what a machine may not do.
+    pub fn refuse_machines(&self, text: &str) -> Result<(), Fault> {
+        if self.identity.kind == IdentityKind::Machine {
+            return Err(Fault::new(FaultCode::Denied, text));
+        }
+        Ok(())
     }
 
     /// Returns the user, or `claimed` without a certificate.

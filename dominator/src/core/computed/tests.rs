@@ -160,6 +160,19 @@ fn a_failure_keeps_what_is_known_and_is_repeated_with_growing_pauses() {
 }
 
 #[test]
+fn a_server_that_tells_nothing_twice_is_in_trouble_until_it_tells() {
+    let mut table = ComputedTable::default();
+    let wall = now(0).wall;
+    assert_eq!(table.could_not_ask(SOURCE, "it is off".to_owned()), 1);
+    assert_eq!(table.troubles(wall), BTreeMap::new());
+    assert_eq!(table.could_not_ask(SOURCE, "it is still off".to_owned()), 2);
+    assert_eq!(table.troubles(wall), [(SOURCE, "it is still off".to_owned())].into());
+    table.take_generators(SOURCE, None, now(9));
+    assert_eq!(table.troubles(wall), BTreeMap::new());
+    assert_eq!(table.could_not_ask(SOURCE, "it is off again".to_owned()), 1);
+}
+
+#[test]
 fn after_a_restart_only_what_changed_is_asked_for() {
     let mut asked = Asked(ComputedTable::default());
     asked.want("a", "nyc", &["/x"], 0);

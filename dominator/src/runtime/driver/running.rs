@@ -26,7 +26,7 @@ impl<T> Running<T> {
     }
 
     /// Waits until one of the futures has ended, the oldest if there are several, and removes it.
-    /// Waits forever if there is none. May be dropped at any time.
+    /// Waits forever if it has no futures. May be dropped at any time.
     pub(super) async fn next(&mut self) -> T {
         poll_fn(|context| {
             for index in 0..self.futures.len() {
