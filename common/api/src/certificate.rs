@@ -17,7 +17,7 @@ pub mod reading;
 
 pub use reading::is_pattern;
 
-use crate::access::Identity;
+use crate::access::{Identity, IdentityKind};
 
 /// The extension that lists the powers of the holder, as patterns of methods.
 pub const POWERS_OID: &[u64] = &[1, 3, 6, 1, 4, 1, 9586, 100, 7, 1];
@@ -25,7 +25,8 @@ pub const POWERS_OID: &[u64] = &[1, 3, 6, 1, 4, 1, 9586, 100, 7, 1];
 /// The extension that lists the groups of the holder.
 pub const GROUPS_OID: &[u64] = &[1, 3, 6, 1, 4, 1, 9586, 100, 7, 2];
 
-/// The extension that says what the holder is: `user`, `service` or `machine`.
+/// The extension that says what the holder is: `user`, `service` or `machine`. For an authority, it
+/// is what all holders of its certificates are: `machine`, if it is there.
 pub const KIND_OID: &[u64] = &[1, 3, 6, 1, 4, 1, 9586, 100, 7, 3];
 
 /// The most bytes that one certificate may have.
@@ -46,7 +47,8 @@ pub struct Certificate {
     pub issuer: String,
     /// The host names and addresses that it is valid for, as text, in its order.
     pub hosts: Vec<String>,
-    /// User, kind, groups and powers of the holder. An authority has only a name.
+    /// User, kind, groups and powers of the holder. An authority has only a name and, if it
+    /// certifies nothing but machines, the kind of these ([`Certificate::is_for_machines`]).
     pub identity: Identity,
     /// Not valid before, in seconds since 1970.
     pub not_before: i64,
@@ -60,6 +62,15 @@ pub struct Certificate {
     pub key: String,
     /// True if it may issue other certificates.
     pub is_authority: bool,
+}
+
+impl Certificate {
+    /// Returns true for an authority that certifies machines only: whatever its certificates say,
+    /// their holders are machines.
+    #[must_use]
+    pub fn is_for_machines(&self) -> bool {
+        self.is_authority && self.identity.kind == IdentityKind::Machine
+    }
 }
 
 /// Why a certificate is not accepted.

@@ -13,9 +13,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CertificateRevocationListParams, DistinguishedName,
-    DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose,
-    PublicKeyData as _, RevokedCertParams, SerialNumber,
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, CustomExtension,
+    DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod, KeyPair,
+    KeyUsagePurpose, PublicKeyData as _, RevokedCertParams, SerialNumber,
 };
 use x509_parser::prelude::{FromDer as _, ParsedExtension, X509Certificate};
 
@@ -50,6 +50,8 @@ pub struct AuthorityOptions {
     pub name: String,
     /// True to add the first digits of the key identifier to the name, which makes it unique.
     pub key_in_name: bool,
+    /// True if all holders of its certificates are machines, whatever these say.
+    pub for_machines: bool,
     pub lifetime: Duration,
     /// Start of validity in seconds since 1970; `None` for an hour ago.
     pub start: Option<i64>,
@@ -58,7 +60,13 @@ pub struct AuthorityOptions {
 impl Default for AuthorityOptions {
     fn default() -> Self {
         let name = "Dominator".to_owned();
-        Self { name, key_in_name: false, lifetime: AUTHORITY_LIFETIME, start: None }
+        Self {
+            name,
+            key_in_name: false,
+            for_machines: false,
+            lifetime: AUTHORITY_LIFETIME,
+            start: None,
+        }
     }
 }
 
@@ -312,10 +320,7 @@ impl Authority {
             params.custom_extensions.push(string_list(GROUPS_OID, &request.groups)?);
         }
         if request.kind != IdentityKind::Unstated {
-            let why = "this release does not know what kind of holder it is";
-            let kind = request.kind.name();
-            let kind = kind.ok_or_else(|| invalid("the name of the holder", &request.name, why))?;
-            params.custom_extensions.push(string(KIND_OID, kind)?);
+            params.custom_extensions.push(kind_extension(request.kind, &request.name)?);
         }
         params.is_ca = IsCa::ExplicitNoCa;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
@@ -405,10 +410,20 @@ fn authority_params(
         params.distinguished_name.push(DnType::CommonName, name);
     }
     set_time(&mut params, options.start, options.lifetime, until)?;
+    if options.for_machines {
+        params.custom_extensions.push(kind_extension(IdentityKind::Machine, &options.name)?);
+    }
     params.is_ca = IsCa::Ca(constraints);
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     params.use_authority_key_identifier_extension = until.is_some();
     Ok(params)
+}
+
+/// Encodes what the holder called `name` is.
+fn kind_extension(kind: IdentityKind, name: &str) -> Result<CustomExtension, AuthorityError> {
+    let why = "this release does not know what kind of holder it is";
+    let kind = kind.name().ok_or_else(|| invalid("the name of the holder", name, why))?;
+    string(KIND_OID, kind)
 }
 
 fn new_params(name: &str) -> Result<CertificateParams, AuthorityError> {

@@ -306,6 +306,11 @@ impl Client {
         let mut again = true;
         loop {
             let connection = self.connection().await?;
+            if !connection.may_answer(method) {
+                let what = "the authority of the server certifies machines only, and no machine \
+                            answers this: another server is at this address";
+                return Err(self.odd(method, what.to_owned()));
+            }
             match connection.send(request).await {
                 Ok(response) => return Ok((response, connection)),
                 // The connection had just ended.

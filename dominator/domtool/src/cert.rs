@@ -37,7 +37,9 @@ pub(super) enum Command {
     /// everybody who trusts the authority has it.
     #[command(after_help = "Examples:\n  \
         domtool cert ca /root/ca --name 'Example Inc'\n  \
-        domtool cert ca /root/build-ca --name 'Build systems' --intermediate-of /root/ca")]
+        domtool cert ca /root/build-ca --name 'Build systems' --intermediate-of /root/ca\n  \
+        domtool cert ca /root/machines-ca --name Machines --intermediate-of /root/ca \\\n    \
+            --machines-only --lifetime 365d")]
     Ca(CaArguments),
     /// Make a certificate, or one for each machine of a machine database
     ///
@@ -122,6 +124,13 @@ pub(super) struct CaArguments {
     /// It cannot make further authorities.
     #[arg(long, value_name = "DIR")]
     intermediate_of: Option<PathBuf>,
+    /// Let it certify machines only: whatever its certificates say, their holders are machines
+    ///
+    /// They get objects, and answer as subs; they can be no daemon but subd, and no owner. Its key
+    /// may be on a filegen-server, which gives machines their certificates. Releases before this
+    /// one do not know such authorities: upgrade all daemons before.
+    #[arg(long)]
+    machines_only: bool,
 }
 
 /// A failed `domtool cert` command.
@@ -200,6 +209,7 @@ fn make_authority(format: Format, arguments: &CaArguments) -> Result<Output, Cer
     let options = AuthorityOptions {
         name: arguments.name.clone().unwrap_or_else(default_name),
         key_in_name: arguments.name.is_none(),
+        for_machines: arguments.machines_only,
         lifetime: arguments.lifetime,
         start: None,
     };

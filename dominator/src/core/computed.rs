@@ -215,8 +215,8 @@ impl ComputedTable {
         }
     }
 
-    /// Takes that a server could not be asked for its generators, for this reason. Returns how often
-    /// in a row that was so.
+    /// Takes that a server could not be asked for its generators, for this reason. Returns how
+    /// often in a row that was so.
     pub fn could_not_ask(&mut self, source: &str, why: String) -> u32 {
         let silence = self.silences.entry(source.to_owned()).or_default();
         *silence = Silence { failures: silence.failures.saturating_add(1), why };

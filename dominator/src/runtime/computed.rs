@@ -494,8 +494,8 @@ impl ComputedService {
         }
     }
 
-    /// Reads content from the store. Returns what is absent or damaged, if anything is, after it was
-    /// removed.
+    /// Reads content from the store. Returns what is absent or damaged, if anything is, after it
+    /// was removed.
     fn read(
         &self,
         ids: &[ObjectId],

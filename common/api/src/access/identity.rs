@@ -72,6 +72,12 @@ pub fn matches(pattern: &[u8], text: &[u8]) -> bool {
     pattern[at_pattern..].iter().all(|byte| *byte == b'*')
 }
 
+/// The methods that machines call. An authority that certifies machines only gives no others.
+pub const MACHINE_METHODS: &[&str] = &["ObjectServer.GetObjects"];
+
+/// The service that machines have.
+pub const MACHINE_SERVICE: &str = "Subd";
+
 /// What the holder of a certificate is. Each kind has names of its own: a machine called `alice` is
 /// not the user `alice`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -151,6 +157,15 @@ pub struct Identity {
 }
 
 impl Identity {
+    /// Makes the holder a machine, whatever it was: one that calls what machines call, as far as it
+    /// has the powers.
+    #[must_use]
+    pub fn as_machine(self) -> Self {
+        let methods = MACHINE_METHODS.iter().filter(|method| self.powers.has(method));
+        let powers = Powers::new(methods.copied());
+        Self { kind: IdentityKind::Machine, groups: BTreeSet::new(), powers, ..self }
+    }
+
     /// Returns the caller of a server that runs with `--insecure`: unknown, with all powers.
     #[must_use]
     pub fn insecure() -> Self {

@@ -102,7 +102,7 @@ fn identity(
     let kind = kind(x509)?;
     if is_authority {
         let user = Some(common_name.to_owned()).filter(|name| !name.is_empty());
-        return Ok(Identity { user, ..Identity::default() });
+        return Ok(Identity { user, kind, ..Identity::default() });
     }
     let groups: BTreeSet<String> = groups.unwrap_or_default().into_iter().collect();
     let Some(powers) = powers else {

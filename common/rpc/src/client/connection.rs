@@ -20,6 +20,7 @@ use super::memory::FREE_BYTES;
 use super::peer::Peer;
 use crate::body::Body;
 use crate::tls::{PeerSession, Security};
+use api::access::identity::MACHINE_SERVICE;
 use model::display::error_chain;
 
 /// How long connecting may take, for all addresses of the host.
@@ -54,6 +55,8 @@ pub(super) struct Connection {
     sender: SendRequest<Bytes>,
     heard: Arc<LastHeard>,
     task: AbortOnDropHandle<()>,
+    /// True if the authority of the server certifies machines only.
+    is_of_machine: bool,
 }
 
 impl Connection {
@@ -103,6 +106,7 @@ impl Connection {
         let pings = connection.ping_pong().ok_or_else(|| io::Error::other("no pings"))?;
         let heard = Arc::new(LastHeard::new());
         let listening = Arc::clone(&heard);
+        let is_of_machine = session.as_ref().is_some_and(PeerSession::is_of_machines);
         // Boxed, because each layer of a task would reserve its memory.
         let task = Box::pin(async move {
             tokio::select! {
@@ -117,7 +121,14 @@ impl Connection {
                 }
             }
         });
-        Ok(Self { sender, heard, task: AbortOnDropHandle::new(tokio::spawn(task)) })
+        let task = AbortOnDropHandle::new(tokio::spawn(task));
+        Ok(Self { sender, heard, task, is_of_machine })
+    }
+
+    /// Returns true if the server may answer `method`, or pages if that is no method.
+    pub(super) fn may_answer(&self, method: &str) -> bool {
+        let is_of_sub = |(service, _)| service == MACHINE_SERVICE;
+        !self.is_of_machine || method.split_once('.').is_none_or(is_of_sub)
     }
 
     /// Returns true if the connection has ended.

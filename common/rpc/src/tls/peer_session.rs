@@ -29,6 +29,7 @@ pub(crate) struct PeerSession {
     role: Role,
     identity: Arc<Identity>,
     until: u64,
+    is_of_machines: bool,
 }
 
 /// The expiry of a peer's certificates, to check for each call.
@@ -49,14 +50,20 @@ impl PeerSession {
         role: Role,
     ) -> Result<Self, rustls::Error> {
         // The certificate may have been revoked since the handshake.
-        let VerifiedPeer { identity, until } =
+        let VerifiedPeer { identity, until, is_of_machines } =
             judge(&credentials.borrow_and_update().trust, &chain, &role)?;
-        Ok(Self { credentials, chain, role, identity: Arc::new(identity), until })
+        let identity = Arc::new(identity);
+        Ok(Self { credentials, chain, role, identity, until, is_of_machines })
     }
 
     /// Returns user, groups and powers of the peer.
     pub(crate) fn identity(&self) -> Arc<Identity> {
         Arc::clone(&self.identity)
+    }
+
+    /// Returns true if an authority of the peer certifies machines only.
+    pub(crate) fn is_of_machines(&self) -> bool {
+        self.is_of_machines
     }
 
     /// Returns when the certificates expire.
@@ -84,7 +91,7 @@ impl PeerSession {
                 &session.role,
             );
             match judged {
-                Ok(VerifiedPeer { identity, until }) => {
+                Ok(VerifiedPeer { identity, until, is_of_machines: _ }) => {
                     if identity != *session.identity {
                         return "what it may do has changed".to_owned();
                     }

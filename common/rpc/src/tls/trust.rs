@@ -13,7 +13,7 @@ use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use super::lists::{self, Chosen, ListError};
 use super::zones::{self, Zone, ZonesError};
-use api::access::Identity;
+use api::access::{Identity, IdentityKind};
 use api::certificate::Certificate;
 
 /// The longest chain of certificates.
@@ -25,6 +25,8 @@ pub(super) struct VerifiedPeer {
     pub(super) identity: Identity,
     /// When the first certificate of its chain expires, in Unix seconds.
     pub(super) until: u64,
+    /// True if an authority of its chain certifies machines only.
+    pub(super) is_of_machines: bool,
 }
 
 /// The trusted authorities, with their revocation lists and zones.
@@ -43,6 +45,8 @@ struct Authority {
     callers: Arc<dyn ClientCertVerifier>,
     servers: Arc<WebPkiServerVerifier>,
     zone: Option<Zone>,
+    /// What all holders of its certificates are, if it says that.
+    kind: IdentityKind,
 }
 
 /// Why authorities cannot be used.
@@ -90,7 +94,8 @@ impl Trust {
             let Chosen { lists, has_namesake } = lists::choose(&revoked, &parsed[number], &parsed);
             let (callers, servers) =
                 verifiers(roots, &lists, &provider).map_err(TrustError::Lists)?;
-            Ok(Authority { der: der.clone(), has_namesake, subject, callers, servers, zone })
+            let (der, kind) = (der.clone(), known[number].identity.kind);
+            Ok(Authority { der, has_namesake, subject, callers, servers, zone, kind })
         };
         let made = authorities.iter().zip(zones).enumerate().map(make);
         let authorities = made.collect::<Result<_, TrustError>>()?;
@@ -117,7 +122,7 @@ impl Trust {
             authority.expect_no_namesake(between)?;
             Ok(authority)
         })?;
-        let mut peer = verified_peer(chain)?;
+        let mut peer = authority.verified_peer(chain)?;
         peer.identity.zone = authority.zone.as_ref().map(|zone| zone.methods.clone());
         Ok(peer)
     }
@@ -130,17 +135,17 @@ impl Trust {
         now: UnixTime,
     ) -> Result<VerifiedPeer, rustls::Error> {
         let (leaf, between) = split(chain)?;
-        self.first(|authority| {
+        let authority = self.first(|authority| {
             authority.servers.verify_server_cert(leaf, between, name, &[], now)?;
             authority.expect_no_namesake(between)?;
             let may = |zone: &Zone| zone.has_server(&name.to_str());
             if authority.zone.as_ref().is_none_or(may) {
-                return Ok(());
+                return Ok(authority);
             }
             let what = format!("its authority may not vouch for servers called {}", name.to_str());
             Err(rustls::Error::General(what))
         })?;
-        verified_peer(chain)
+        authority.verified_peer(chain)
     }
 
     /// Returns the result of the first authority that accepts; otherwise the most specific error.
@@ -171,6 +176,23 @@ fn specificity(error: &rustls::Error) -> u8 {
 }
 
 impl Authority {
+    /// Reads a chain that this authority vouches for.
+    fn verified_peer(&self, chain: &[CertificateDer<'_>]) -> Result<VerifiedPeer, rustls::Error> {
+        let read = |der: &CertificateDer<'_>| {
+            Certificate::read(der).map_err(|error| rustls::Error::General(error.to_string()))
+        };
+        let leaf = read(&chain[0])?;
+        let (mut until, mut is_of_machines) = (leaf.not_after, is_for_machines(self.kind)?);
+        for between in &chain[1..] {
+            let between = read(between)?;
+            until = until.min(between.not_after);
+            is_of_machines |= between.is_authority && is_for_machines(between.identity.kind)?;
+        }
+        let identity = if is_of_machines { leaf.identity.as_machine() } else { leaf.identity };
+        let until = u64::try_from(until).unwrap_or_default();
+        Ok(VerifiedPeer { identity, until, is_of_machines })
+    }
+
     /// Refuses an intermediate authority with the same name, if there are lists of that name that
     /// may be its: they were left out.
     fn expect_no_namesake(&self, between: &[CertificateDer<'_>]) -> Result<(), rustls::Error> {
@@ -179,6 +201,19 @@ impl Authority {
         }
         let what = "an authority below a root has the root's name, and crl.pem holds lists of both";
         Err(rustls::Error::General(what.to_owned()))
+    }
+}
+
+/// Returns true if an authority that says that all holders of its certificates are of this kind
+/// certifies machines only. A kind of a later release limits its holders in an unknown way.
+fn is_for_machines(kind: IdentityKind) -> Result<bool, rustls::Error> {
+    match kind {
+        IdentityKind::Unstated => Ok(false),
+        IdentityKind::Machine => Ok(true),
+        _ => {
+            let what = "an authority of its chain certifies a kind of holders that is not known";
+            Err(rustls::Error::General(what.to_owned()))
+        }
     }
 }
 
@@ -210,18 +245,6 @@ fn split<'a, 'b>(
         return Err(rustls::Error::General(format!("{} certificates were shown", chain.len())));
     }
     chain.split_first().ok_or(rustls::Error::NoCertificatesPresented)
-}
-
-pub(super) fn verified_peer(chain: &[CertificateDer<'_>]) -> Result<VerifiedPeer, rustls::Error> {
-    let read = |der: &CertificateDer<'_>| {
-        Certificate::read(der).map_err(|error| rustls::Error::General(error.to_string()))
-    };
-    let leaf = read(&chain[0])?;
-    let mut until = leaf.not_after;
-    for between in &chain[1..] {
-        until = until.min(read(between)?.not_after);
-    }
-    Ok(VerifiedPeer { identity: leaf.identity, until: u64::try_from(until).unwrap_or_default() })
 }
 
 #[cfg(test)]

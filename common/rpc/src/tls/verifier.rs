@@ -8,7 +8,8 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, Error, SignatureScheme};
 
-use super::trust::{Trust, verified_peer};
+use super::trust::Trust;
+use api::certificate::Certificate;
 
 /// Verifies callers; accepts callers without a certificate.
 #[derive(Debug)]
@@ -49,9 +50,9 @@ impl ClientCertVerifier for Callers {
         let chain = chain(leaf, between);
         let verified = self.trust.caller(&chain, now);
         if let Err(Error::InvalidCertificate(CertificateError::Revoked)) = &verified
-            && let Ok(peer) = verified_peer(&chain)
+            && let Ok(certificate) = Certificate::read(leaf)
         {
-            let caller = peer.identity.in_words().unwrap_or_default();
+            let caller = certificate.identity.in_words().unwrap_or_default();
             tracing::warn!(caller, "refused: its certificate was revoked");
         }
         verified.map(|_peer| ClientCertVerified::assertion())

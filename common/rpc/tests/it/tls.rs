@@ -9,10 +9,12 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use api::Done;
+use api::access::IdentityKind;
 use api::dominator::{ListSubs, ListSubsReply, ListSubsRequest};
 use api::fault::FaultCode;
 use api::image_server::DeleteImage;
 use api::subd::{Commit, CommitRequest, GetConfiguration};
+use certs::authority::{AuthorityOptions, Request};
 use rpc::client::{CallError, Client, Peer};
 use rpc::server::Router;
 use rpc::tls::Security;
@@ -388,6 +390,46 @@ async fn an_authority_may_vouch_for_no_more_than_its_zone() {
             assert!(text.contains(why), "{text}");
         }
     }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn who_has_the_key_of_an_authority_for_machines_is_no_other_server_and_no_operator() {
+    let lab = Lab::new();
+    let options = AuthorityOptions { for_machines: true, ..AuthorityOptions::default() };
+    let machines = certs::authority::Authority::create(&options).unwrap();
+    let request = Request {
+        name: "testd".to_owned(),
+        hosts: vec!["testd.example.org".to_owned()],
+        kind: IdentityKind::Service,
+        powers: Some(vec!["*.*".to_owned()]),
+        ..Request::default()
+    };
+    let dir = lab.dir("machine");
+    let ca_pem = format!("{}{}", lab.authority.pem, machines.ca_pem());
+    let issued = machines.issue(&request).unwrap();
+    issued.write(&dir, &ca_pem, certs::files::Replace::Own).unwrap();
+    fs::write(lab.dir("server").join("ca.pem"), &ca_pem).unwrap();
+    lab.issue("client", &Wanted { name: "a", powers: Some(&["*.*"]), ..Wanted::default() });
+    fs::write(lab.dir("client").join("ca.pem"), &ca_pem).unwrap();
+
+    let server = served(&lab).await;
+    let as_caller = outcomes(&lab.client("machine", server.address)).await;
+    assert_eq!(as_caller, ["Denied", "done", "Denied"]);
+    server.stop().await;
+
+    let server = Server::start(router(&lab.open("machine"))).await;
+    let refused = |method: &str| {
+        format!(
+            "{method} at testd.example.org:{} (at 127.0.0.1): the authority of the server \
+             certifies machines only, and no machine answers this: another server is at this \
+             address",
+            server.address.port()
+        )
+    };
+    let want =
+        ["done".to_owned(), refused("Dominator.ListSubs"), refused("ImageServer.DeleteImage")];
+    assert_eq!(outcomes(&lab.client("client", server.address)).await, want);
     server.stop().await;
 }
 

@@ -32,6 +32,8 @@ pub(super) enum Key {
 pub(super) struct Link {
     pub(super) name: String,
     pub(super) not_after: i64,
+    /// True if it certifies machines only.
+    pub(super) is_for_machines: bool,
 }
 
 /// The authorities of a certificate.
@@ -142,7 +144,11 @@ mod tests {
             },
             key: Key::Belongs { mode: 0o100_600 },
             chain: Chain {
-                links: vec![Link { name: "Example root".into(), not_after: now + 900 * day }],
+                links: vec![Link {
+                    name: "Example root".into(),
+                    not_after: now + 900 * day,
+                    is_for_machines: false,
+                }],
                 is_trusted: Some(true),
             },
             is_revoked: false,

@@ -99,6 +99,11 @@ fn read_files(
             read_key(&directory.join(if as_authority { "ca.key" } else { "key.pem" }), der)
         }
     };
+    let chain = chain(der, &all[1..], roots.as_deref());
+    let mut certificate = certificate;
+    if chain.links.iter().any(|link| link.is_for_machines) && !certificate.is_authority {
+        certificate.identity = certificate.identity.as_machine();
+    }
     // The list in the directory of an authority is about the certificates that it has issued.
     let lists = directory.filter(|_| !as_authority).map(|directory| directory.join("crl.pem"));
     let lists = match lists {
@@ -107,7 +112,7 @@ fn read_files(
     };
     Ok(Facts {
         key,
-        chain: chain(der, &all[1..], roots.as_deref()),
+        chain,
         is_revoked: lists.iter().any(|list| list.lists(der)),
         list_until: lists.iter().filter_map(|list| list.next_update).min(),
         as_authority: as_authority || (directory.is_none() && certificate.is_authority),
@@ -139,7 +144,11 @@ fn chain(der: &[u8], others: &[Vec<u8>], roots: Option<&[Vec<u8>]>) -> Chain {
             break;
         };
         let Ok(certificate) = Certificate::read(next) else { break };
-        links.push(Link { name: certificate.common_name, not_after: certificate.not_after });
+        links.push(Link {
+            is_for_machines: certificate.is_for_machines(),
+            name: certificate.common_name,
+            not_after: certificate.not_after,
+        });
         last.clone_from(next);
     }
     Chain { links, is_trusted: roots.map(|_| is_root(&last)) }
@@ -157,6 +166,9 @@ fn table(facts: &Facts, faults: &[String], now: i64) -> String {
         identity.user.clone().unwrap_or_else(|| "none: the certificate has no name".to_owned());
     let holder = if certificate.is_authority { certificate.common_name.clone() } else { user };
     row(label, holder);
+    if certificate.is_for_machines() {
+        row("certifies", "machines only".to_owned());
+    }
     if !certificate.is_authority {
         row("kind", kind_text(identity.kind).to_owned());
         let powers: Vec<&str> = identity.powers.patterns().collect();
@@ -185,6 +197,9 @@ fn table(facts: &Facts, faults: &[String], now: i64) -> String {
         "issued by",
         if links.is_empty() { certificate.issuer.clone() } else { links.join(", by ") },
     );
+    if facts.chain.links.iter().any(|link| link.is_for_machines) {
+        row("", "an authority that certifies machines only, whatever the certificate says".into());
+    }
     row("serial", certificate.serial.clone());
     row("fingerprint", certificate.fingerprint.clone());
     let mut text = text_of(&table);

@@ -355,6 +355,42 @@ fn an_intermediate_issues_and_only_its_root_is_trusted() {
     done(path, &["cert", "revoke", "--ca", "ca", "Zone", "--reason", "ca-compromise"]);
 }
 
+#[test]
+fn an_authority_for_machines_certifies_nobody_else() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    done(path, &["cert", "ca", "ca", "--name", "Root"]);
+    let below = ["--name", "Machines", "--intermediate-of", "ca", "--machines-only"];
+    done(path, &[&["cert", "ca", "machines"][..], &below].concat());
+    let host = ["--name", "images", "--host", "images", "--set", "imageserver"];
+    done(path, &[&["cert", "issue", "--ca", "machines", "--out", "tls"][..], &host].concat());
+    expect![[r#"
+         holder       images
+         kind         machine
+         may call     ObjectServer: GetObjects
+                      and the N methods that any certificate may
+         by           ObjectServer.GetObjects
+         hosts        images
+        valid until
+         issued by    Machines, by Root
+                      an authority that certifies machines only, whatever the certificate says
+        serial
+        fingerprint
+        exit 0
+    "#]]
+    .assert_eq(&plain(&run(path, &["cert", "show", "tls"])));
+    expect![[r#"
+         authority    Machines
+         certifies    machines only
+        valid until
+         issued by    Root
+        serial
+        fingerprint
+        exit 0
+    "#]]
+    .assert_eq(&plain(&run(path, &["cert", "show", "machines"])));
+}
+
 /// The certificates of a fleet in `out`, each of which must be whole.
 fn whole(out: &Path, authority: &Authority) -> BTreeMap<String, Certificate> {
     let mut found = BTreeMap::new();

@@ -197,10 +197,16 @@ fn a_certificate_tells_what_its_holder_is() {
         let identity = Certificate::read(&make(made)).unwrap().identity;
         assert_eq!((identity.user.as_deref(), identity.kind), (Some("alice"), kind));
     }
-    // An authority is none of them.
-    let authority = Made { kind: Some(b"\x0c\x04user"), is_authority: true, ..made };
-    let read = Certificate::read(&make(authority)).unwrap().identity;
-    assert_eq!(read, Identity { user: Some("alice".to_owned()), ..Identity::default() });
+    // An authority says what the holders of its certificates are, and has no powers.
+    let authority = Made { kind: Some(b"\x0c\x07machine"), is_authority: true, ..made };
+    let read = Certificate::read(&make(authority)).unwrap();
+    let user = Some("alice".to_owned());
+    assert_eq!(read.identity, Identity { user, kind: Machine, ..Identity::default() });
+    assert!(read.is_for_machines());
+    let authority = Certificate::read(&make(Made { is_authority: true, ..made })).unwrap();
+    let machine = Made { kind: Some(b"\x0c\x07machine"), ..made };
+    let machine = Certificate::read(&make(machine)).unwrap();
+    assert!(!authority.is_for_machines() && !machine.is_for_machines());
 }
 
 #[test]

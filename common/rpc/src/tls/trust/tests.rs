@@ -8,6 +8,7 @@ use rustls::pki_types::pem::PemObject as _;
 
 use super::*;
 use crate::tls::explain::explain;
+use api::access::{Identity, IdentityKind, Powers};
 use certs::authority::{self, AuthorityOptions, Issued, Request};
 use certs::record::{Reason, Revocation};
 use system::clock::since_epoch;
@@ -112,6 +113,51 @@ fn lists_of_authorities_below_a_root_count_too() {
     };
     let lists = format!("{lists}{}", list(&root, 8, &[&web_itself]));
     assert_eq!(judged(&trust(&[&root], &lists), shown), [GOOD, REVOKED, REVOKED]);
+}
+
+#[test]
+fn holders_of_an_authority_for_machines_are_machines_whatever_they_say() {
+    let only = |name: &str| AuthorityOptions { for_machines: true, ..options(name) };
+    let root = root("Site");
+    let below = root.create_intermediate(&only("Machines")).unwrap();
+    let alone = authority::Authority::create(&only("Alone")).unwrap();
+    let under = alone.create_intermediate(&options("Under")).unwrap();
+    let trust = trust(&[&root, &alone], "");
+    let wanted = |powers: &[&str]| Request {
+        name: "alice".into(),
+        hosts: vec!["images".to_owned()],
+        kind: IdentityKind::User,
+        groups: vec!["web".to_owned()],
+        powers: Some(powers.iter().map(|power| (*power).to_owned()).collect()),
+        ..Request::default()
+    };
+    let judged = |authority: &authority::Authority, powers: &[&str]| {
+        let issued = authority.issue(&wanted(powers)).unwrap();
+        let chain = CertificateDer::pem_slice_iter(issued.certificate_pem.as_bytes());
+        let chain: Vec<_> = chain.map(Result::unwrap).collect();
+        let now = UnixTime::since_unix_epoch(since_epoch() + Duration::from_secs(1));
+        let server = trust.server(&chain, &"images".try_into().unwrap(), now).unwrap();
+        let caller = trust.caller(&chain, now).unwrap();
+        (caller.identity, [caller.is_of_machines, server.is_of_machines])
+    };
+    let machine = |powers: &[&str]| Identity {
+        user: Some("alice".to_owned()),
+        kind: IdentityKind::Machine,
+        powers: Powers::new(powers.iter().copied()),
+        ..Identity::default()
+    };
+    let get = "ObjectServer.GetObjects";
+    for authority in [&below, &alone, &under] {
+        assert_eq!(judged(authority, &["*.*"]), (machine(&[get]), [true; 2]));
+        assert_eq!(judged(authority, &["Subd.*"]), (machine(&[]), [true; 2]));
+    }
+    let (user, is_of_machines) = judged(&root, &["*.*"]);
+    let want = Identity {
+        kind: IdentityKind::User,
+        groups: ["web".to_owned()].into(),
+        ..machine(&["*.*"])
+    };
+    assert_eq!((user, is_of_machines), (want, [false; 2]));
 }
 
 /// A root that openssl has made in `dir`, and one below it of the same name.
