@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use api::file_generator::{CONTENT_BYTES_MAX, Generator};
+use certs::register::Register;
 use minijinja::Value;
 use minijinja::value::Serde;
 use model::mdb::Machine;
@@ -13,6 +14,7 @@ use model::object::{Algorithm, Hasher, ObjectId};
 use model::path::TreePath;
 use tokio::sync::Semaphore;
 
+use super::core::certificates::{CertificateSettings, PairPart};
 use super::core::contents::Content;
 use super::core::selection::Selector;
 use super::core::settings::{Definition, Kind, Url};
@@ -60,8 +62,19 @@ pub enum Maker {
     },
     Template(Template),
     Mdb,
+    /// A certificate or its key, which is made once and kept.
+    Pair(Arc<PairIssuer>, PairPart),
     /// What takes long, fails, and gives content that ends.
     Outside(Outside, Arc<Semaphore>),
+}
+
+/// Makes certificates with their keys.
+#[derive(Debug)]
+pub struct PairIssuer {
+    pub settings: Arc<CertificateSettings>,
+    pub register: Register,
+    /// The digest of the settings and the authority.
+    pub loaded: ObjectId,
 }
 
 /// What is outside of this program.
@@ -81,7 +94,7 @@ pub struct LoadedGenerator {
 }
 
 impl LoadedGenerator {
-    /// Makes the file for a machine; `None` if that is done outside.
+    /// Makes the file for a machine; `None` if that is done outside, or if it is of a pair.
     pub fn make(&self, subject: &Subject) -> Option<Result<Arc<Content>, String>> {
         let made = match &self.maker {
             Maker::Fixed(content) => Ok(Arc::clone(content)),
@@ -97,7 +110,7 @@ impl LoadedGenerator {
                 Err(error) => Err(format!("the template fails: {error}")),
             },
             Maker::Mdb => Ok(Content::new(&**subject.json())),
-            Maker::Outside(..) => return None,
+            Maker::Outside(..) | Maker::Pair(..) => return None,
         };
         Some(made.and_then(|content| self.check(content)))
     }
@@ -135,6 +148,7 @@ impl VersionHasher {
                 program.arguments.iter().for_each(|argument| hasher.add(argument.as_bytes()));
                 hasher.add(program.user.as_deref().unwrap_or_default().as_bytes());
             }
+            Kind::Certificate(settings, _) => hasher.add(settings.said().as_bytes()),
             Kind::Url(url) => {
                 hasher.add(url.address.to_string().as_bytes());
                 hasher.add(url.address.target.as_bytes());
@@ -164,6 +178,24 @@ pub struct GeneratorSet {
 }
 
 impl GeneratorSet {
+    /// Returns the same generators. Those of certificates, which were to be made anew so often,
+    /// have another version than before.
+    #[must_use]
+    pub fn renewed(&self, renewals: u64) -> Self {
+        let renewed = |generator: &Arc<LoadedGenerator>| match &generator.maker {
+            Maker::Pair(issuer, part) if renewals > 0 => {
+                let (definition, issuer) = (generator.definition.clone(), Arc::clone(issuer));
+                let version = format!("{} {renewals}", issuer.loaded);
+                let version = Algorithm::Blake3.digest(version.as_bytes());
+                Arc::new(LoadedGenerator { definition, maker: Maker::Pair(issuer, *part), version })
+            }
+            _ => Arc::clone(generator),
+        };
+        let by_path = self.by_path.iter();
+        let by_path = by_path.map(|(path, generator)| (path.clone(), renewed(generator))).collect();
+        Self { by_path, file: self.file.clone() }
+    }
+
     /// Returns what callers are told, sorted by path.
     #[must_use]
     pub fn described(&self) -> Vec<Generator> {

@@ -3,12 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::fault::{Fault, FaultCode};
 use api::file_generator::{
     GENERATORS_WAIT_MS_MAX, Generate, GetContents, GetGenerators, GetGeneratorsReply,
-    GetGeneratorsRequest, GetSecrets,
+    GetGeneratorsRequest, GetSecrets, RenewCertificates, RenewCertificatesReply,
+    RenewCertificatesRequest,
 };
 use askama::Template;
-use model::display::{ago, rough_duration, size, utc};
+use model::display::{ago, error_chain, rough_duration, size, utc};
 use model::tree::Time;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
@@ -44,6 +46,17 @@ pub fn methods(router: Router<Arc<Service>>, stop: &CancellationToken) -> Router
         .method::<GetSecrets, _>(async |service: Arc<Service>, caller, request| {
             caller.refuse_machines(NOT_FOR_MACHINES)?;
             service.secrets(&request.ids, &request.hostnames)
+        })
+        .method::<RenewCertificates, _>(async |service: Arc<Service>, caller, request| {
+            caller.refuse_machines(NOT_FOR_MACHINES)?;
+            let RenewCertificatesRequest { hostnames, why: _ } = request;
+            let renewed = move || service.renew(hostnames.as_deref());
+            let internal =
+                |error: &dyn std::error::Error| Fault::new(FaultCode::Internal, error_chain(error));
+            let renewed = tokio::task::spawn_blocking(renewed).await;
+            let renewed = renewed.map_err(|error| internal(&error))?;
+            let hostnames = renewed.map_err(|error| internal(&error))?.into_iter().collect();
+            Ok(RenewCertificatesReply { hostnames })
         })
         .method::<GetGenerators, _>(move |service, caller, request| {
             let stop = stop.clone();

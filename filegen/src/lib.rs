@@ -1,21 +1,24 @@
 //! `filegen-server`: makes the content of computed files, for each machine.
 //!
 //! [`core`] decides: [`core::settings`] parses the configuration, [`core::templates`] and
-//! [`core::selection`] make content, [`core::contents`] keeps it, [`core::results`] knows what
-//! programs and web servers gave. [`loading`] reads the configuration with all of its files as one
-//! set of [`generators`], [`watching`] takes changes, [`outside`] asks programs and web servers,
+//! [`core::selection`] make content, [`core::certificates`] says what certificates say,
+//! [`core::contents`] keeps it, [`core::results`] knows what programs and web servers gave.
+//! [`loading`] reads the configuration with all of its files as one set of [`generators`],
+//! [`watching`] takes changes, [`outside`] asks programs and web servers,
 //! [`service`] answers the methods of [`interface`].
 //!
 //! # Invariants
 //!
-//! * Nothing is kept about machines: each request brings their records.
+//! * Nothing is kept about machines, except the certificates that were made for them: each request
+//!   brings their records.
 //! * A set of generators is taken as a whole or not at all.
 //! * Equal records, paths and versions of generators give equal files, except what programs and web
-//!   servers give.
+//!   servers give, and certificates that are renewed.
 //! * A secret is in no log, page, metric or error, and is given out only for the machines that it
 //!   was made for.
 
 pub mod core {
+    pub mod certificates;
     pub mod contents;
     pub mod results;
     pub mod selection;
@@ -33,6 +36,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use certs::pairs::{PairError, PairStore};
 use clap::Parser;
 use daemon::config::{ConfigArgs, ExtraTables};
 use daemon::{
@@ -58,9 +62,9 @@ pub const TABLES: [&str; 1] = [KEY];
 /// Makes the content of computed files, for each machine.
 ///
 /// The configuration file says how each path is made: from a file, a file of a directory, a
-/// template, the record of the machine, a program or a web server. Changes of it and of its files
-/// are taken together, 2 s after the last one; while something in them is wrong, the former ones
-/// stay in force. Dominators ask for the files of their machines.
+/// template, the record of the machine, a program, a web server or an authority. Changes of it and
+/// of its files are taken together, 2 s after the last one; while something in them is wrong, the
+/// former ones stay in force. Dominators ask for the files of their machines.
 #[derive(Clone, Debug, Parser)]
 #[command(
     name = "filegen-server",
@@ -82,7 +86,7 @@ pub struct Arguments {
     #[arg(long, value_name = "ADDR", default_value = "[::]:6972")]
     pub listen: String,
 
-    /// Directory for the audit log
+    /// Directory for the audit log, and for certificates of machines with their keys
     #[arg(long, value_name = "DIR", default_value = "/var/lib/filegen-server")]
     pub state: PathBuf,
 
@@ -135,6 +139,8 @@ pub enum StartError {
     Load(#[from] LoadError),
     #[error(transparent)]
     Audit(#[from] AuditError),
+    #[error(transparent)]
+    Pairs(#[from] PairError),
     #[error("cannot listen")]
     Listen { source: ListenError },
 }
@@ -160,7 +166,9 @@ pub async fn run(
     let audit = AuditLog::open(arguments.audit.settings(&arguments.state), NAME).await?;
     let tasks = TaskTracker::new();
     let bytes_max = (arguments.content_cache as usize) << 20;
-    let service = Service::new(set, bytes_max, audit.clone(), tasks.clone(), stop.clone());
+    let pairs = PairStore::open(&arguments.state)?;
+    let (audits, tracker) = (audit.clone(), tasks.clone());
+    let service = Service::new(set, bytes_max, pairs, audits, tracker, stop.clone());
     tasks.spawn(Watcher::new(file, taken, Arc::clone(&service)).run(stop.clone()));
     let router = Router::new(NAME, &security)
         .metrics(|registry| interface::register_metrics(registry, &service))

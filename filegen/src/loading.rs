@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use api::file_generator::CONTENT_BYTES_MAX;
+use certs::register::{Register, RegisterError};
 use clap::CommandFactory as _;
 use minijinja::Value;
 use minijinja::value::Serde;
@@ -18,7 +19,7 @@ use super::Arguments;
 use super::core::contents::Content;
 use super::core::settings::{self, Definition, Kind, SettingsError};
 use super::core::templates::{Template, TemplateError};
-use super::generators::{GeneratorSet, LoadedGenerator, Maker, Outside, VersionHasher};
+use super::generators::{GeneratorSet, LoadedGenerator, Maker, Outside, PairIssuer, VersionHasher};
 use super::outside;
 
 /// The largest configuration file, in bytes.
@@ -56,6 +57,15 @@ pub enum LoadError {
     Template { path: PathBuf, source: TemplateError },
     #[error("{}: {why}", path.display())]
     Variables { path: PathBuf, why: String },
+    #[error("{}: line {line}: bad authority", path.display())]
+    Authority { path: PathBuf, line: usize, source: Box<RegisterError> },
+    #[error(
+        "{}: line {line}: the authority in {} certifies everybody, which filegen-server must not: \
+         make one for it with domtool cert ca --machines-only",
+        path.display(),
+        directory.display()
+    )]
+    AuthorityForAll { path: PathBuf, line: usize, directory: PathBuf },
     #[error("{}: line {line}: there is no user `{user}`", path.display())]
     User { path: PathBuf, line: usize, user: String },
 }
@@ -198,6 +208,12 @@ impl Loader<'_> {
                 let permits = Arc::new(Semaphore::new(program.settings.concurrency));
                 Maker::Outside(Outside::Program(program), permits)
             }
+            Kind::Certificate(settings, part) => {
+                let register = self.authority(line, &settings.authority)?;
+                version.add(register.authority().der());
+                let (settings, loaded) = (Arc::clone(settings), version.finish());
+                Maker::Pair(Arc::new(PairIssuer { settings, register, loaded }), *part)
+            }
             Kind::Url(url) => {
                 let permits = Arc::new(Semaphore::new(url.concurrency));
                 Maker::Outside(Outside::Url(url.clone()), permits)
@@ -205,6 +221,24 @@ impl Loader<'_> {
         };
         let version = version.finish();
         Ok(LoadedGenerator { definition, maker, version })
+    }
+
+    /// Opens an authority.
+    fn authority(&mut self, line: usize, directory: &Path) -> Result<Register, LoadError> {
+        let directory = self.base.join(directory);
+        for name in ["ca.pem", "ca.key", "chain.pem"] {
+            let path = directory.join(name);
+            self.stamps.insert(path.clone(), stamp(&path));
+        }
+        let path = self.file.to_owned();
+        let register = Register::open(&directory).map_err(|source| {
+            let source = Box::new(source);
+            LoadError::Authority { path: path.clone(), line, source }
+        })?;
+        if !register.authority().certificate().is_for_machines() {
+            return Err(LoadError::AuthorityForAll { path, line, directory });
+        }
+        Ok(register)
     }
 
     fn user(&self, line: usize, user: &str) -> Result<User, LoadError> {

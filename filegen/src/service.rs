@@ -9,6 +9,7 @@ use api::file_generator::{
     BATCH_BYTES, ComputedContent, FILES_MAX, GenerateReply, GenerateRequest, GeneratedContent,
     GeneratedFile, Generators, GetContentsReply, IDS_MAX, MACHINES_MAX, WantedFiles,
 };
+use certs::pairs::{Pair, PairError, PairStore, WantedPair};
 use model::display::error_chain;
 use model::escape::ByteText;
 use model::lock::locked;
@@ -22,9 +23,10 @@ use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::core::certificates::PairPart;
 use super::core::contents::{Content, Contents};
 use super::core::results::{Known, Now, ResultKey, Results};
-use super::generators::{GeneratorSet, LoadedGenerator, Maker, Subject};
+use super::generators::{GeneratorSet, LoadedGenerator, Maker, PairIssuer, Subject};
 use super::loading::LoadError;
 use super::outside::{Answer, ask};
 
@@ -87,6 +89,10 @@ type Made = Result<GeneratedContent, String>;
 /// Tells those that wait for a program or web server what became of it.
 type Work = watch::Receiver<Option<Made>>;
 
+/// Certificates with their keys, or why there are none: by path, and by the index of the machine in
+/// the request.
+type Pairs = BTreeMap<TreePath, BTreeMap<usize, Result<Arc<Pair>, String>>>;
+
 /// The state of filegen-server.
 #[derive(Debug)]
 pub struct Service {
@@ -94,6 +100,7 @@ pub struct Service {
     contents: Mutex<Contents>,
     results: Mutex<Results<Work>>,
     statistics: Mutex<BTreeMap<TreePath, Statistics>>,
+    pairs: PairStore,
     /// Limits rendering to the processors.
     renderers: Arc<Semaphore>,
     audit: AuditLog,
@@ -147,21 +154,25 @@ impl Drop for Making {
 }
 
 impl Service {
-    /// Returns a service with the generators `set`, which keeps `bytes_max` bytes of content.
+    /// Returns a service with the generators `set`, which keeps `bytes_max` bytes of content, and
+    /// `pairs` for good.
     #[must_use]
     pub fn new(
         set: GeneratorSet,
         bytes_max: usize,
+        pairs: PairStore,
         audit: AuditLog,
         tasks: TaskTracker,
         stop: CancellationToken,
     ) -> Arc<Self> {
+        let set = Arc::new(set.renewed(pairs.renewals()));
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         Arc::new(Self {
-            published: watch::Sender::new(Arc::new(Published::new(Arc::new(set), String::new()))),
+            published: watch::Sender::new(Arc::new(Published::new(set, String::new()))),
             contents: Mutex::new(Contents::new(bytes_max)),
             results: Mutex::default(),
             statistics: Mutex::default(),
+            pairs,
             renderers: Arc::new(Semaphore::new(processors)),
             audit,
             start: Instant::now(),
@@ -191,7 +202,16 @@ impl Service {
     /// Returns when the next content of each generator ends, in seconds since 1970.
     #[must_use]
     pub fn next_ends(&self) -> BTreeMap<ObjectId, u64> {
-        locked(&self.results).next_ends(self.now())
+        let now = self.now();
+        let mut ends = locked(&self.results).next_ends(now);
+        for generator in self.published.borrow().set.by_path.values() {
+            if let Maker::Pair(issuer, _) = &generator.maker {
+                let path = issuer.settings.path.to_string();
+                let renewal = self.pairs.next_renewal(&path, now.wall_seconds);
+                ends.extend(renewal.map(|at| (generator.version, at)));
+            }
+        }
+        ends
     }
 
     fn now(&self) -> Now {
@@ -200,11 +220,10 @@ impl Service {
 
     /// Puts a set in force; one with an error leaves the former one in force. Blocks.
     pub fn take(&self, set: Result<GeneratorSet, LoadError>) {
-        let before = self.published.borrow().clone();
-        let new = match set {
-            Ok(set) => Published::new(Arc::new(set), String::new()),
-            Err(error) => Published::new(Arc::clone(&before.set), error_chain(&error)),
-        };
+        let (before, new) = self.publish(|before| match set {
+            Ok(set) => (set, String::new()),
+            Err(error) => (before.set.renewed(0), error_chain(&error)),
+        });
         if !new.error.is_empty() {
             tracing::error!("the former generators stay in force: {}", new.error);
         } else if new.version != before.version {
@@ -217,7 +236,35 @@ impl Service {
                 new.set.by_path.values().map(|generator| generator.version).collect();
             locked(&self.results).retain(|version| used.contains(version));
         }
-        self.published.send_replace(Arc::new(new));
+    }
+
+    /// Puts in force what `change` makes of the former generators, or keeps these because of an
+    /// error. Returns what was in force before, and what is now.
+    fn publish(
+        &self,
+        change: impl FnOnce(&Published) -> (GeneratorSet, String),
+    ) -> (Arc<Published>, Arc<Published>) {
+        let mut before = None;
+        self.published.send_modify(|published| {
+            let (set, error) = change(published);
+            let set = set.renewed(self.pairs.renewals());
+            let new = Arc::new(Published::new(Arc::new(set), error));
+            before = Some(std::mem::replace(published, new));
+        });
+        let new = self.published.borrow().clone();
+        (before.unwrap_or_else(|| Arc::clone(&new)), new)
+    }
+
+    /// Has the certificates of these machines made anew, or of all. Returns the machines that have
+    /// any. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// If that cannot be kept.
+    pub fn renew(&self, hostnames: Option<&[String]>) -> Result<BTreeSet<String>, PairError> {
+        let renewed = self.pairs.renew(hostnames, self.now().wall_seconds)?;
+        self.publish(|before| (before.set.renewed(0), before.error.clone()));
+        Ok(renewed)
     }
 
     /// Makes files.
@@ -254,6 +301,7 @@ impl Service {
     /// Makes the files that need nothing from outside. Returns the others too.
     fn make(&self, request: GenerateRequest) -> (Vec<Vec<GeneratedFile>>, Vec<Pending>) {
         let set = Arc::clone(&self.published.borrow().set);
+        let pairs = self.pairs_of(&set, &request);
         let (mut machines, mut pending) = (Vec::new(), Vec::new());
         let mut made: BTreeMap<&TreePath, (u64, u64, String)> = BTreeMap::new();
         for (index, WantedFiles { machine, algorithm, paths }) in
@@ -267,7 +315,15 @@ impl Service {
                     files.push(GeneratedFile::Failed(format!("no generator makes {path}")));
                     continue;
                 };
-                let Some(content) = generator.make(&subject) else {
+                let (content, until) = if let Maker::Pair(issuer, part) = &generator.maker {
+                    match pairs.get(&issuer.settings.path).and_then(|made| made.get(&index)) {
+                        Some(Ok(pair)) => (Ok(content_of(pair, *part)), pair.renew_at_seconds),
+                        Some(Err(why)) => (Err(why.clone()), 0),
+                        None => (Err("it was not made".to_owned()), 0),
+                    }
+                } else if let Some(content) = generator.make(&subject) {
+                    (content, 0)
+                } else {
                     let record = Arc::clone(subject.json());
                     let key = ResultKey {
                         generator: generator.version,
@@ -284,7 +340,7 @@ impl Service {
                 files.push(match content {
                     Ok(content) => {
                         *good += 1;
-                        let kept = self.keep(generator, &content, algorithm, &hostname, 0);
+                        let kept = self.keep(generator, &content, algorithm, &hostname, until);
                         GeneratedFile::Made(kept)
                     }
                     Err(why) => {
@@ -300,6 +356,40 @@ impl Service {
             self.count(path, good, bad, error);
         }
         (machines, pending)
+    }
+
+    /// Returns the certificates, with keys, that a request asks for: by their path, for machines by
+    /// their index in the request.
+    fn pairs_of(&self, set: &GeneratorSet, request: &GenerateRequest) -> Pairs {
+        let mut wanted: BTreeMap<&TreePath, (&PairIssuer, Vec<usize>)> = BTreeMap::new();
+        for (index, machine) in request.machines.iter().enumerate() {
+            for generator in machine.paths.iter().filter_map(|path| set.by_path.get(path)) {
+                let Maker::Pair(issuer, _) = &generator.maker else { continue };
+                let (_, indices) =
+                    wanted.entry(&issuer.settings.path).or_insert_with(|| (issuer, Vec::new()));
+                if indices.last() != Some(&index) {
+                    indices.push(index);
+                }
+            }
+        }
+        let now = self.now().wall_seconds;
+        let made = |(path, (issuer, indices)): (&TreePath, (&PairIssuer, Vec<usize>))| {
+            let authority = &issuer.register.authority().certificate().fingerprint;
+            let wanted = indices
+                .iter()
+                .map(|&index| issuer.settings.wanted(&request.machines[index].machine, authority));
+            let wanted: Vec<WantedPair> = wanted.collect();
+            let made: Vec<Result<Arc<Pair>, String>> =
+                match self.pairs.get_or_make(&issuer.register, &wanted, now) {
+                    Ok(made) => made
+                        .into_iter()
+                        .map(|made| made.map_err(|error| error_chain(&error)))
+                        .collect(),
+                    Err(error) => vec![Err(error_chain(&error)); indices.len()],
+                };
+            (path.clone(), indices.into_iter().zip(made).collect())
+        };
+        wanted.into_iter().map(made).collect()
     }
 
     /// Counts files that were made, and failures, of which `error` is the last.
@@ -473,6 +563,14 @@ impl Service {
     }
 }
 
+fn content_of(pair: &Pair, part: PairPart) -> Arc<Content> {
+    let text = match part {
+        PairPart::Certificate => &pair.certificate_pem,
+        PairPart::Key => &pair.key_pem,
+    };
+    Content::new(text.as_bytes())
+}
+
 /// Asks a program or web server, when it may be asked.
 async fn answer(generator: &LoadedGenerator, record: &[u8]) -> Result<Answer, String> {
     let Maker::Outside(outside, permits) = &generator.maker else {
@@ -500,7 +598,9 @@ mod tests {
     async fn a_panic_ends_what_is_waited_for() {
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let set = GeneratorSet::default();
-        let service = Service::new(set, 1 << 20, AuditLog::none(), tasks, stop);
+        let directory = tempfile::tempdir().unwrap();
+        let pairs = PairStore::open(directory.path()).unwrap();
+        let service = Service::new(set, 1 << 20, pairs, AuditLog::none(), tasks, stop);
         let digest = Algorithm::Blake3.digest(b"");
         let definition = Definition {
             path: TreePath::new("/key").unwrap(),

@@ -1,9 +1,10 @@
 //! `FileGenerator`: the content of computed files, which a filegen-server makes for each machine.
 //!
-//! The server keeps nothing about machines: each request brings their records. A caller asks with
-//! [`Generate`], reads content that it lacks by digest, and asks again for a file when the record
-//! of its machine changes, when the generator of its path gets another version, or when the content
-//! is no longer valid. Machines may not call these methods: each could read files of the others.
+//! The server keeps nothing about machines but the certificates that it made for them: each request
+//! brings their records. A caller asks with [`Generate`], reads content that it lacks by digest,
+//! and asks again for a file when the record of its machine changes, when the generator of its path
+//! gets another version, or when the content is no longer valid. Machines may not call these
+//! methods: each could read files of the others.
 
 use core::fmt;
 
@@ -205,4 +206,39 @@ impl Method for GetGenerators {
     const REPLY_BYTES_MAX: usize = 16 << 20;
     type Request = GetGeneratorsRequest;
     type Reply = GetGeneratorsReply;
+}
+
+/// Has the certificates that were made for machines made anew, before their time. The generators of
+/// certificates get other versions, so that dominators ask for them at once.
+pub enum RenewCertificates {}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RenewCertificatesRequest {
+    /// The host names of the machines; `None` for all.
+    pub hostnames: Option<Vec<String>>,
+    /// Why, for the audit log.
+    pub why: String,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RenewCertificatesReply {
+    /// The machines that had certificates, sorted.
+    pub hostnames: Vec<String>,
+}
+
+impl Method for RenewCertificates {
+    const NAME: &'static str = "FileGenerator.RenewCertificates";
+    const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Changes;
+    const REPLY_BYTES_MAX: usize = 64 << 20;
+    type Request = RenewCertificatesRequest;
+    type Reply = RenewCertificatesReply;
+
+    fn audit_details(request: &Self::Request) -> CallDetails {
+        let details = CallDetails::default().why(&request.why);
+        match &request.hostnames {
+            None => details.with("machines", "all"),
+            Some(hostnames) => details.with_list("machines", hostnames),
+        }
+    }
 }

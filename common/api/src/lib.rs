@@ -135,6 +135,7 @@ pub fn methods() -> Vec<MethodInfo> {
         MethodInfo::of::<file_generator::GetContents>(),
         MethodInfo::of::<file_generator::GetSecrets>(),
         MethodInfo::of::<file_generator::GetGenerators>(),
+        MethodInfo::of::<file_generator::RenewCertificates>(),
         MethodInfo::of::<mdb::GetMdb>(),
         reserve("MdbServer.GetMdbUpdates", Authenticated),
     ];

@@ -202,7 +202,24 @@ impl LockedRegister<'_> {
             Some(key_pem) => authority.issue_for_key(request, key_pem)?,
             None => authority.issue(request)?,
         };
-        self.record(&issued.certificate)?;
+        self.record(&[&issued.certificate])?;
+        Ok(issued)
+    }
+
+    /// Issues certificates with new keys, for all requests or for those that have no error.
+    ///
+    /// # Errors
+    ///
+    /// If they cannot be recorded; then nothing was issued.
+    pub fn issue_all(
+        &self,
+        requests: &[&Request],
+    ) -> Result<Vec<Result<Issued, AuthorityError>>, RegisterError> {
+        let issued: Vec<Result<Issued, AuthorityError>> =
+            requests.iter().map(|request| self.register.authority.issue(request)).collect();
+        let certificates: Vec<&Certificate> =
+            issued.iter().flatten().map(|issued| &issued.certificate).collect();
+        self.record(&certificates)?;
         Ok(issued)
     }
 
@@ -221,18 +238,19 @@ impl LockedRegister<'_> {
         if self.issued()?.iter().any(|record| record.is_authority && record.name == *name) {
             return Err(RegisterError::SameName { name: name.clone() });
         }
-        self.record(made.certificate())?;
+        self.record(&[made.certificate()])?;
         Ok(made)
     }
 
-    /// Records that this authority has issued `certificate`.
+    /// Records that this authority has issued `certificates`.
     ///
     /// # Errors
     ///
-    /// If the record cannot be written.
-    fn record(&self, certificate: &Certificate) -> Result<(), RegisterError> {
-        let line = line(&Record::new(certificate));
-        Ok(files::append(&self.register.path("issued.jsonl"), &line, 0o600)?)
+    /// If the records cannot be written.
+    fn record(&self, certificates: &[&Certificate]) -> Result<(), RegisterError> {
+        let lines: String =
+            certificates.iter().map(|certificate| line(&Record::new(certificate))).collect();
+        Ok(files::append(&self.register.path("issued.jsonl"), &lines, 0o600)?)
     }
 
     /// Returns true if no new certificate may be issued for the key of `certificate`, which this

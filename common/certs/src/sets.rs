@@ -5,6 +5,7 @@
 //! holder more than the role has anyway.
 // tidy: core
 
+use api::access::identity::MACHINE_METHODS;
 use api::access::{Access, IdentityKind, Powers};
 use api::certificate::is_pattern;
 use api::methods;
@@ -150,13 +151,14 @@ impl Set {
                 "ObjectServer.CheckObjects",
                 "ObjectServer.GetObjects",
             ]],
-            Self::Subd => &[&["ObjectServer.GetObjects"]],
+            Self::Subd => &[MACHINE_METHODS],
             Self::Mdbd | Self::FilegenServer => &[],
             // An operator can pause and scan a machine by hand while no dominator runs. Files of
             // machines are left out because they may have secrets of other teams.
             Self::Operator => {
                 let orders: &[&str] = &[
                     "Dominator.*",
+                    "FileGenerator.RenewCertificates",
                     "Subd.Pause",
                     "Subd.PreviewScan",
                     "Subd.Resume",

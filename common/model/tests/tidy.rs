@@ -25,7 +25,7 @@ const MAY_DEPEND: [(&str, &[&str]); 21] = [
         &["api", "certs", "daemon", "dominator", "model", "rpc", "system", "tool"],
     ),
     ("dominator/mdbd", &["api", "daemon", "model", "rpc", "system", "web"]),
-    ("filegen", &["api", "daemon", "model", "rpc", "system", "web"]),
+    ("filegen", &["api", "certs", "daemon", "model", "rpc", "system", "web"]),
     ("filegen/filegen-client", &["api", "daemon", "filegen", "model", "rpc", "system", "tool"]),
     ("fuzz", &["api", "imagetool", "model", "rpc"]),
     ("imageserver", &["api", "daemon", "model", "rpc", "system", "tool"]),
@@ -36,7 +36,8 @@ const MAY_DEPEND: [(&str, &[&str]); 21] = [
     ("subd/subtool", TOOL),
 ];
 
-/// What a daemon may depend on. It makes no certificates and no manual pages.
+/// What a daemon may depend on. It makes no certificates, except filegen-server, and no manual
+/// pages.
 const DAEMON: &[&str] = &["api", "daemon", "model", "rpc", "system"];
 
 /// What a tool may depend on.

@@ -37,7 +37,7 @@ const DIGITS: usize = 12;
 enum Change {
     /// It is made no more.
     Removed,
-    /// It is made by a program or web server, which is another one or is asked otherwise.
+    /// It is made otherwise by a program, web server or authority: nothing is made to compare it.
     NotCompared,
     Compared {
         /// The machines that get other content, or content where nothing could be made.
@@ -55,7 +55,8 @@ struct Digests {
     then: ObjectId,
 }
 
-/// By path, what changes in the file of one machine, for a table: lines that begin with `-` and `+`.
+/// By path, what changes in the file of one machine, for a table: lines that begin with `-` and
+/// `+`.
 type Examples = BTreeMap<TreePath, String>;
 
 /// Compares what the configuration in `config` makes with what the server makes now.
@@ -109,7 +110,7 @@ fn by_version(
         if old.get(&path).is_some_and(|old| old.version == generator.version) {
             continue;
         }
-        if matches!(&*generator.kind, "program" | "url") {
+        if matches!(&*generator.kind, "program" | "url" | "certificate") {
             changes.insert(path, Change::NotCompared);
         } else {
             let none = Change::Compared { changed: BTreeMap::new(), failed: BTreeMap::new() };

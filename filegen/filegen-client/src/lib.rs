@@ -6,6 +6,7 @@ mod bench;
 mod check;
 mod diff;
 mod files;
+mod renew;
 mod show;
 
 use std::path::PathBuf;
@@ -135,6 +136,22 @@ enum Command {
         /// The configuration file
         config: PathBuf,
     },
+    /// Have certificates of machines made anew before their time
+    ///
+    /// Dominators are told at once. Exit code 3: some of the machines have no certificates of this
+    /// server.
+    #[command(after_help = "Example: filegen-client renew web1 --why 'the key was in a backup'")]
+    Renew {
+        /// Names of the machines
+        #[arg(value_name = "HOST", required_unless_present = "all", conflicts_with = "all")]
+        hostnames: Vec<String>,
+        /// The certificates of all machines
+        #[arg(long)]
+        all: bool,
+        /// Why, for the audit log of the server
+        #[arg(long, value_name = "TEXT", default_value = "")]
+        why: String,
+    },
     /// Measure how many files the server makes in a second
     Bench {
         /// Paths of the files
@@ -232,6 +249,10 @@ async fn run(servers: &Servers) -> Result<Output, ToolError> {
         Command::Get { hostname, path } => show::get(servers, hostname, path).await,
         Command::Check { image, all } => check::run(servers, image, *all).await,
         Command::Diff { config } => diff::run(servers, config).await,
+        Command::Renew { hostnames, all, why } => {
+            let hostnames = (!all).then(|| hostnames.clone());
+            renew::run(&servers.generator(SERVER)?, format, hostnames, why.clone()).await
+        }
         Command::Bench { paths, time, connections } => {
             bench::run(servers, paths, *time, *connections).await
         }

@@ -70,8 +70,8 @@ impl Selector {
     ///
     /// # Errors
     ///
-    /// [`SelectionError`] if `files` has no such file, or if the value is not a relative path of plain names:
-    /// a faulty record must not get the file for all others.
+    /// [`SelectionError`] if `files` has no such file, or if the value is not a relative path of
+    /// plain names: a faulty record must not get the file for all others.
     pub fn choose<'a, T>(
         &self,
         files: &'a BTreeMap<String, T>,

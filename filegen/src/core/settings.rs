@@ -5,7 +5,10 @@ use core::fmt;
 use core::time::Duration;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
+use api::access::identity::MACHINE_METHODS;
+use model::display::rough_duration;
 use model::path::{PathError, TreePath};
 use model::time_parse::positive_duration;
 use model::unknown_keys::nearest;
@@ -13,6 +16,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 use web::{AddressError, WebAddress};
 
+use super::certificates::{CertificateSettings, LIFETIME as CERTIFICATE_LIFETIME, PairPart};
 use super::selection::{Selector, SelectorError};
 
 /// The key of the tables.
@@ -22,6 +26,9 @@ const GENERATORS_MAX: usize = 1_000;
 
 /// The default time limit of a program or web server.
 const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The longest lifetime of a certificate.
+const CERTIFICATE_LIFETIME_MAX: Duration = Duration::from_secs(825 * 86_400);
 
 const TIMEOUT_MAX: Duration = Duration::from_secs(3_600);
 
@@ -67,8 +74,10 @@ pub enum Fault {
     By(SelectorError),
     #[error("bad url: {0}")]
     Address(AddressError),
-    #[error("bad timeout: {0}")]
-    Timeout(String),
+    #[error("bad {key}: {why}")]
+    Duration { key: &'static str, why: String },
+    #[error("no machine may call `{power}`: powers are of {}", MACHINE_METHODS.join(", "))]
+    Power { power: String },
 }
 
 fn question(nearest: &Option<String>) -> String {
@@ -106,6 +115,8 @@ pub enum Kind {
     Mdb,
     Program(Program),
     Url(Url),
+    /// A certificate for the machine, or the key that was made for it.
+    Certificate(Arc<CertificateSettings>, PairPart),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -126,13 +137,17 @@ pub struct Url {
 }
 
 /// The kinds, each with its keys.
-const KINDS: [(&str, &[&str]); 6] = [
+const KINDS: [(&str, &[&str]); 7] = [
     ("file", &["file"]),
     ("directory", &["directory", "by"]),
     ("template", &["file", "variables"]),
     ("mdb", &[]),
     ("program", &["command", "user", "timeout", "concurrency"]),
     ("url", &["url", "timeout", "concurrency"]),
+    (
+        "certificate",
+        &["authority", "key", "key_path", "powers", "with_address", "lifetime", "renew_after"],
+    ),
 ];
 
 /// The keys of all kinds.
@@ -148,6 +163,7 @@ impl Kind {
             Self::Mdb => "mdb",
             Self::Program(_) => "program",
             Self::Url(_) => "url",
+            Self::Certificate(..) => "certificate",
         }
     }
 }
@@ -165,6 +181,9 @@ impl fmt::Display for Kind {
             Self::Mdb => formatter.write_str("the record of the machine"),
             Self::Program(Program { program, .. }) => write!(formatter, "{}", program.display()),
             Self::Url(Url { address, .. }) => write!(formatter, "{address}"),
+            Self::Certificate(settings, part) => {
+                write!(formatter, "{part} by {}", settings.authority.display())
+            }
         }
     }
 }
@@ -199,12 +218,13 @@ pub fn read(text: &str, flags: &[&str]) -> Result<Vec<Definition>, SettingsError
         let line = line_at(text, value.span().start);
         let Some(table) = value.get_ref().as_table() else { return Err(wrong) };
         let table = Table { text, line, table };
-        let definition = table.definition()?;
-        let path = definition.path.clone();
-        if let Some(first) = lines.insert(path.clone(), line) {
-            return Err(table.at("path", Fault::Twice { path, first }));
+        for (key, definition) in ["path", "key_path"].into_iter().zip(table.definitions()?) {
+            let path = definition.path.clone();
+            if let Some(first) = lines.insert(path.clone(), line) {
+                return Err(table.at(key, Fault::Twice { path, first }));
+            }
+            definitions.push(definition);
         }
-        definitions.push(definition);
     }
     Ok(definitions)
 }
@@ -280,24 +300,65 @@ impl Table<'_> {
         Ok(PathBuf::from(self.need(key, self.text(key)?)?))
     }
 
-    fn definition(&self) -> Result<Definition, SettingsError> {
+    /// Returns what makes the file at `path`, and for a certificate that at `key_path` besides.
+    fn definitions(&self) -> Result<Vec<Definition>, SettingsError> {
         let kind = self.need("kind", self.text("kind")?)?;
         let Some((_, keys)) = KINDS.iter().find(|(known, _)| *known == kind) else {
             return Err(self.at("kind", Fault::Kind { kind }));
         };
         self.check_keys(&[&COMMON, *keys].concat())?;
-        let path = self.need("path", self.text("path")?)?;
-        let path = TreePath::new(path).map_err(|why| self.at("path", Fault::Path(why)))?;
-        if path.is_root() {
-            return Err(self.at("path", Fault::Root));
-        }
-        let kind = self.kind(&kind)?;
-        let is_secret = self.truth("secret", matches!(kind, Kind::Program(_)))?;
+        let path = self.path("path")?;
+        let kind = self.kind(&kind, &path)?;
+        let is_default = matches!(kind, Kind::Program(_) | Kind::Certificate(..));
+        let is_secret = self.truth("secret", is_default)?;
         let allow_empty = self.truth("allow_empty", false)?;
-        Ok(Definition { path, kind, is_secret, allow_empty, line: self.line })
+        let key = match &kind {
+            Kind::Certificate(settings, _) => Some(Definition {
+                path: settings.key_path.clone(),
+                kind: Kind::Certificate(Arc::clone(settings), PairPart::Key),
+                is_secret: true,
+                allow_empty,
+                line: self.line,
+            }),
+            _ => None,
+        };
+        let definition = Definition { path, kind, is_secret, allow_empty, line: self.line };
+        Ok([definition].into_iter().chain(key).collect())
     }
 
-    fn kind(&self, kind: &str) -> Result<Kind, SettingsError> {
+    fn path(&self, key: &'static str) -> Result<TreePath, SettingsError> {
+        let path = self.need(key, self.text(key)?)?;
+        let path = TreePath::new(path).map_err(|why| self.at(key, Fault::Path(why)))?;
+        if path.is_root() { Err(self.at(key, Fault::Root)) } else { Ok(path) }
+    }
+
+    fn certificate(&self, path: &TreePath) -> Result<CertificateSettings, SettingsError> {
+        let authority = self.file("authority")?;
+        if self.need("key", self.text("key")?)? != "server" {
+            let expected = "\"server\": filegen-server makes the key";
+            return Err(self.at("key", Fault::Type { key: "key", expected }));
+        }
+        let powers = self.words("powers", "a list of methods that machines call")?;
+        let powers = powers.unwrap_or_default();
+        if let Some(power) = powers.iter().find(|power| !MACHINE_METHODS.contains(&power.as_str()))
+        {
+            return Err(self.at("powers", Fault::Power { power: power.clone() }));
+        }
+        let lifetime = self.duration("lifetime", CERTIFICATE_LIFETIME, CERTIFICATE_LIFETIME_MAX)?;
+        let (default, latest) = (lifetime.mul_f64(2.0 / 3.0), lifetime.mul_f64(0.9));
+        let renew_after = self.duration("renew_after", default, latest)?;
+        Ok(CertificateSettings {
+            authority,
+            path: path.clone(),
+            key_path: self.path("key_path")?,
+            powers,
+            with_address: self.truth("with_address", false)?,
+            lifetime,
+            renew_after,
+        })
+    }
+
+    fn kind(&self, kind: &str, path: &TreePath) -> Result<Kind, SettingsError> {
         Ok(match kind {
             "file" => Kind::File { file: self.file("file")? },
             "directory" => {
@@ -311,11 +372,15 @@ impl Table<'_> {
             }
             "mdb" => Kind::Mdb,
             "program" => {
-                let mut words = self.need("command", self.words("command")?)?.into_iter();
+                let words = self.words("command", "a list: the program and its arguments")?;
+                let mut words = self.need("command", words)?.into_iter();
                 let program = words.next().map(PathBuf::from).unwrap_or_default();
                 let (arguments, user) = (words.collect(), self.text("user")?);
                 let (timeout, concurrency) = (self.timeout()?, self.concurrency()?);
                 Kind::Program(Program { program, arguments, user, timeout, concurrency })
+            }
+            "certificate" => {
+                Kind::Certificate(Arc::new(self.certificate(path)?), PairPart::Certificate)
             }
             _ => {
                 let address = self.need("url", self.text("url")?)?;
@@ -328,8 +393,11 @@ impl Table<'_> {
     }
 
     /// Returns a list of texts, the first of which is not empty.
-    fn words(&self, key: &'static str) -> Result<Option<Vec<String>>, SettingsError> {
-        let expected = "a list: the program and its arguments";
+    fn words(
+        &self,
+        key: &'static str,
+        expected: &'static str,
+    ) -> Result<Option<Vec<String>>, SettingsError> {
         self.get(key, expected, |value| {
             let words = value.as_array()?.iter();
             let words = words.map(|word| word.get_ref().as_str().map(str::to_owned));
@@ -339,18 +407,28 @@ impl Table<'_> {
     }
 
     fn timeout(&self) -> Result<Duration, SettingsError> {
+        self.duration("timeout", TIMEOUT, TIMEOUT_MAX)
+    }
+
+    fn duration(
+        &self,
+        key: &'static str,
+        default: Duration,
+        longest: Duration,
+    ) -> Result<Duration, SettingsError> {
         let text = |value: &DeValue<'_>| match value {
             DeValue::String(text) => Some(text.clone().into_owned()),
             DeValue::Integer(number) => Some(number.as_str().to_owned()),
             _ => None,
         };
-        let Some(text) = self.get("timeout", "a duration such as 30 or \"2m\"", text)? else {
-            return Ok(TIMEOUT);
+        let Some(text) = self.get(key, "a duration such as 30 or \"2m\"", text)? else {
+            return Ok(default);
         };
-        let timeout = positive_duration(&text).and_then(|timeout| {
-            if timeout > TIMEOUT_MAX { Err("must be at most 1h".to_owned()) } else { Ok(timeout) }
+        let duration = positive_duration(&text).and_then(|duration| match duration > longest {
+            true => Err(format!("must be at most {}", rough_duration(longest.as_secs()))),
+            false => Ok(duration),
         });
-        timeout.map_err(|why| self.at("timeout", Fault::Timeout(why)))
+        duration.map_err(|why| self.at(key, Fault::Duration { key, why }))
     }
 
     fn concurrency(&self) -> Result<usize, SettingsError> {
@@ -401,6 +479,16 @@ path = "/etc/token"
 kind = "url"
 url = "https://tokens/of?key=x"
 timeout = 5
+[[generator]]
+path = "/etc/tls/cert.pem"
+kind = "certificate"
+authority = "ca"
+key = "server"
+key_path = "/etc/tls/key.pem"
+secret = false
+with_address = true
+powers = ["ObjectServer.GetObjects"]
+lifetime = "9d"
 "#;
         let shown: Vec<String> = read(text, &["listen"])
             .unwrap()
@@ -417,9 +505,13 @@ timeout = 5
             "19 /etc/mdb.json mdb: the record of the machine false false",
             "22 /etc/key program: keys true false",
             "29 /etc/token url: https://tokens/of false false",
+            "34 /etc/tls/cert.pem certificate: certificate by ca false false",
+            "34 /etc/tls/key.pem certificate: key by ca true false",
         ];
         assert_eq!(shown, expected);
-        let [.., program, url] = &*read(text, &["listen"]).unwrap() else { panic!() };
+        let [.., program, url, certificate, key] = &*read(text, &["listen"]).unwrap() else {
+            panic!()
+        };
         let Kind::Program(program) = &program.kind else { panic!("{program:?}") };
         let expected = Program {
             program: "keys".into(),
@@ -431,12 +523,25 @@ timeout = 5
         assert_eq!(*program, expected);
         let Kind::Url(Url { timeout, concurrency, .. }) = &url.kind else { panic!("{url:?}") };
         assert_eq!((timeout.as_secs(), *concurrency), (5, CONCURRENCY));
+        let settings = CertificateSettings {
+            authority: "ca".into(),
+            path: "/etc/tls/cert.pem".parse().unwrap(),
+            key_path: "/etc/tls/key.pem".parse().unwrap(),
+            powers: vec!["ObjectServer.GetObjects".to_owned()],
+            with_address: true,
+            lifetime: Duration::from_secs(9 * 86_400),
+            renew_after: Duration::from_secs(6 * 86_400),
+        };
+        for (definition, part) in [(certificate, PairPart::Certificate), (key, PairPart::Key)] {
+            assert_eq!(definition.kind, Kind::Certificate(Arc::new(settings.clone()), part));
+        }
     }
 
     #[test]
     fn what_is_wrong_is_said_with_its_line() {
         let of = |rest: &str| format!("\n[[generator]]\npath = \"/a\"\n{rest}");
         let file = "kind = \"file\"\nfile = \"a\"\n";
+        let pair = "kind = \"certificate\"\nauthority = \"a\"\nkey = \"server\"\n";
         let table = [
             (String::new(), "line 1: there is no [[generator]]: "),
             ("generator = []".into(), "line 1: there is no [[generator]]: "),
@@ -468,11 +573,28 @@ timeout = 5
             (of("kind = \"url\"\nurl = \"ftp://a\""), "line 5: bad url: `ftp://a` does not begin"),
             (
                 of("kind = \"url\"\nurl = \"http://a\"\ntimeout = \"2h\""),
-                "line 6: bad timeout: must be at most 1h",
+                "line 6: bad timeout: must be at most 60 min",
             ),
             (
                 of("kind = \"url\"\nurl = \"http://a\"\nconcurrency = 0"),
                 "line 6: `concurrency` must be a number from 1 to 256",
+            ),
+            (of(pair), "line 2: `key_path` is missing"),
+            (
+                of("kind = \"certificate\"\nauthority = \"a\"\nkey = \"machine\""),
+                "line 6: `key` must be \"server\": filegen-server makes the key",
+            ),
+            (
+                of(&format!("{pair}key_path = \"/a\"")),
+                "line 7: /a has a generator already, in line 2",
+            ),
+            (
+                of(&format!("{pair}key_path = \"/b\"\npowers = [\"Subd.Fetch\"]")),
+                "line 8: no machine may call `Subd.Fetch`: powers are of ObjectServer.GetObjects",
+            ),
+            (
+                of(&format!("{pair}key_path = \"/b\"\nlifetime = 100\nrenew_after = 95")),
+                "line 9: bad renew_after: must be at most 90 s",
             ),
         ];
         for (text, part) in table {

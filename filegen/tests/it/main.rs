@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "what these functions unwrap fails the test")]
 
+mod certificates;
 mod changes;
 mod command;
 mod kinds;

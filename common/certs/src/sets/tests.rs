@@ -105,6 +105,7 @@ fn sets_may_call_what_they_must() {
             FileGenerator.Generate
             FileGenerator.GetContents
             FileGenerator.GetGenerators
+            FileGenerator.RenewCertificates
             ImageServer.EstimateImage
             ImageServer.FindLatestImage
             ImageServer.GetImage

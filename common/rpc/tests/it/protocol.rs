@@ -94,6 +94,7 @@ fn every_method_is_in_the_table_with_its_access_and_limits() {
         row::<file_generator::GetContents>(),
         row::<file_generator::GetSecrets>(),
         row::<file_generator::GetGenerators>(),
+        row::<file_generator::RenewCertificates>(),
         row::<subd::AddObjects>(),
         row::<subd::OfferImage>(),
         row::<subd::GetRefusedChanges>(),

@@ -3,7 +3,7 @@
 use api::file_generator::{
     ComputedContent, GenerateReply, GenerateRequest, GeneratedContent, GeneratedFile, Generator,
     Generators, GetContentsReply, GetContentsRequest, GetGeneratorsReply, GetGeneratorsRequest,
-    GetSecretsRequest, WantedFiles,
+    GetSecretsRequest, RenewCertificatesReply, RenewCertificatesRequest, WantedFiles,
 };
 use api::subd::AddObjectsRequest;
 use model::escape::ByteText;
@@ -61,4 +61,10 @@ pub fn get_generators() -> (GetGeneratorsRequest, GetGeneratorsReply) {
 
 pub fn add_to_cache() -> AddObjectsRequest {
     AddObjectsRequest { contents: vec![content()] }
+}
+
+pub fn renew_certificates() -> (RenewCertificatesRequest, RenewCertificatesReply) {
+    let hostnames = Some(vec!["web1".to_owned()]);
+    let request = RenewCertificatesRequest { hostnames, why: "the key was seen".to_owned() };
+    (request, RenewCertificatesReply { hostnames: vec!["web1".to_owned()] })
 }

@@ -1,0 +1,95 @@
+//! Decides what the certificate of a machine says, and when it is renewed.
+// tidy: core
+
+use core::fmt;
+use core::time::Duration;
+use std::path::PathBuf;
+
+use api::access::IdentityKind;
+use certs::authority::Request;
+use certs::pairs::WantedPair;
+use model::mdb::Machine;
+use model::object::Algorithm;
+use model::path::TreePath;
+
+/// The default lifetime of a certificate.
+pub const LIFETIME: Duration = Duration::from_secs(30 * 86_400);
+
+/// Machines renew their certificates over this part of the time until then, so that those of a
+/// fleet that were made together are not renewed together.
+const SPREAD: f64 = 0.1;
+
+/// How certificates with their keys are made for machines.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CertificateSettings {
+    /// The directory of the authority.
+    pub authority: PathBuf,
+    /// The paths of the certificate and of its key, on machines.
+    pub path: TreePath,
+    pub key_path: TreePath,
+    /// The methods that the machines may call.
+    pub powers: Vec<String>,
+    /// True if a certificate is for the address of its machine too.
+    pub with_address: bool,
+    pub lifetime: Duration,
+    /// When a certificate is renewed; less than the lifetime.
+    pub renew_after: Duration,
+}
+
+/// A certificate or its key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PairPart {
+    Certificate,
+    Key,
+}
+
+impl fmt::Display for PairPart {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Certificate => "certificate",
+            Self::Key => "key",
+        })
+    }
+}
+
+impl CertificateSettings {
+    /// Returns all that decides what certificates say, except the machine and the authority.
+    #[must_use]
+    pub fn said(&self) -> String {
+        let Self { authority: _, path: _, key_path, powers, with_address, lifetime, renew_after } =
+            self;
+        format!("{key_path:?} {powers:?} {with_address} {lifetime:?} {renew_after:?}")
+    }
+
+    /// Returns the pair that a machine is to have from the authority with this fingerprint.
+    #[must_use]
+    pub fn wanted(&self, machine: &Machine, authority: &str) -> WantedPair {
+        let mut hosts = vec![machine.hostname.clone()];
+        if self.with_address {
+            hosts.extend(machine.ip_address.map(|address| address.to_string()));
+        }
+        let made_from = format!("{authority} {hosts:?} {}", self.said());
+        let request = Request {
+            name: machine.hostname.clone(),
+            kind: IdentityKind::Machine,
+            hosts,
+            powers: Some(self.powers.clone()),
+            lifetime: self.lifetime,
+            ..Request::default()
+        };
+        WantedPair {
+            path: self.path.to_string(),
+            request,
+            made_from: Algorithm::Blake3.digest(made_from.as_bytes()),
+            renew_after: self.renew_after.as_secs_f64() / self.lifetime.as_secs_f64()
+                * (1.0 - SPREAD * share_of(&machine.hostname)),
+        }
+    }
+}
+
+/// Returns a number from 0 to 1 that is always the same for a name.
+fn share_of(name: &str) -> f64 {
+    let digest = Algorithm::Blake3.digest(name.as_bytes());
+    let [first, second, ..] = digest.digest() else { return 0.0 };
+    f64::from(u16::from_le_bytes([*first, *second])) / f64::from(u16::MAX)
+}
