@@ -19,11 +19,15 @@ pub fn certificate(bytes: &[u8]) {
     for pattern in certificate.identity.powers.patterns() {
         assert!(api::certificate::is_pattern(pattern), "{pattern:?}");
     }
-    // An authority may not call methods, and is no owner by a kind of its own.
+    // An authority may not call methods and is in no group, whatever its holders are.
     let identity = &certificate.identity;
-    let is_bare =
-        identity.powers.patterns().count() == 0 && identity.kind == IdentityKind::Unstated;
+    let is_bare = identity.powers.patterns().count() == 0 && identity.groups.is_empty();
     assert!(!certificate.is_authority || is_bare);
+    let is_for_machines = certificate.is_authority && identity.kind == IdentityKind::Machine;
+    assert_eq!(certificate.is_for_machines(), is_for_machines);
+    let machine = identity.clone().as_machine();
+    assert_eq!((machine.kind, &machine.user), (IdentityKind::Machine, &identity.user));
+    assert!(machine.powers.patterns().all(|method| identity.powers.has(method)));
     let owners = Owners::new(identity.groups.clone(), identity.user.clone());
     let is_owner = identity.user.is_some() && identity.kind.may_own();
     assert_eq!(owners.include(identity), is_owner);

@@ -117,6 +117,7 @@ pub const METHODS: &[Decoders] = decoders![
     file_generator::GetContents,
     file_generator::GetSecrets,
     file_generator::GetGenerators,
+    file_generator::RenewCertificates,
 ];
 
 /// The longest value that is encoded again, in bytes.

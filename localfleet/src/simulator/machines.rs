@@ -599,8 +599,13 @@ mod tests {
         let machines = one();
         let local = SocketAddr::from((FIRST, 6969));
         let identity = Arc::new(api::access::Identity::insecure());
-        let caller =
-            || Caller { address: local, local, unpacks: false, identity: Arc::clone(&identity) };
+        let caller = || Caller {
+            address: local,
+            local,
+            unpacks: false,
+            identity: Arc::clone(&identity),
+            proof: None,
+        };
         let fetch = |fetch_id| FetchRequest {
             fetch_id,
             sources: Vec::new(),
