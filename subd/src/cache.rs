@@ -217,6 +217,16 @@ impl Cache {
         Ok(())
     }
 
+    /// Reads the object, at most `bytes_max` bytes and one of it.
+    pub fn read(&self, id: &ObjectId, bytes_max: u64) -> Result<Vec<u8>, CacheError> {
+        self.check(id)?;
+        let fail = |source| CacheError::Content { operation: "read", id: *id, source };
+        let mut bytes = Vec::new();
+        let file = self.directory.open_file(&name_of(id))?;
+        file.take(bytes_max + 1).read_to_end(&mut bytes).map_err(fail)?;
+        Ok(bytes)
+    }
+
     /// Copies the object to the new file `name` in `to`, sharing its blocks where the file-system
     /// can.
     pub fn copy(

@@ -50,6 +50,7 @@ use crate::trust::Trust;
 use crate::update::Updater;
 use crate::update::end_refusals;
 use crate::update::executor::Executor;
+use crate::update::own_certificates::OwnCertificates;
 use crate::update::recovery::{Resumed, remove_leftovers};
 use crate::update::update_task::TimedServices;
 
@@ -256,6 +257,7 @@ impl Parts {
             retry_after: options.retry_after,
             state: Arc::clone(&self.state),
             identity: self.identity.clone(),
+            own_certificates: OwnCertificates::below(&options.root, security),
             tasks: tasks.clone(),
             stop: stop.clone(),
             prepared: Mutex::new(None),

@@ -264,9 +264,9 @@ pub fn router(service: &Arc<Service>, security: &Security) -> Router<Arc<Service
         .method::<AddObjects, _>(async |service, _, request| {
             blocking(move || service.fetcher.add(&request).map(|()| Done {})).await
         })
-        .method::<Prepare, _>(async |service, _, request| {
+        .method::<Prepare, _>(async |service, caller, request| {
             refuse_if_paused(&service.report_state)?;
-            service.updater.prepare(request).await.map(|()| Done {})
+            service.updater.prepare(request, &caller).await.map(|()| Done {})
         })
         .method::<Commit, _>(async |service, _, request| {
             refuse_if_paused(&service.report_state)?;

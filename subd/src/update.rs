@@ -41,6 +41,7 @@ use model::lock::locked;
 use model::scope::Scope;
 use model::trigger::Triggers;
 use model::trigger::services::ServiceCall;
+use rpc::server::Caller;
 use system::clock::wall;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -59,6 +60,7 @@ use crate::state::{ReportState, Snapshot, State, note_reboot, note_update};
 use crate::trust::Trust;
 use crate::trust::verification::VerifiedUpdate;
 use crate::update::admission::{admit, check_plan, refuse_if_paused, was_committed};
+use crate::update::own_certificates::{ChangedCertificates, OwnCertificates};
 use crate::update::prepared::{Prepared, StageContext, UpdateSpec};
 use crate::update::stage::StageError;
 use crate::update::step_plan::StepPlan;
@@ -68,6 +70,7 @@ pub mod admission;
 pub mod executor;
 pub mod journal;
 pub mod metadata;
+pub mod own_certificates;
 pub mod prepared;
 mod probe;
 mod reboot;
@@ -114,6 +117,8 @@ pub struct Updater {
     /// Where the accepted image is recorded.
     pub state: Arc<StateDirectory>,
     pub identity: IdentitySource,
+    /// The TLS files of this process, if they are below the root.
+    pub own_certificates: Option<OwnCertificates>,
     pub tasks: TaskTracker,
     /// When staged updates are discarded.
     pub stop: CancellationToken,
@@ -135,7 +140,11 @@ impl Updater {
     ///
     /// `Stale` if the machine is not as the plan expects, `Busy` during another update,
     /// `BadRequest` for a plan that must not be carried out.
-    pub async fn prepare(self: &Arc<Self>, request: PrepareRequest) -> Result<(), Fault> {
+    pub async fn prepare(
+        self: &Arc<Self>,
+        request: PrepareRequest,
+        caller: &Caller,
+    ) -> Result<(), Fault> {
         let Some(snapshot_before) = self.report_state.read(|state| admit(state, &request))? else {
             return Ok(());
         };
@@ -167,9 +176,11 @@ impl Updater {
             Ok::<_, Fault>(snapshot)
         })?;
         if let Some(snapshot) = snapshot {
+            let own = self.own_certificates.as_ref();
+            let certificates = own.and_then(|own| own.changed_by(&request.plan, caller));
             let updater = Arc::clone(self);
             self.tasks.spawn(async move {
-                updater.run_prepare(request, step_plan, verified, snapshot).await;
+                updater.run_prepare(request, step_plan, verified, certificates, snapshot).await;
             });
         }
         Ok(())
@@ -197,6 +208,7 @@ impl Updater {
         request: PrepareRequest,
         step_plan: StepPlan,
         verified: Option<VerifiedUpdate>,
+        certificates: Option<ChangedCertificates>,
         snapshot: Arc<Snapshot>,
     ) {
         let update_id = request.update_id;
@@ -209,6 +221,10 @@ impl Updater {
         let (updater, staged_spec) = (Arc::clone(&self), spec.clone());
         let staging = tokio::task::spawn_blocking(move || {
             updater.discard(None);
+            if let Some(certificates) = certificates {
+                let checked = certificates.check(&updater.cache);
+                checked.map_err(|source| StageError::LockedOut { source })?;
+            }
             updater.stage(spec, &step_plan, &snapshot)
         });
         let result = match staging.await {

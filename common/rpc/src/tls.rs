@@ -20,12 +20,14 @@ mod files;
 mod handshake;
 mod lists;
 mod peer_session;
+mod successor;
 mod tls_config;
 mod trust;
 mod verifier;
 pub mod zones;
 
 pub use explain::explain;
-pub use files::{FILES, TlsError};
+pub use files::{FILE_BYTES_MAX, FILES, ReadFile, TlsError, read as read_file};
 pub(crate) use peer_session::PeerSession;
+pub use successor::{CallerProof, SuccessorError};
 pub use tls_config::{Security, WARN_BEFORE};

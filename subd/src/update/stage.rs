@@ -16,6 +16,7 @@ use model::plan::RefusedKind;
 use model::scope::Attributes;
 use model::tree::{Child, File, Leaf, Node, Special, TimePrecision, Tree};
 use nix::errno::Errno;
+use rpc::tls::SuccessorError;
 use serde::{Deserialize, Serialize};
 
 use tokio_util::sync::CancellationToken;
@@ -78,6 +79,11 @@ pub enum StageError {
         /// The path that it should have had.
         path: TreePath,
         what: &'static str,
+    },
+    #[error("with the new TLS files of subd nobody could give it orders any more")]
+    LockedOut {
+        #[source]
+        source: SuccessorError,
     },
     #[error("subd is stopping")]
     Stopping,

@@ -116,6 +116,16 @@ impl Sub {
 
     /// Starts on `root`, which stays.
     pub async fn start_on(root: &Path, flags: &[&str]) -> Self {
+        Self::start_with(root, flags, &Security::Insecure, &Security::Insecure).await
+    }
+
+    /// Starts on `root` with `security`, for a caller with `of_caller`.
+    pub async fn start_with(
+        root: &Path,
+        flags: &[&str],
+        security: &Security,
+        of_caller: &Security,
+    ) -> Self {
         let mut arguments =
             vec!["subd", "--insecure", "--listen", "127.0.0.4:0", "--hostname", "test"];
         arguments.extend(["--root", root.to_str().unwrap()]);
@@ -126,12 +136,12 @@ impl Sub {
         arguments.extend(flags);
         let options = Options::try_parse_from(arguments).unwrap();
         let stop = CancellationToken::new();
-        let daemon = Daemon::start(options, &Security::Insecure, stop.clone()).await.unwrap();
+        let daemon = Daemon::start(options, security, stop.clone()).await.unwrap();
         let peer = Peer::parse(&daemon.address().unwrap().to_string(), 1).unwrap();
         let task = tokio::spawn(daemon.run());
         Self {
             root: root.to_owned(),
-            client: Client::new(peer, &Security::Insecure),
+            client: Client::new(peer, of_caller),
             place: None,
             stop,
             task,

@@ -19,6 +19,7 @@ mod memory;
 mod mounts;
 mod odd;
 mod operator;
+mod own_certificates;
 mod plans;
 mod preview;
 mod process;

@@ -230,7 +230,13 @@ mod tests {
         let identity =
             Identity { user: Some("mallory".to_owned()), groups, powers, ..Identity::default() };
         let address = "10.0.0.7:1".parse().unwrap();
-        Caller { address, local: address, unpacks: false, identity: Arc::new(identity) }
+        Caller {
+            address,
+            local: address,
+            unpacks: false,
+            identity: Arc::new(identity),
+            proof: None,
+        }
     }
 
     /// A log, its file, and what records in it.

@@ -10,6 +10,7 @@ use api::access::{Identity, IdentityKind};
 use api::fault::{Fault, FaultCode};
 
 use super::connection_counts::{Source, give, take};
+use crate::tls::CallerProof;
 
 /// The caller of a method or page.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +23,8 @@ pub struct Caller {
     pub unpacks: bool,
     /// The user with its kind, groups and powers.
     pub identity: Arc<Identity>,
+    /// How it has shown who it is; `None` without a certificate.
+    pub proof: Option<Arc<CallerProof>>,
 }
 
 impl std::fmt::Display for Caller {
@@ -180,7 +183,13 @@ mod tests {
     fn caller(user: Option<&str>, address: &str) -> Caller {
         let identity = Identity { user: user.map(str::to_owned), ..Identity::default() };
         let address = address.parse().unwrap();
-        Caller { address, local: address, unpacks: false, identity: Arc::new(identity) }
+        Caller {
+            address,
+            local: address,
+            unpacks: false,
+            identity: Arc::new(identity),
+            proof: None,
+        }
     }
 
     #[tokio::test]

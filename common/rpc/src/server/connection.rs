@@ -138,7 +138,8 @@ impl Connection {
             return self.refuse(address, refusal);
         }
         let is_anonymous = !is_insecure && session.is_none();
-        let caller = Caller { address, local, unpacks: false, identity };
+        let proof = session.as_ref().map(PeerSession::proof);
+        let caller = Caller { address, local, unpacks: false, identity, proof };
         self.serve(stream, session, caller, is_anonymous).await;
         drop(place);
     }
@@ -163,7 +164,8 @@ impl Connection {
                     Some(until) if until.is_over() => Arc::new(Identity::default()),
                     _ => Arc::clone(&caller.identity),
                 };
-                let caller = Caller { unpacks, identity, ..caller };
+                let proof = caller.proof.clone();
+                let caller = Caller { unpacks, identity, proof, ..caller };
                 let service = Arc::clone(&service);
                 async move {
                     let response = Arc::clone(&service).answer(caller.clone(), request).await;

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustls::client::Resumption;
+use rustls::pki_types::CertificateDer;
 use rustls::server::NoServerSessionStorage;
 use rustls::{ClientConfig, ServerConfig};
 
@@ -17,6 +18,7 @@ use model::display::error_chain;
 /// The content of the files of one directory, ready to use in handshakes.
 pub(super) struct Credentials {
     pub(super) own: Certificate,
+    pub(super) own_chain: Vec<CertificateDer<'static>>,
     pub(super) server: Arc<ServerConfig>,
     pub(super) client: Arc<ClientConfig>,
     pub(super) trust: Arc<Trust>,
@@ -25,7 +27,13 @@ pub(super) struct Credentials {
 
 impl Credentials {
     pub(super) fn read(dir: &Path) -> Result<Self, TlsError> {
-        let Files { chain, key, authorities, revoked, zones, stamp } = Files::read(dir)?;
+        Self::of(dir, Files::read(dir)?)
+    }
+
+    /// Makes them from files of `dir`.
+    pub(super) fn of(dir: &Path, files: Files) -> Result<Self, TlsError> {
+        let Files { chain, key, authorities, revoked, zones, stamp } = files;
+        let own_chain = chain.clone();
         let content = |path: PathBuf, what: String| TlsError::Content { path, what };
         let of_certificate = |what: String| content(dir.join(files::CERTIFICATE), what);
         let own =
@@ -62,6 +70,7 @@ impl Credentials {
             .map_err(unusable)?;
         client.alpn_protocols = vec![b"h2".to_vec()];
         client.resumption = Resumption::disabled();
-        Ok(Self { own, server: Arc::new(server), client: Arc::new(client), trust, stamp })
+        let (server, client) = (Arc::new(server), Arc::new(client));
+        Ok(Self { own, own_chain, server, client, trust, stamp })
     }
 }

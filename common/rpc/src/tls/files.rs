@@ -26,7 +26,7 @@ pub(super) const REVOKED: &str = "crl.pem";
 pub(super) const ZONES: &str = "zones.toml";
 
 /// The longest file that is read, in bytes.
-const FILE_BYTES_MAX: u64 = 16 << 20;
+pub const FILE_BYTES_MAX: u64 = 16 << 20;
 
 /// The most authorities: each may be asked about each peer.
 const AUTHORITIES_MAX: usize = 32;
@@ -57,6 +57,10 @@ pub enum TlsError {
     #[error("{}", path.display())]
     Zones { path: PathBuf, source: ZonesError },
 }
+
+/// Returns the content and the mode of a file. For one that does not exist, [`TlsError::Read`] says
+/// so.
+pub type ReadFile<'a> = &'a dyn Fn(&Path) -> Result<(Vec<u8>, u32), TlsError>;
 
 /// Detects changes of the files: the mark of each file that exists.
 pub(super) type Stamp = Vec<Option<Mark>>;
@@ -91,7 +95,12 @@ impl Files {
         if ![CERTIFICATE, KEY, AUTHORITIES].into_iter().any(is_there) {
             return Err(TlsError::Absent { dir: dir.to_owned() });
         }
-        let chain = certificates(&dir.join(CERTIFICATE))?;
+        Ok(Self { stamp, ..Self::of(dir, &read)? })
+    }
+
+    /// Reads the files of `dir` as `read` returns them.
+    pub(super) fn of(dir: &Path, read: ReadFile<'_>) -> Result<Self, TlsError> {
+        let chain = certificates(&dir.join(CERTIFICATE), read)?;
         let path = dir.join(KEY);
         let (bytes, mode) = read(&path)?;
         if mode & 0o004 != 0 {
@@ -103,22 +112,22 @@ impl Files {
                 .to_owned(),
         })?;
         let path = dir.join(AUTHORITIES);
-        let authorities = certificates(&path)?;
+        let authorities = certificates(&path, read)?;
         if authorities.len() > AUTHORITIES_MAX {
             let count = authorities.len();
             let what = format!("it holds {count} authorities, {AUTHORITIES_MAX} are allowed");
             return Err(TlsError::Content { path, what });
         }
-        let revoked = match optional(&dir.join(REVOKED))? {
+        let revoked = match optional(&dir.join(REVOKED), read)? {
             None => Vec::new(),
             Some(bytes) => lists(dir.join(REVOKED), &bytes)?,
         };
-        let zones = optional(&dir.join(ZONES))?.map(String::from_utf8).transpose();
+        let zones = optional(&dir.join(ZONES), read)?.map(String::from_utf8).transpose();
         let zones = zones.map_err(|_| TlsError::Content {
             path: dir.join(ZONES),
             what: "it is not UTF-8".to_owned(),
         })?;
-        Ok(Self { chain, key, authorities, revoked, zones, stamp })
+        Ok(Self { chain, key, authorities, revoked, zones, stamp: Stamp::new() })
     }
 }
 
@@ -145,7 +154,7 @@ pub(super) fn lifts_revocations(before: &Stamp, after: &Stamp) -> bool {
     has_lists(before) && !has_lists(after)
 }
 
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+fn certificates(path: &Path, read: ReadFile<'_>) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let (bytes, _mode) = read(path)?;
     let content = |what| TlsError::Content { path: path.to_owned(), what };
     let found = CertificateDer::pem_slice_iter(&bytes).collect::<Result<Vec<_>, _>>();
@@ -173,7 +182,7 @@ fn lists(
     Err(TlsError::Content { path, what })
 }
 
-fn optional(path: &Path) -> Result<Option<Vec<u8>>, TlsError> {
+fn optional(path: &Path, read: ReadFile<'_>) -> Result<Option<Vec<u8>>, TlsError> {
     match read(path) {
         Ok((bytes, _mode)) => Ok(Some(bytes)),
         Err(TlsError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -181,8 +190,12 @@ fn optional(path: &Path) -> Result<Option<Vec<u8>>, TlsError> {
     }
 }
 
-/// Returns the content and the mode of `path`.
-fn read(path: &Path) -> Result<(Vec<u8>, u32), TlsError> {
+/// Returns the content and the mode of the file `path`.
+///
+/// # Errors
+///
+/// [`TlsError`] if it cannot be read or is too long.
+pub fn read(path: &Path) -> Result<(Vec<u8>, u32), TlsError> {
     let failed = |source| TlsError::Read { path: path.to_owned(), source };
     let file = File::open(path).map_err(failed)?;
     let mode = file.metadata().map_err(failed)?.mode();

@@ -13,6 +13,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 
 use super::explain::explain;
 use super::peer_session::{PeerSession, Role};
+use super::successor::CallerProof;
 use super::tls_config::TlsConfig;
 
 /// The first byte of a connection in TLS: a record of the handshake.
@@ -67,8 +68,11 @@ impl TlsConfig {
         if shown.is_empty() {
             return Ok((stream, None));
         }
-        let chain = shown.iter().map(|one| one.clone().into_owned()).collect();
-        let session = PeerSession::new(self.credentials.subscribe(), chain, Role::Caller);
+        let proof = CallerProof {
+            chain: shown.iter().map(|one| one.clone().into_owned()).collect(),
+            server_name: stream.get_ref().1.server_name().map(str::to_owned),
+        };
+        let session = PeerSession::new(self.credentials.subscribe(), proof, Role::Caller);
         let session = session.map_err(|error| io::Error::other(explain(&error)))?;
         Ok((stream, Some(session)))
     }
@@ -87,7 +91,8 @@ impl TlsConfig {
             TlsConnector::from(config).connect(name.clone(), stream).await.map_err(explained)?;
         let shown = stream.get_ref().1.peer_certificates().unwrap_or_default();
         let chain = shown.iter().map(|one| one.clone().into_owned()).collect();
-        let session = PeerSession::new(self.credentials.subscribe(), chain, Role::Server(name));
+        let proof = CallerProof { chain, server_name: None };
+        let session = PeerSession::new(self.credentials.subscribe(), proof, Role::Server(name));
         let session = session.map_err(|error| io::Error::other(explain(&error)))?;
         Ok((ExplainedStream(stream), session))
     }

@@ -8,6 +8,7 @@ use tokio::sync::watch;
 
 use super::credentials::Credentials;
 use super::explain::explain;
+use super::successor::CallerProof;
 use super::trust::{Trust, VerifiedPeer};
 use api::access::Identity;
 use system::clock::since_epoch;
@@ -25,7 +26,7 @@ pub(super) enum Role {
 /// A peer with a certificate, while its connection lasts.
 pub(crate) struct PeerSession {
     credentials: watch::Receiver<Arc<Credentials>>,
-    chain: Vec<CertificateDer<'static>>,
+    proof: Arc<CallerProof>,
     role: Role,
     identity: Arc<Identity>,
     until: u64,
@@ -46,19 +47,24 @@ impl Until {
 impl PeerSession {
     pub(super) fn new(
         mut credentials: watch::Receiver<Arc<Credentials>>,
-        chain: Vec<CertificateDer<'static>>,
+        proof: CallerProof,
         role: Role,
     ) -> Result<Self, rustls::Error> {
         // The certificate may have been revoked since the handshake.
         let VerifiedPeer { identity, until, is_of_machines } =
-            judge(&credentials.borrow_and_update().trust, &chain, &role)?;
-        let identity = Arc::new(identity);
-        Ok(Self { credentials, chain, role, identity, until, is_of_machines })
+            judge(&credentials.borrow_and_update().trust, &proof.chain, &role)?;
+        let (identity, proof) = (Arc::new(identity), Arc::new(proof));
+        Ok(Self { credentials, proof, role, identity, until, is_of_machines })
     }
 
     /// Returns user, groups and powers of the peer.
     pub(crate) fn identity(&self) -> Arc<Identity> {
         Arc::clone(&self.identity)
+    }
+
+    /// Returns how the peer has shown who it is.
+    pub(crate) fn proof(&self) -> Arc<CallerProof> {
+        Arc::clone(&self.proof)
     }
 
     /// Returns true if an authority of the peer certifies machines only.
@@ -87,7 +93,7 @@ impl PeerSession {
             }
             let judged = judge(
                 &session.credentials.borrow_and_update().trust,
-                &session.chain,
+                &session.proof.chain,
                 &session.role,
             );
             match judged {

@@ -66,6 +66,15 @@ impl Security {
         Ok(Self::Tls(Arc::new(TlsConfig { dir: dir.to_owned(), credentials })))
     }
 
+    /// Returns the directory of the files; `None` for [`Security::Insecure`].
+    #[must_use]
+    pub fn directory(&self) -> Option<&Path> {
+        match self {
+            Self::Insecure => None,
+            Self::Tls(config) => Some(config.directory()),
+        }
+    }
+
     /// Returns true for [`Security::Insecure`].
     #[must_use]
     pub fn is_insecure(&self) -> bool {
@@ -159,6 +168,11 @@ impl ReloadState {
 }
 
 impl TlsConfig {
+    /// Returns the directory of the files.
+    pub(super) fn directory(&self) -> &Path {
+        &self.dir
+    }
+
     /// Uses changed files if they are complete and valid, and returns true if so. An error is
     /// logged once.
     fn refresh(&self, reload: &mut ReloadState) -> bool {

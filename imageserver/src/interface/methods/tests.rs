@@ -86,7 +86,7 @@ fn caller(user: &str, groups: &[&str], powers: &[&str]) -> Caller {
         powers: Powers::new(powers.iter().copied()),
         ..Identity::default()
     };
-    Caller { address, local: address, unpacks: false, identity: Arc::new(identity) }
+    Caller { address, local: address, unpacks: false, identity: Arc::new(identity), proof: None }
 }
 
 /// Calls each method with what nobody did before, and gives what was refused as denied.

@@ -462,7 +462,7 @@ mod tests {
                 zone: None,
             };
             let identity = Arc::new(identity);
-            let caller = Caller { address, local: address, unpacks: false, identity };
+            let caller = Caller { address, local: address, unpacks: false, identity, proof: None };
             forward_origin(&caller, DeleteImage::NAME)
         };
         let want = |user: &str, groups: &[&str]| ForwardOrigin {

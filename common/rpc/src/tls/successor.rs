@@ -1,0 +1,68 @@
+//! Judges files that are to take the place of those in use, so that nobody is locked out by them.
+
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+
+use super::credentials::Credentials;
+use super::explain::explain;
+use super::files::{Files, ReadFile, TlsError};
+use super::tls_config::Security;
+use system::clock::since_epoch;
+
+/// How a caller has shown who it is, and who it takes the server for.
+#[derive(Debug, PartialEq, Eq)]
+pub struct CallerProof {
+    /// The certificate of the caller, and those between it and its authority.
+    pub(super) chain: Vec<CertificateDer<'static>>,
+    /// The name that it has connected to; `None` if that was an address.
+    pub(super) server_name: Option<String>,
+}
+
+/// Why files lock a caller out.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SuccessorError {
+    #[error("they cannot be used")]
+    Files(#[from] TlsError),
+    #[error("they do not accept the certificate of the caller: {why}")]
+    Caller { why: String },
+    #[error("the new certificate would not be accepted as that of {name}: {why}")]
+    Own { name: String, why: String },
+}
+
+impl Security {
+    /// Checks files that are to take the place of those in use: whether they fit together, whether
+    /// the caller of `proof` would be accepted with them, and whether it would accept their
+    /// certificate if it trusted the same authorities. `local` is the address that it has
+    /// connected to.
+    ///
+    /// If the certificate in use is not of its own authorities, the new one need not be either.
+    ///
+    /// # Errors
+    ///
+    /// [`SuccessorError`] says what would lock the caller out.
+    pub fn check_successor(
+        &self,
+        read: ReadFile<'_>,
+        proof: &CallerProof,
+        local: std::net::IpAddr,
+    ) -> Result<(), SuccessorError> {
+        let Self::Tls(config) = self else { return Ok(()) };
+        let present = config.credentials.borrow().clone();
+        let dir = config.directory();
+        let next = Credentials::of(dir, Files::of(dir, read)?)?;
+        let now = UnixTime::since_unix_epoch(since_epoch());
+        let refused = |error: rustls::Error| SuccessorError::Caller { why: explain(&error) };
+        next.trust.caller(&proof.chain, now).map_err(refused)?;
+        let name = proof.server_name.clone().unwrap_or_else(|| local.to_string());
+        let own = |credentials: &Credentials| {
+            let server_name = ServerName::try_from(name.clone());
+            let server_name = server_name.map_err(|error| error.to_string())?;
+            let judged = credentials.trust.server(&credentials.own_chain, &server_name, now);
+            judged.map(drop).map_err(|error| explain(&error))
+        };
+        match own(&next) {
+            Err(why) if own(&present).is_ok() => Err(SuccessorError::Own { name, why }),
+            _ => Ok(()),
+        }
+    }
+}

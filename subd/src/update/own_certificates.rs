@@ -1,0 +1,126 @@
+//! Refuses updates that would lock the dominator out: after which subd's own TLS files do not fit
+//! together, or one of the two would not accept the certificate of the other.
+
+use std::collections::BTreeMap;
+use std::io::{self, ErrorKind};
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::Arc;
+
+use model::object::ObjectId;
+use model::path::TreePath;
+use model::plan::{Action, Plan};
+use model::tree::{Leaf, Node};
+use rpc::server::Caller;
+use rpc::tls::{CallerProof, FILE_BYTES_MAX, FILES, Security, SuccessorError, TlsError, read_file};
+
+use crate::cache::Cache;
+
+/// The TLS files of subd, below the managed root.
+#[derive(Debug)]
+pub struct OwnCertificates {
+    security: Security,
+    /// Their directory in the root.
+    directory: TreePath,
+}
+
+/// What an update makes of the files.
+#[derive(Debug)]
+pub struct ChangedCertificates {
+    security: Security,
+    /// By the name of the file.
+    changes: BTreeMap<&'static str, Change>,
+    /// How the caller has shown who it is, and the address that it has connected to.
+    proof: Arc<CallerProof>,
+    local: IpAddr,
+}
+
+/// What an update makes of one file.
+#[derive(Debug)]
+enum Change {
+    Gone,
+    /// The content and the mode; `None` for the present content.
+    Becomes(Option<ObjectId>, u32),
+}
+
+impl OwnCertificates {
+    /// Returns the TLS files of `security`; `None` if there are none, or they are outside of
+    /// `root`.
+    #[must_use]
+    pub fn below(root: &Path, security: &Security) -> Option<Self> {
+        let directory = security.directory()?.canonicalize().ok()?;
+        let below = directory.strip_prefix(root.canonicalize().ok()?).ok()?;
+        let directory = TreePath::new(format!("/{}", below.to_str()?)).ok()?;
+        Some(Self { security: security.clone(), directory })
+    }
+
+    /// Returns what an update that `caller` orders makes of the files; `None` if it changes none of
+    /// them, or nothing can be said of them.
+    #[must_use]
+    pub fn changed_by(&self, plan: &Plan, caller: &Caller) -> Option<ChangedCertificates> {
+        Some(ChangedCertificates {
+            security: self.security.clone(),
+            changes: self.changes(plan)?,
+            proof: Arc::clone(caller.proof.as_ref()?),
+            local: caller.local.ip(),
+        })
+    }
+
+    /// Returns what a plan makes of the files, by their names; `None` if it changes none of them,
+    /// or one of them becomes something else than a file.
+    fn changes(&self, plan: &Plan) -> Option<BTreeMap<&'static str, Change>> {
+        let mut changes = BTreeMap::new();
+        for (name, _) in FILES {
+            let path = self.directory.join(name.as_bytes()).ok()?;
+            for operation in &plan.operations {
+                let node = match &operation.action {
+                    Action::Create(node) | Action::Change(node) | Action::Replace { node, .. }
+                        if operation.path == path =>
+                    {
+                        node
+                    }
+                    Action::Remove if operation.path == path => {
+                        changes.insert(name, Change::Gone);
+                        continue;
+                    }
+                    Action::Replace { displaced, .. } if displaced.contains(&path) => {
+                        changes.insert(name, Change::Gone);
+                        continue;
+                    }
+                    _ => continue,
+                };
+                let Node::Leaf(Leaf::File(file)) = node else { return None };
+                let stays = matches!(operation.action, Action::Change(_));
+                let object = (!stays).then(|| file.object.id());
+                changes.insert(name, Change::Becomes(object, file.metadata.mode));
+            }
+        }
+        (!changes.is_empty()).then_some(changes)
+    }
+}
+
+impl ChangedCertificates {
+    /// Checks the files that there would be. Their content is in `cache`. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// [`SuccessorError`] if the caller would be locked out.
+    pub fn check(&self, cache: &Cache) -> Result<(), SuccessorError> {
+        let read = |path: &Path| {
+            let failed = |source| TlsError::Read { path: path.to_owned(), source };
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            match self.changes.get(name) {
+                None => read_file(path),
+                Some(Change::Gone) => Err(failed(io::Error::from(ErrorKind::NotFound))),
+                Some(Change::Becomes(None, mode)) => {
+                    read_file(path).map(|(bytes, _)| (bytes, *mode))
+                }
+                Some(Change::Becomes(Some(id), mode)) => {
+                    let read = cache.read(id, FILE_BYTES_MAX);
+                    Ok((read.map_err(|error| failed(io::Error::other(error)))?, *mode))
+                }
+            }
+        };
+        self.security.check_successor(&read, &self.proof, self.local)
+    }
+}

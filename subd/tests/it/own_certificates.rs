@@ -1,0 +1,185 @@
+//! Updates of the TLS files of subd itself: none may lock out who orders it.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::time::Duration;
+
+use api::access::IdentityKind;
+use api::file_generator::ComputedContent;
+use api::subd::{Activity, AddObjects, AddObjectsRequest, UpdateOutcome};
+use certs::authority::{Authority, AuthorityOptions, Issued, Request};
+use certs::files::Replace;
+use certs::pem::certificates_of;
+use model::escape::ByteText;
+use model::tree::{Metadata, Tree};
+use rpc::client::{Client, Peer};
+use rpc::tls::Security;
+use testing::eventually_async;
+
+use crate::fixture::{Edit, Source, Sub, file, request};
+
+const DIRECTORY: &str = "etc/dominator/tls";
+
+fn wanted(name: &str, hosts: &[&str]) -> Request {
+    Request {
+        name: name.to_owned(),
+        kind: IdentityKind::Machine,
+        hosts: hosts.iter().map(|host| (*host).to_owned()).collect(),
+        powers: Some(vec!["*.*".to_owned()]),
+        ..Request::default()
+    }
+}
+
+fn root_authority() -> Authority {
+    Authority::create(&AuthorityOptions { key_in_name: true, ..Default::default() }).unwrap()
+}
+
+/// A subd whose TLS files are below its root.
+struct Machine {
+    sub: Sub,
+    source: Source,
+    /// The tree with the files that it was started with.
+    first: Tree,
+    authority: Authority,
+    dominator: Security,
+    _place: tempfile::TempDir,
+    updates: u64,
+}
+
+impl Machine {
+    async fn start() -> Self {
+        let authority = root_authority();
+        let place = tempfile::tempdir().unwrap();
+        let root = place.path().join("root");
+        let own = root.join(DIRECTORY);
+        fs::create_dir_all(own.parent().unwrap()).unwrap();
+        let ca_pem = authority.ca_pem();
+        let issue = |request: &Request, directory: &Path| {
+            let issued = authority.issue(request).unwrap();
+            issued.write(directory, ca_pem, Replace::Own).unwrap();
+            Security::open(directory).unwrap()
+        };
+        let security = issue(&wanted("test", &["test", "127.0.0.4"]), &own);
+        let dominator = issue(&wanted("dominator", &[]), &place.path().join("dominator"));
+        let sub = Sub::start_with(&root, &[], &security, &dominator).await;
+        let (_, first) = sub.tree().await;
+        let source = Source::start().await;
+        Self { sub, source, first, authority, dominator, _place: place, updates: 0 }
+    }
+
+    /// Orders an update to `want`. Returns why it is refused; `None` if it is done.
+    async fn update(&mut self, want: &Tree) -> Option<String> {
+        self.updates += 1;
+        let id = self.updates;
+        let contents = self.source.objects.lock().unwrap().clone().into_iter();
+        let contents =
+            contents.map(|(id, bytes)| ComputedContent { id, bytes: ByteText(bytes.to_vec()) });
+        let contents = AddObjectsRequest { contents: contents.collect() };
+        self.sub.client.call::<AddObjects>(&contents).await.unwrap();
+        let (reply, plan) = self.sub.plan(want).await;
+        let reply = self.sub.prepare(&request(id, &reply, want, plan)).await.unwrap();
+        if reply.activity == (Activity::Prepared { update_id: id }) {
+            let last = self.sub.commit(id).await;
+            assert_eq!(last.outcome, UpdateOutcome::Done);
+            return None;
+        }
+        match reply.last_update.unwrap().outcome {
+            UpdateOutcome::NotPrepared(why) => Some(why),
+            outcome => panic!("{outcome:?}"),
+        }
+    }
+
+    /// The first tree with other files.
+    fn tree(&self, files: &[(&str, &str, u32)]) -> Tree {
+        let mut edit = Edit::of(&self.first, &self.source);
+        for (name, content, mode) in files {
+            let node = file(&self.source, content, Metadata::new(*mode, 0, 0));
+            edit = edit.put(&format!("/{DIRECTORY}/{name}"), node);
+        }
+        edit.done()
+    }
+
+    fn with_pair(&self, pair: &Issued) -> Tree {
+        let files =
+            [("cert.pem", &*pair.certificate_pem, 0o644), ("key.pem", &*pair.key_pem, 0o600)];
+        self.tree(&files)
+    }
+
+    fn files(&self) -> Vec<Vec<u8>> {
+        let read = |name| fs::read(self.sub.root.join(DIRECTORY).join(name)).unwrap();
+        ["ca.pem", "cert.pem", "key.pem"].map(read).into()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_update_of_its_own_certificates_locks_the_dominator_out() {
+    let mut machine = Machine::start().await;
+    let good = machine.authority.issue(&wanted("test", &["test", "127.0.0.4"])).unwrap();
+    let other = machine.authority.issue(&wanted("test", &["other"])).unwrap();
+    let start = Some(system::clock::wall().seconds - 7_200);
+    let past =
+        Request { start, lifetime: Duration::from_secs(3_600), ..wanted("test", &["127.0.0.4"]) };
+    let ended = machine.authority.issue(&past).unwrap();
+    let foreign = root_authority();
+    let of_foreign = foreign.issue(&wanted("test", &["127.0.0.4"])).unwrap();
+    let before = machine.files();
+    let gone =
+        Edit::of(&machine.first, &machine.source).remove(&format!("/{DIRECTORY}/key.pem")).done();
+    let all_gone = Edit::of(&machine.first, &machine.source).remove("/etc/dominator").done();
+    let key = String::from_utf8(before[2].clone()).unwrap();
+    let own = "the new certificate would not be accepted as that of 127.0.0.4: ";
+    let table = [
+        (
+            machine.tree(&[("cert.pem", &good.certificate_pem, 0o644)]),
+            "is not of the key in key.pem",
+        ),
+        (machine.tree(&[("key.pem", &key, 0o644)]), "can be read by every user of this machine"),
+        (machine.tree(&[("cert.pem", "no certificate", 0o644)]), "it holds no certificate in PEM"),
+        (
+            machine.tree(&[("ca.pem", foreign.ca_pem(), 0o644)]),
+            "not accept the certificate of the caller: ",
+        ),
+        (machine.with_pair(&other), own),
+        (machine.with_pair(&ended), own),
+        (machine.with_pair(&of_foreign), own),
+        (gone, "key.pem"),
+        (all_gone, "cannot be used"),
+    ];
+    for (want, part) in table {
+        let why = machine.update(&want).await.unwrap_or_else(|| panic!("{part}: it is done"));
+        let text = "with the new TLS files of subd nobody could give it orders any more: ";
+        assert!(why.starts_with(text) && why.contains(part), "{part}: {why}");
+        assert_eq!(machine.files(), before, "{part}");
+    }
+
+    // Those of an authority for machines, below the same root, are taken without a restart.
+    let options = AuthorityOptions {
+        name: "Machines".to_owned(),
+        for_machines: true,
+        ..AuthorityOptions::default()
+    };
+    let machines = machine.authority.create_intermediate(&options).unwrap();
+    let renewed = machines.issue(&wanted("test", &["127.0.0.4"])).unwrap();
+    let want = machine.with_pair(&renewed);
+    assert_eq!(machine.update(&want).await, None);
+    let port = machine.sub.client.peer().port;
+    let path = machine.sub.root.join(DIRECTORY).join("cert.pem");
+    assert_eq!(certificates_of(&path).unwrap().len(), 2);
+    let key = machine.sub.root.join(DIRECTORY).join("key.pem");
+    assert_eq!(fs::metadata(key).unwrap().permissions().mode() & 0o7777, 0o600);
+    eventually_async("new connections get the new certificate", async || {
+        let peer = Peer::parse(&format!("127.0.0.4:{port}"), 0).unwrap();
+        let client = Client::new(peer, &machine.dominator);
+        // No other daemon has a certificate of that authority.
+        let list = client.call::<api::dominator::ListSubs>(&Default::default()).await;
+        let error = model::display::error_chain(&list.unwrap_err());
+        error.contains("certifies machines only").then_some(()).ok_or(error)
+    })
+    .await;
+    let client = {
+        let peer = Peer::parse(&format!("127.0.0.4:{port}"), 0).unwrap();
+        Client::new(peer, &machine.dominator)
+    };
+    client.call::<api::subd::Poll>(&Default::default()).await.unwrap();
+}
