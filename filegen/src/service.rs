@@ -362,6 +362,10 @@ impl Service {
     /// their index in the request.
     fn pairs_of(&self, set: &GeneratorSet, request: &GenerateRequest) -> Pairs {
         let mut wanted: BTreeMap<&TreePath, (&PairIssuer, Vec<usize>)> = BTreeMap::new();
+        let is_pair = |generator: &Arc<LoadedGenerator>| matches!(generator.maker, Maker::Pair(..));
+        if !set.by_path.values().any(is_pair) {
+            return Pairs::new();
+        }
         for (index, machine) in request.machines.iter().enumerate() {
             for generator in machine.paths.iter().filter_map(|path| set.by_path.get(path)) {
                 let Maker::Pair(issuer, _) = &generator.maker else { continue };

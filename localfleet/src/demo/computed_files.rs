@@ -8,9 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 use api::certificate::Certificate;
-use certs::authority::AuthorityOptions;
 use certs::pem::{certificates_of, key_belongs};
-use certs::register::Register;
 use model::mdb::Machine;
 
 use super::{STEP_MAX, say};
@@ -51,7 +49,7 @@ pub(super) fn show(fleet: &mut Fleet, directory: &Path, tree: &Path) -> anyhow::
     fs::write(&config, CONFIG).context("cannot write")?;
     fs::write(generators.join("resolv.conf.j2"), TEMPLATE).context("cannot write")?;
     say("Making an authority that certifies machines only, below that of the fleet.");
-    make_authority(fleet, &generators.join("machines-ca"))?;
+    fleet.certificates().make_authority_for_machines(&generators.join("machines-ca"))?;
     say("Starting a filegen-server, which makes certificates, and a file from a template.");
     let server = fleet.start_filegen(&config)?;
     fleet.keep(server);
@@ -107,18 +105,6 @@ pub(super) fn show(fleet: &mut Fleet, directory: &Path, tree: &Path) -> anyhow::
     ensure!(operations == Some(1), "the last update had {operations:?} operations");
     say("That was an update of one file, on one machine.");
     renew(fleet, &moved)
-}
-
-/// Makes an authority that certifies machines only in `directory`.
-fn make_authority(fleet: &Fleet, directory: &Path) -> anyhow::Result<()> {
-    let root = fleet.certificates().authority().context("the demo has certificates")?;
-    let options = AuthorityOptions {
-        name: "machines of the local fleet".to_owned(),
-        for_machines: true,
-        ..AuthorityOptions::default()
-    };
-    Register::create(directory, root.create_intermediate(&options)?)?;
-    Ok(())
 }
 
 /// Makes a file whose content does not matter, in place of what is there.

@@ -8,6 +8,7 @@ use certs::sets::Set;
 use certs::{
     authority::{Authority, AuthorityOptions, Request},
     files::Replace,
+    register::Register,
 };
 use rpc::tls::Security;
 
@@ -60,6 +61,22 @@ impl Certificates {
     /// Returns the authority; `None` for a fleet that runs with `--insecure`.
     pub fn authority(&self) -> Option<&Authority> {
         self.issued.as_ref().map(|made| &made.authority)
+    }
+
+    /// Makes an authority that certifies machines only in `directory`, below that of the fleet.
+    ///
+    /// # Errors
+    ///
+    /// If there is none, or files cannot be written.
+    pub fn make_authority_for_machines(&self, directory: &Path) -> anyhow::Result<()> {
+        let root = self.authority().context("the fleet has no authority")?;
+        let options = AuthorityOptions {
+            name: "machines of the local fleet".to_owned(),
+            for_machines: true,
+            ..AuthorityOptions::default()
+        };
+        Register::create(directory, root.create_intermediate(&options)?)?;
+        Ok(())
     }
 
     /// Returns the certificate file of the authority; `None` without certificates.

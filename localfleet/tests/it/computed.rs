@@ -4,8 +4,10 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
+use api::certificate::Certificate;
 use api::dominator::Status;
 use api::dominator::SubSummary;
+use certs::pem::{certificates_of, key_belongs};
 use model::mdb::Machine;
 use testing::eventually;
 
@@ -236,4 +238,70 @@ fn content_stays_and_an_alarm_is_raised_while_a_program_fails() {
         let is_end = |[when, about, _]: &[String; 3]| when == "ended" && *about == source;
         if told.last().is_some_and(is_end) { Ok(()) } else { Err(told) }
     });
+}
+
+/// The serial numbers of the certificates of all machines, if each has the key for it.
+fn serials(scenario: &Scenario) -> Result<Vec<String>, String> {
+    let serial = |root: &Path| {
+        let file = |name: &str| root.join("etc/tls").join(name);
+        let text = |error: &dyn std::error::Error| model::display::error_chain(error);
+        let chain = certificates_of(&file("cert.pem")).map_err(|error| text(&error))?;
+        let certificate = Certificate::read(&chain[0]).map_err(|error| text(&error))?;
+        match key_belongs(&file("key.pem"), &chain[0]) {
+            Ok(true) => Ok(certificate.serial),
+            Ok(false) => Err("the key is not that of the certificate".to_owned()),
+            Err(error) => Err(text(&error)),
+        }
+    };
+    scenario.fleet.subs.iter().map(|sub| serial(&sub.root)).collect()
+}
+
+#[test]
+fn certificates_are_renewed_whatever_is_killed_meanwhile() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    let mut scenario = Scenario::start(2);
+    scenario.fleet.certificates().make_authority_for_machines(&path("ca")).unwrap();
+    let config = "[[generator]]\npath = \"/etc/tls/cert.pem\"\nkind = \"certificate\"\n\
+                  authority = \"ca\"\nkey = \"server\"\nkey_path = \"/etc/tls/key.pem\"\n\
+                  lifetime = 60\nrenew_after = 6\n";
+    fs::write(path("config.toml"), config).unwrap();
+    let source = scenario.fleet.addresses().filegen.to_string();
+    let list = format!("/etc/tls/cert.pem {source}\n/etc/tls/key.pem {source}\n");
+    fs::write(path("computed"), list).unwrap();
+    trees::make(&path("tree"), 1);
+    fs::create_dir(path("tree/etc/tls")).unwrap();
+    for name in ["cert.pem", "key.pem"] {
+        fs::write(path("tree/etc/tls").join(name), "a placeholder").unwrap();
+    }
+    let private = fs::Permissions::from_mode(0o600);
+    fs::set_permissions(path("tree/etc/tls/key.pem"), private).unwrap();
+    add(&scenario, "test/1", &path("tree"), &path("computed"));
+    let mut server = scenario.fleet.start_filegen(&path("config.toml")).unwrap();
+    scenario.converge("test/1");
+    let mut before = serials(&scenario).unwrap();
+    for round in 0..4 {
+        match round {
+            0 => {}
+            1 => {
+                server.kill().unwrap();
+                server.start_again().unwrap();
+            }
+            2 => {
+                scenario.fleet.dominator.kill().unwrap();
+                scenario.fleet.dominator.start_again().unwrap();
+            }
+            _ => {
+                let daemon = &mut scenario.fleet.subs[0].daemon;
+                daemon.kill().unwrap();
+                daemon.start_again().unwrap();
+            }
+        }
+        before = eventually("all machines have other certificates, with their keys", || {
+            match serials(&scenario) {
+                Ok(now) if now.iter().zip(&before).all(|(now, before)| now != before) => Ok(now),
+                other => Err(other),
+            }
+        });
+    }
 }
