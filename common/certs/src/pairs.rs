@@ -193,7 +193,7 @@ impl PairStore {
     }
 
     /// Has the pairs of these machines made anew when they are next asked for; `None` for all of
-    /// them. Returns the machines.
+    /// them. Returns those of the machines that have pairs.
     ///
     /// # Errors
     ///
@@ -205,17 +205,17 @@ impl PairStore {
     ) -> Result<BTreeSet<String>, PairError> {
         let mut state = locked(&self.state);
         let is_meant = |pair: &&Arc<Pair>| {
-            now < pair.renew_at_seconds
-                && hostnames.is_none_or(|hostnames| hostnames.contains(&pair.hostname))
+            hostnames.is_none_or(|hostnames| hostnames.contains(&pair.hostname))
         };
+        let pairs: Vec<Arc<Pair>> = state.pairs.values().filter(is_meant).cloned().collect();
+        let is_later = |pair: &&Arc<Pair>| now < pair.renew_at_seconds;
         let due = |pair: &Arc<Pair>| Arc::new(Pair { renew_at_seconds: 0, ..Pair::clone(pair) });
-        let pairs: Vec<Arc<Pair>> = state.pairs.values().filter(is_meant).map(due).collect();
-        let hostnames: BTreeSet<String> = pairs.iter().map(|pair| pair.hostname.clone()).collect();
-        if !pairs.is_empty() {
+        let changed: Vec<Arc<Pair>> = pairs.iter().filter(is_later).map(due).collect();
+        if !changed.is_empty() {
             let renewals = state.renewals + 1;
-            self.keep(&mut state, pairs, renewals, now)?;
+            self.keep(&mut state, changed, renewals, now)?;
         }
-        Ok(hostnames)
+        Ok(pairs.iter().map(|pair| pair.hostname.clone()).collect())
     }
 
     /// Returns how often [`PairStore::renew`] has found pairs, since the file was made.
@@ -285,3 +285,6 @@ impl State {
         self.pairs.get(&key).filter(|pair| now < pair.renew_at_seconds).cloned()
     }
 }
+
+#[cfg(test)]
+mod tests;
