@@ -175,6 +175,8 @@ pub struct GeneratorSet {
     pub by_path: BTreeMap<TreePath, Arc<LoadedGenerator>>,
     /// The configuration file.
     pub file: PathBuf,
+    /// How often certificates were to be made anew.
+    pub renewals: u64,
 }
 
 impl GeneratorSet {
@@ -193,7 +195,7 @@ impl GeneratorSet {
         };
         let by_path = self.by_path.iter();
         let by_path = by_path.map(|(path, generator)| (path.clone(), renewed(generator))).collect();
-        Self { by_path, file: self.file.clone() }
+        Self { by_path, file: self.file.clone(), renewals: renewals.max(self.renewals) }
     }
 
     /// Returns what callers are told, sorted by path.

@@ -53,7 +53,8 @@ impl Published {
     /// Returns what callers are told.
     #[must_use]
     pub fn told(&self) -> Generators {
-        Generators { generators: self.set.described(), error: self.error.clone() }
+        let (generators, renewals) = (self.set.described(), self.set.renewals);
+        Generators { generators, error: self.error.clone(), renewals }
     }
 
     /// Returns the digest of what callers are told of generators that make no secrets. If there are
@@ -383,14 +384,7 @@ impl Service {
                 .iter()
                 .map(|&index| issuer.settings.wanted(&request.machines[index].machine, authority));
             let wanted: Vec<WantedPair> = wanted.collect();
-            let made: Vec<Result<Arc<Pair>, String>> =
-                match self.pairs.get_or_make(&issuer.register, &wanted, now) {
-                    Ok(made) => made
-                        .into_iter()
-                        .map(|made| made.map_err(|error| error_chain(&error)))
-                        .collect(),
-                    Err(error) => vec![Err(error_chain(&error)); indices.len()],
-                };
+            let made = self.pairs.get_or_make(&issuer.register, &wanted, now);
             (path.clone(), indices.into_iter().zip(made).collect())
         };
         wanted.into_iter().map(made).collect()

@@ -186,6 +186,10 @@ pub struct Generators {
     pub generators: Vec<Generator>,
     /// Why the newest configuration or one of its files is not in force; empty if it is.
     pub error: String,
+    /// How often certificates were to be made anew, which is part of the versions of their
+    /// generators.
+    #[serde(with = "model::json::large_number")]
+    pub renewals: u64,
 }
 
 /// What makes the content of one path.

@@ -7,9 +7,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use fs_err as fs;
+use model::display::error_chain;
 use model::lock::locked;
 use model::object::ObjectId;
 use serde::{Deserialize, Serialize};
@@ -87,13 +89,15 @@ pub enum PairError {
 }
 
 /// What was made for one machine: a pair, or why there is none.
-pub type MadePair = Result<Arc<Pair>, AuthorityError>;
+type MadePair = Result<Arc<Pair>, AuthorityError>;
 
 /// The pairs that were made.
 #[derive(Debug)]
 pub struct PairStore {
     directory: PathBuf,
     state: Mutex<State>,
+    /// How often pairs were to be made anew.
+    renewals: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -102,8 +106,6 @@ struct State {
     pairs: BTreeMap<(String, String, ObjectId), Arc<Pair>>,
     /// How many lines the file has.
     lines: usize,
-    /// How often pairs were to be made anew.
-    renewals: u64,
 }
 
 impl PairStore {
@@ -120,13 +122,13 @@ impl PairStore {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
             Err(error) => return Err(PairError::Read(error)),
         };
-        let mut state = State::default();
+        let (mut state, mut renewals) = (State::default(), 0);
         let lines = bytes[..complete_lines(&bytes)].split(|byte| *byte == b'\n');
         for (index, line) in lines.enumerate().filter(|(_, line)| !line.is_empty()) {
             state.lines = index + 1;
             match serde_json::from_slice(line) {
                 Ok(Line::Pair(pair)) => state.take(Arc::new(pair)),
-                Ok(Line::<Pair>::Renewals { renewals }) => state.renewals = renewals,
+                Ok(Line::<Pair>::Renewals { renewals: counted }) => renewals = counted,
                 // The error may quote the key.
                 Err(error) => tracing::error!(
                     "{} is damaged in line {}, column {}: the machine of that line gets another \
@@ -137,28 +139,44 @@ impl PairStore {
                 ),
             }
         }
-        Ok(Self { directory: directory.to_owned(), state: Mutex::new(state) })
+        let (state, renewals) = (Mutex::new(state), AtomicU64::new(renewals));
+        Ok(Self { directory: directory.to_owned(), state, renewals })
     }
 
     /// Returns for each of `wanted` the pair that was made, or makes one with `register` if there
-    /// is none for the same request or it is to be renewed. `now` is in seconds since 1970.
-    ///
-    /// # Errors
-    ///
-    /// If nothing can be made, or it cannot be kept. What is wrong with one request is its result.
+    /// is none for the same request or it is to be renewed; or says why there is none. `now` is in
+    /// seconds since 1970.
     pub fn get_or_make(
         &self,
         register: &Register,
         wanted: &[WantedPair],
         now: u64,
-    ) -> Result<Vec<MadePair>, PairError> {
+    ) -> Vec<Result<Arc<Pair>, String>> {
         let mut state = locked(&self.state);
         let known: Vec<Option<Arc<Pair>>> =
             wanted.iter().map(|wanted| state.current(wanted, now)).collect();
         let missing = wanted.iter().zip(&known).filter(|(_, known)| known.is_none());
         let missing: Vec<&WantedPair> = missing.map(|(wanted, _)| wanted).collect();
+        let made = match self.make(&mut state, register, &missing, now) {
+            Ok(made) => {
+                made.into_iter().map(|made| made.map_err(|error| error_chain(&error))).collect()
+            }
+            Err(error) => vec![Err(error_chain(&error)); missing.len()],
+        };
+        let mut made = made.into_iter();
+        known.into_iter().filter_map(|known| known.map(Ok).or_else(|| made.next())).collect()
+    }
+
+    /// Makes pairs, and keeps them.
+    fn make(
+        &self,
+        state: &mut State,
+        register: &Register,
+        missing: &[&WantedPair],
+        now: u64,
+    ) -> Result<Vec<MadePair>, PairError> {
         if missing.is_empty() {
-            return Ok(known.into_iter().flatten().map(Ok).collect());
+            return Ok(Vec::new());
         }
         if state.pairs.len() + missing.len() > PAIRS_MAX {
             state.pairs.retain(|_, pair| now < pair.renew_at_seconds);
@@ -168,28 +186,30 @@ impl PairStore {
         }
         let requests: Vec<&Request> = missing.iter().map(|wanted| &wanted.request).collect();
         let issued = register.lock()?.issue_all(&requests)?;
+        let last = register.authority().certificate().not_after;
         let made: Vec<MadePair> = missing
             .iter()
             .zip(issued)
             .map(|(wanted, issued)| {
                 let issued = issued?;
                 let end = u64::try_from(issued.certificate.not_after).unwrap_or_default();
-                let left = end.saturating_sub(now) as f64;
+                let left = end.saturating_sub(now);
+                // Another one would end with the authority too.
+                let is_last = issued.certificate.not_after >= last;
+                let part = if is_last { 1.0 } else { wanted.renew_after };
                 Ok(Arc::new(Pair {
                     path: wanted.path.clone(),
                     hostname: wanted.request.name.clone(),
                     made_from: wanted.made_from,
-                    renew_at_seconds: now + (left * wanted.renew_after) as u64,
+                    renew_at_seconds: now + (left as f64 * part) as u64,
                     certificate_pem: issued.certificate_pem,
                     key_pem: issued.key_pem,
                 }))
             })
             .collect();
         let made_now: Vec<Arc<Pair>> = made.iter().flatten().cloned().collect();
-        let renewals = state.renewals;
-        self.keep(&mut state, made_now, renewals, now)?;
-        let mut made = made.into_iter();
-        Ok(known.into_iter().filter_map(|known| known.map(Ok).or_else(|| made.next())).collect())
+        self.keep(state, made_now, self.renewals(), now)?;
+        Ok(made)
     }
 
     /// Has the pairs of these machines made anew when they are next asked for; `None` for all of
@@ -203,16 +223,18 @@ impl PairStore {
         hostnames: Option<&[String]>,
         now: u64,
     ) -> Result<BTreeSet<String>, PairError> {
-        let mut state = locked(&self.state);
+        let hostnames: Option<BTreeSet<&String>> =
+            hostnames.map(|hostnames| hostnames.iter().collect());
         let is_meant = |pair: &&Arc<Pair>| {
-            hostnames.is_none_or(|hostnames| hostnames.contains(&pair.hostname))
+            hostnames.as_ref().is_none_or(|hostnames| hostnames.contains(&pair.hostname))
         };
+        let mut state = locked(&self.state);
         let pairs: Vec<Arc<Pair>> = state.pairs.values().filter(is_meant).cloned().collect();
         let is_later = |pair: &&Arc<Pair>| now < pair.renew_at_seconds;
         let due = |pair: &Arc<Pair>| Arc::new(Pair { renew_at_seconds: 0, ..Pair::clone(pair) });
         let changed: Vec<Arc<Pair>> = pairs.iter().filter(is_later).map(due).collect();
         if !changed.is_empty() {
-            let renewals = state.renewals + 1;
+            let renewals = self.renewals() + 1;
             self.keep(&mut state, changed, renewals, now)?;
         }
         Ok(pairs.iter().map(|pair| pair.hostname.clone()).collect())
@@ -221,7 +243,7 @@ impl PairStore {
     /// Returns how often [`PairStore::renew`] has found pairs, since the file was made.
     #[must_use]
     pub fn renewals(&self) -> u64 {
-        locked(&self.state).renewals
+        self.renewals.load(Ordering::Acquire)
     }
 
     /// Returns when the next pair for `path` is renewed, in seconds since 1970.
@@ -242,12 +264,12 @@ impl PairStore {
         now: u64,
     ) -> Result<(), PairError> {
         let mut lines: String = pairs.iter().map(|pair| line(&Line::Pair(&**pair))).collect();
-        if renewals != state.renewals {
+        if renewals != self.renewals() {
             lines += &renewals_line(renewals);
         }
         append(&self.directory.join(FILE), &lines, 0o600).map_err(PairError::Write)?;
         state.lines += lines.lines().count();
-        state.renewals = renewals;
+        self.renewals.store(renewals, Ordering::Release);
         pairs.into_iter().for_each(|pair| state.take(pair));
         self.shorten(state, now);
         Ok(())
@@ -260,7 +282,7 @@ impl PairStore {
         }
         state.pairs.retain(|_, pair| now < pair.renew_at_seconds);
         let lines = state.pairs.values().map(|pair| line(&Line::Pair(&**pair)));
-        let text: String = lines.chain([renewals_line(state.renewals)]).collect();
+        let text: String = lines.chain([renewals_line(self.renewals())]).collect();
         let content = Content { name: FILE, text: &text, mode: 0o600 };
         match replace_files(&self.directory, &[content]) {
             Ok(()) => state.lines = state.pairs.len() + 1,

@@ -49,6 +49,9 @@ const PREVIEW_LIMIT: Duration = Duration::from_secs(30);
 /// How long it may take to return content, or a machine to take it.
 const CONTENT_LIMIT: Duration = Duration::from_secs(60);
 
+/// Why content is not known that a server has lost.
+const NOT_KEPT: &str = "the filegen-server does not have the content that it has just made";
+
 /// The longest text of a server that is kept for a file, in bytes.
 const WHY_BYTES_MAX: usize = 1_000;
 
@@ -402,6 +405,15 @@ impl ComputedService {
         for (files, (wanted, record)) in
             reply.machines.into_iter().zip(asked.iter().zip(&batch.records))
         {
+            // A certificate must not go to a machine without its key.
+            let is_stored = |file: &GeneratedFile| match file {
+                GeneratedFile::Made(content) => stored.contains_key(&content.id),
+                GeneratedFile::Failed(_) => true,
+            };
+            if !files.iter().all(is_stored) {
+                answers.push(vec![Err(NOT_KEPT.into()); files.len()]);
+                continue;
+            }
             let answer = |file| match file {
                 GeneratedFile::Made(content) => known(&content, wanted.algorithm, *record, &stored),
                 GeneratedFile::Failed(why) => Err(safe_text(&why, WHY_BYTES_MAX).into()),
@@ -576,7 +588,7 @@ fn known(
         Some(StoredContent { since, size_bytes }) => {
             Ok(KnownContent::new(content, record, *size_bytes, *since))
         }
-        None => Err("the filegen-server does not have the content that it has just made".into()),
+        None => Err(NOT_KEPT.into()),
     }
 }
 

@@ -65,8 +65,10 @@ pub async fn run(servers: &Servers, config: &Path) -> Result<Output, ToolError> 
     let set = set.map_err(|source| ToolError::Load { source })?;
     let machines = machines(servers).await?;
     let client = servers.generator(SERVER)?;
-    let present = generators(&client).await?.generators;
-    let (mut changes, compared) = by_version(&present, &set);
+    let present = generators(&client).await?;
+    // Renewals are part of the versions.
+    let set = set.renewed(present.renewals);
+    let (mut changes, compared) = by_version(&present.generators, &set);
     let mut examples = Examples::new();
     for batch in machines.chunks(batch(compared.len())) {
         compare(&client, batch, &set, &compared, &mut changes).await?;

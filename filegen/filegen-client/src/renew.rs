@@ -1,5 +1,7 @@
 //! `filegen-client renew`: has certificates of machines made anew before their time.
 
+use std::collections::BTreeSet;
+
 use api::file_generator::{RenewCertificates, RenewCertificatesReply, RenewCertificatesRequest};
 use daemon::{EXIT_DONE, EXIT_PARTLY};
 use model::display::counted;
@@ -18,7 +20,8 @@ pub async fn run(
     let asked = hostnames.clone().unwrap_or_default();
     let request = RenewCertificatesRequest { hostnames, why };
     let reply = client.call::<RenewCertificates>(&request).await?;
-    let without = asked.iter().filter(|hostname| !reply.hostnames.contains(hostname));
+    let renewed: BTreeSet<&String> = reply.hostnames.iter().collect();
+    let without = asked.iter().filter(|hostname| !renewed.contains(hostname));
     let without: Vec<&str> = without.map(String::as_str).collect();
     if !without.is_empty() {
         eprintln!("warning: no certificates were made for {}", without.join(", "));

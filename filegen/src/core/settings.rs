@@ -372,8 +372,12 @@ impl Table<'_> {
             }
             "mdb" => Kind::Mdb,
             "program" => {
-                let words = self.words("command", "a list: the program and its arguments")?;
+                let expected = "a list: the program and its arguments";
+                let words = self.words("command", expected)?;
                 let mut words = self.need("command", words)?.into_iter();
+                if words.len() == 0 {
+                    return Err(self.at("command", Fault::Type { key: "command", expected }));
+                }
                 let program = words.next().map(PathBuf::from).unwrap_or_default();
                 let (arguments, user) = (words.collect(), self.text("user")?);
                 let (timeout, concurrency) = (self.timeout()?, self.concurrency()?);
@@ -392,7 +396,7 @@ impl Table<'_> {
         })
     }
 
-    /// Returns a list of texts, the first of which is not empty.
+    /// Returns a list of texts, the first of which is not empty, if there is one.
     fn words(
         &self,
         key: &'static str,
@@ -402,7 +406,7 @@ impl Table<'_> {
             let words = value.as_array()?.iter();
             let words = words.map(|word| word.get_ref().as_str().map(str::to_owned));
             let words: Vec<String> = words.collect::<Option<_>>()?;
-            words.first().is_some_and(|program| !program.is_empty()).then_some(words)
+            words.first().is_none_or(|first| !first.is_empty()).then_some(words)
         })
     }
 
@@ -580,6 +584,7 @@ lifetime = "9d"
                 "line 6: `concurrency` must be a number from 1 to 256",
             ),
             (of(pair), "line 2: `key_path` is missing"),
+            (of(&format!("{pair}powers = [\"\"]")), "line 7: `powers` must be a list of methods"),
             (
                 of("kind = \"certificate\"\nauthority = \"a\"\nkey = \"machine\""),
                 "line 6: `key` must be \"server\": filegen-server makes the key",

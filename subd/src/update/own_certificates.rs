@@ -38,6 +38,7 @@ pub struct ChangedCertificates {
 /// What an update makes of one file.
 #[derive(Debug)]
 enum Change {
+    /// It is gone, or something else than a regular file.
     Gone,
     /// The content and the mode; `None` for the present content.
     Becomes(Option<ObjectId>, u32),
@@ -55,7 +56,7 @@ impl OwnCertificates {
     }
 
     /// Returns what an update that `caller` orders makes of the files; `None` if it changes none of
-    /// them, or nothing can be said of them.
+    /// them.
     #[must_use]
     pub fn changed_by(&self, plan: &Plan, caller: &Caller) -> Option<ChangedCertificates> {
         Some(ChangedCertificates {
@@ -66,8 +67,7 @@ impl OwnCertificates {
         })
     }
 
-    /// Returns what a plan makes of the files, by their names; `None` if it changes none of them,
-    /// or one of them becomes something else than a file.
+    /// Returns what a plan makes of the files, by their names; `None` if it changes none of them.
     fn changes(&self, plan: &Plan) -> Option<BTreeMap<&'static str, Change>> {
         let mut changes = BTreeMap::new();
         for (name, _) in FILES {
@@ -89,7 +89,10 @@ impl OwnCertificates {
                     }
                     _ => continue,
                 };
-                let Node::Leaf(Leaf::File(file)) = node else { return None };
+                let Node::Leaf(Leaf::File(file)) = node else {
+                    changes.insert(name, Change::Gone);
+                    continue;
+                };
                 let stays = matches!(operation.action, Action::Change(_));
                 let object = (!stays).then(|| file.object.id());
                 changes.insert(name, Change::Becomes(object, file.metadata.mode));
@@ -111,7 +114,10 @@ impl ChangedCertificates {
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
             match self.changes.get(name) {
                 None => read_file(path),
-                Some(Change::Gone) => Err(failed(io::Error::from(ErrorKind::NotFound))),
+                Some(Change::Gone) => {
+                    let text = "it would not be a regular file any more";
+                    Err(failed(io::Error::new(ErrorKind::NotFound, text)))
+                }
                 Some(Change::Becomes(None, mode)) => {
                     read_file(path).map(|(bytes, _)| (bytes, *mode))
                 }

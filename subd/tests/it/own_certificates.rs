@@ -126,6 +126,13 @@ async fn no_update_of_its_own_certificates_locks_the_dominator_out() {
     let before = machine.files();
     let gone =
         Edit::of(&machine.first, &machine.source).remove(&format!("/{DIRECTORY}/key.pem")).done();
+    let link = Edit::of(&machine.first, &machine.source)
+        .symlink(&format!("/{DIRECTORY}/cert.pem"), "elsewhere.pem")
+        .done();
+    let authority = &machine.authority.certificate().common_name;
+    let zones =
+        format!("[[zone]]\nauthority = '{authority}'\nmethods = ['ObjectServer.*', 'Subd.Poll']\n");
+    let zones = machine.tree(&[("zones.toml", &zones, 0o644)]);
     let all_gone = Edit::of(&machine.first, &machine.source).remove("/etc/dominator").done();
     let key = String::from_utf8(before[2].clone()).unwrap();
     let own = "the new certificate would not be accepted as that of 127.0.0.4: ";
@@ -144,6 +151,8 @@ async fn no_update_of_its_own_certificates_locks_the_dominator_out() {
         (machine.with_pair(&ended), own),
         (machine.with_pair(&of_foreign), own),
         (gone, "key.pem"),
+        (link, "it would not be a regular file any more"),
+        (zones, "it may not call "),
         (all_gone, "cannot be used"),
     ];
     for (want, part) in table {

@@ -63,7 +63,7 @@ pub(super) fn set_time(
     if begin < 0 || end > END_OF_TIME {
         return Err(AuthorityError::Validity { why: "it begins before 1970 or ends after 9999" });
     }
-    if end <= begin {
+    if end <= begin || until.is_some_and(|until| until <= now) {
         let end = model::tree::Time { seconds: end, nanoseconds: 0 };
         return Err(AuthorityError::Expired { end: model::display::utc(end) });
     }

@@ -40,7 +40,7 @@ impl Lab {
 
     fn get(&self, store: &PairStore, hostname: &str, days: u64) -> Arc<Pair> {
         let now = self.now + days * DAY;
-        let made = store.get_or_make(&self.register, &[wanted(hostname)], now).unwrap();
+        let made = store.get_or_make(&self.register, &[wanted(hostname)], now);
         let [Ok(pair)] = &made[..] else { panic!("{made:?}") };
         Arc::clone(pair)
     }
@@ -94,4 +94,39 @@ fn lines_of_no_use_are_removed_when_there_are_many() {
     let store = lab.open();
     assert_eq!([lab.get(&store, "kept", 16), lab.get(&store, "new", 16)], [kept, new]);
     assert_ne!(lab.get(&store, "old", 0), old);
+}
+
+#[test]
+fn what_ends_with_its_authority_is_not_renewed_and_who_has_a_pair_keeps_it() {
+    let mut lab = Lab::new();
+    let lifetime = Duration::from_secs(10 * DAY);
+    let options = AuthorityOptions { lifetime, ..AuthorityOptions::default() };
+    let authority = Authority::create(&options).unwrap();
+    lab.register = Register::create(&lab.directory.path().join("short"), authority).unwrap();
+    let store = lab.open();
+    let pair = lab.get(&store, "web1", 0);
+    let end = lab.register.authority().certificate().not_after;
+    assert_eq!(pair.renew_at_seconds.cast_signed(), end);
+    assert_eq!(lab.get(&store, "web1", 9), pair);
+
+    // What cannot be recorded concerns those that have none yet.
+    fs::remove_dir_all(lab.directory.path().join("short")).unwrap();
+    let wanted = ["web1", "web2"].map(wanted);
+    let made = store.get_or_make(&lab.register, &wanted, lab.now);
+    let [Ok(kept), Err(why)] = &made[..] else { panic!("{made:?}") };
+    assert_eq!(kept, &pair);
+    assert!(why.starts_with("cannot record the certificates of machines: "), "{why}");
+}
+
+#[test]
+fn an_authority_that_has_ended_makes_nothing() {
+    let mut lab = Lab::new();
+    let start = Some(i64::try_from(lab.now).unwrap() - 7_200);
+    let lifetime = Duration::from_secs(7_100);
+    let options = AuthorityOptions { lifetime, start, ..AuthorityOptions::default() };
+    let authority = Authority::create(&options).unwrap();
+    lab.register = Register::create(&lab.directory.path().join("ended"), authority).unwrap();
+    let made = lab.open().get_or_make(&lab.register, &[wanted("web1")], lab.now);
+    let [Err(why)] = &made[..] else { panic!("{made:?}") };
+    assert!(why.starts_with("the authority expired on "), "{why}");
 }

@@ -97,8 +97,8 @@ impl PeerSession {
                 &session.role,
             );
             match judged {
-                Ok(VerifiedPeer { identity, until, is_of_machines: _ }) => {
-                    if identity != *session.identity {
+                Ok(VerifiedPeer { identity, until, is_of_machines }) => {
+                    if (&identity, is_of_machines) != (&*session.identity, session.is_of_machines) {
                         return "what it may do has changed".to_owned();
                     }
                     session.until = until;

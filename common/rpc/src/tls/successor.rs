@@ -6,6 +6,8 @@ use super::credentials::Credentials;
 use super::explain::explain;
 use super::files::{Files, ReadFile, TlsError};
 use super::tls_config::Security;
+use super::trust::VerifiedPeer;
+use api::access::Identity;
 use system::clock::since_epoch;
 
 /// How a caller has shown who it is, and who it takes the server for.
@@ -52,8 +54,17 @@ impl Security {
         let next = Credentials::of(dir, Files::of(dir, read)?)?;
         let now = UnixTime::since_unix_epoch(since_epoch());
         let refused = |error: rustls::Error| SuccessorError::Caller { why: explain(&error) };
-        next.trust.caller(&proof.chain, now).map_err(refused)?;
-        let name = proof.server_name.clone().unwrap_or_else(|| local.to_string());
+        let then = next.trust.caller(&proof.chain, now).map_err(refused)?.identity;
+        if let Ok(VerifiedPeer { identity, .. }) = present.trust.caller(&proof.chain, now) {
+            let methods = api::methods().into_iter();
+            let mut lost = methods
+                .filter(|method| may_call(&identity, method.name) && !may_call(&then, method.name));
+            if let Some(method) = lost.next() {
+                let why = format!("it may not call {} any more", method.name);
+                return Err(SuccessorError::Caller { why });
+            }
+        }
+        let name = proof.server_name.clone().unwrap_or_else(|| local.to_canonical().to_string());
         let own = |credentials: &Credentials| {
             let server_name = ServerName::try_from(name.clone());
             let server_name = server_name.map_err(|error| error.to_string())?;
@@ -65,4 +76,9 @@ impl Security {
             _ => Ok(()),
         }
     }
+}
+
+/// Returns true if a caller has the power to call a method, and its authority may vouch for that.
+fn may_call(identity: &Identity, method: &str) -> bool {
+    identity.powers.has(method) && identity.zone.as_ref().is_none_or(|zone| zone.has(method))
 }

@@ -54,7 +54,8 @@ pub fn get_generators() -> (GetGeneratorsRequest, GetGeneratorsReply) {
         version: blake3(0x66),
         is_secret: true,
     };
-    let generators = Generators { generators: vec![generator], error: "line 3: no such".into() };
+    let (generators, error) = (vec![generator], "line 3: no such".to_owned());
+    let generators = Generators { generators, error, renewals: 2 };
     let request = GetGeneratorsRequest { have: Some(blake3(0x11)), wait_ms: 60_000 };
     (request, GetGeneratorsReply { version: blake3(0x22), generators: Some(generators) })
 }
