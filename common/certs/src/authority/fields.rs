@@ -63,7 +63,8 @@ pub(super) fn set_time(
     if begin < 0 || end > END_OF_TIME {
         return Err(AuthorityError::Validity { why: "it begins before 1970 or ends after 9999" });
     }
-    if end <= begin || until.is_some_and(|until| until <= now) {
+    let is_over = start.is_none() && until.is_some_and(|until| until <= now);
+    if end <= begin || is_over {
         let end = model::tree::Time { seconds: end, nanoseconds: 0 };
         return Err(AuthorityError::Expired { end: model::display::utc(end) });
     }
