@@ -170,7 +170,7 @@ impl VersionHasher {
 }
 
 /// All generators in force: one configuration with all of its files.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct GeneratorSet {
     pub by_path: BTreeMap<TreePath, Arc<LoadedGenerator>>,
     /// The configuration file.
@@ -195,7 +195,7 @@ impl GeneratorSet {
         };
         let by_path = self.by_path.iter();
         let by_path = by_path.map(|(path, generator)| (path.clone(), renewed(generator))).collect();
-        Self { by_path, file: self.file.clone(), renewals: renewals.max(self.renewals) }
+        Self { by_path, file: self.file.clone(), renewals }
     }
 
     /// Returns what callers are told, sorted by path.

@@ -90,8 +90,8 @@ type Made = Result<GeneratedContent, String>;
 /// Tells those that wait for a program or web server what became of it.
 type Work = watch::Receiver<Option<Made>>;
 
-/// Certificates with their keys, or why there are none: by path, and by the index of the machine in
-/// the request.
+/// The certificates with their keys that a request needs, or errors: by path, and by the index of
+/// the machine in the request.
 type Pairs = BTreeMap<TreePath, BTreeMap<usize, Result<Arc<Pair>, String>>>;
 
 /// The state of filegen-server.
@@ -223,7 +223,7 @@ impl Service {
     pub fn take(&self, set: Result<GeneratorSet, LoadError>) {
         let (before, new) = self.publish(|before| match set {
             Ok(set) => (set, String::new()),
-            Err(error) => (before.set.renewed(0), error_chain(&error)),
+            Err(error) => (GeneratorSet::clone(&before.set), error_chain(&error)),
         });
         if !new.error.is_empty() {
             tracing::error!("the former generators stay in force: {}", new.error);
@@ -264,7 +264,7 @@ impl Service {
     /// If that cannot be kept.
     pub fn renew(&self, hostnames: Option<&[String]>) -> Result<BTreeSet<String>, PairError> {
         let renewed = self.pairs.renew(hostnames, self.now().wall_seconds)?;
-        self.publish(|before| (before.set.renewed(0), before.error.clone()));
+        self.publish(|before| (GeneratorSet::clone(&before.set), before.error.clone()));
         Ok(renewed)
     }
 
@@ -561,6 +561,7 @@ impl Service {
     }
 }
 
+/// Returns the content of the file that is this part of a pair.
 fn content_of(pair: &Pair, part: PairPart) -> Arc<Content> {
     let text = match part {
         PairPart::Certificate => &pair.certificate_pem,

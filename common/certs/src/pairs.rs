@@ -35,7 +35,7 @@ const SURPLUS_LINES: usize = 1_000;
 pub struct Pair {
     /// The path that the certificate is for, on the machine.
     path: String,
-    /// The machine.
+    /// The host name of the machine.
     hostname: String,
     /// The digest of all that decides what the certificate says.
     made_from: ObjectId,
@@ -87,9 +87,6 @@ pub enum PairError {
     #[error("cannot record the certificates of machines")]
     Register(#[from] RegisterError),
 }
-
-/// What was made for one machine: a pair, or why there is none.
-type MadePair = Result<Arc<Pair>, AuthorityError>;
 
 /// The pairs that were made.
 #[derive(Debug)]
@@ -143,9 +140,9 @@ impl PairStore {
         Ok(Self { directory: directory.to_owned(), state, renewals })
     }
 
-    /// Returns for each of `wanted` the pair that was made, or makes one with `register` if there
-    /// is none for the same request or it is to be renewed; or says why there is none. `now` is in
-    /// seconds since 1970.
+    /// Returns a pair for each of `wanted`, or the text of an error: the pair that was made for the
+    /// same request, unless it is to be renewed, or else one that is made now with `register`.
+    /// `now` is in seconds since 1970. Blocks.
     pub fn get_or_make(
         &self,
         register: &Register,
@@ -174,7 +171,7 @@ impl PairStore {
         register: &Register,
         missing: &[&WantedPair],
         now: u64,
-    ) -> Result<Vec<MadePair>, PairError> {
+    ) -> Result<Vec<Result<Arc<Pair>, AuthorityError>>, PairError> {
         if missing.is_empty() {
             return Ok(Vec::new());
         }
@@ -187,7 +184,7 @@ impl PairStore {
         let requests: Vec<&Request> = missing.iter().map(|wanted| &wanted.request).collect();
         let issued = register.lock()?.issue_all(&requests)?;
         let last = register.authority().certificate().not_after;
-        let made: Vec<MadePair> = missing
+        let made: Vec<Result<Arc<Pair>, AuthorityError>> = missing
             .iter()
             .zip(issued)
             .map(|(wanted, issued)| {

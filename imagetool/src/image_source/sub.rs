@@ -88,7 +88,9 @@ impl SubReader {
         let mut reads = 0;
         loop {
             let reply = self.poll().await?;
-            let is_new = reply.counters.metadata_passes > before && reply.scanned;
+            // The first pass that ends may have begun before the call, and not seen what had been
+            // changed by then.
+            let is_new = reply.counters.metadata_passes > before + 1 && reply.scanned;
             if let Some(scan) = reply.scan.filter(|_| is_new) {
                 match self.reader.from_sub(&self.client, scan.root, None).await {
                     Err(TreeReadError::Changed) if reads < READS_MAX => reads += 1,
