@@ -85,9 +85,14 @@ impl SubReader {
         self.client.call_within::<ScanNow>(&request, CALL_TIMEOUT).await?;
         let deadline = Instant::now() + SCAN_TIMEOUT;
         meter.start("Scanning", Unit::Items, None);
-        let mut reads = 0;
+        let (mut reads, mut is_ordered_again) = (0, false);
         loop {
             let reply = self.poll().await?;
+            if reply.counters.metadata_passes > before && !is_ordered_again {
+                // An order is for one pass.
+                self.client.call_within::<ScanNow>(&request, CALL_TIMEOUT).await?;
+                is_ordered_again = true;
+            }
             // The first pass that ends may have begun before the call, and not seen what had been
             // changed by then.
             let is_new = reply.counters.metadata_passes > before + 1 && reply.scanned;
