@@ -217,7 +217,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Reads the object, at most `bytes_max` bytes and one of it.
+    /// Reads the object. Of one that has more than `bytes_max` bytes, only so many and one more are
+    /// read.
     pub fn read(&self, id: &ObjectId, bytes_max: u64) -> Result<Vec<u8>, CacheError> {
         self.check(id)?;
         let fail = |source| CacheError::Content { operation: "read", id: *id, source };
