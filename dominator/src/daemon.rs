@@ -318,6 +318,7 @@ pub async fn run(
     until_stop(unused::forget_regularly(Arc::clone(&shared)).boxed());
     tracker.spawn(Arc::clone(&shared.claim_service).run(stop.clone()));
     until_stop(Arc::clone(&shared.computed).clean_regularly().boxed());
+    until_stop(Arc::clone(&shared.computed).advance_regularly().boxed());
     tracker.spawn(Arc::clone(&shared.identities).save_behind(stop.clone()));
     tracker.spawn(Arc::clone(&shared.images).save_known(stop.clone()));
     tracker.spawn(Arc::clone(&fleet).save_mdb_again());
@@ -369,6 +370,7 @@ fn share(
     let store = state.open_computed()?;
     let (secured, asking) = (security.clone(), tracker.clone());
     let computed = ComputedService::new(store, clock, secured, asking, stop.clone())?;
+    computed.set_limits(claims.failures);
     let holder = HoldMachineRequest { dominator: name(&state), start: random() };
     Ok(Shared {
         security: security.clone(),

@@ -20,6 +20,7 @@ use super::core::selection::Selector;
 use super::core::settings::{Definition, Kind, Url};
 use super::core::templates::Template;
 use super::outside::Program;
+use super::revisions::Kept;
 
 /// A machine that files are made for. Its record is converted once for all files.
 #[derive(Debug)]
@@ -198,14 +199,25 @@ impl GeneratorSet {
         Self { by_path, file: self.file.clone(), renewals }
     }
 
-    /// Returns what callers are told, sorted by path.
+    /// Returns the version of each generator.
     #[must_use]
-    pub fn described(&self) -> Vec<Generator> {
+    pub fn versions(&self) -> BTreeMap<TreePath, ObjectId> {
+        let versions = self.by_path.iter();
+        versions.map(|(path, generator)| (path.clone(), generator.version)).collect()
+    }
+
+    /// Returns what callers are told, sorted by path. `kept` has the revisions.
+    #[must_use]
+    pub fn described(&self, kept: &Kept) -> Vec<Generator> {
         let describe = |generator: &Arc<LoadedGenerator>| Generator {
             path: generator.definition.path.clone(),
             kind: generator.definition.kind.name().to_owned(),
             version: generator.version,
             is_secret: generator.definition.is_secret,
+            revision: kept
+                .generators
+                .get(&generator.definition.path)
+                .map_or(0, |(_, revision)| *revision),
         };
         self.by_path.values().map(describe).collect()
     }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use api::fault::{Fault, FaultCode};
 use api::file_generator::{
     GENERATORS_WAIT_MS_MAX, Generate, GetContents, GetGenerators, GetGeneratorsReply,
-    GetGeneratorsRequest, GetSecrets, RenewCertificates, RenewCertificatesReply,
-    RenewCertificatesRequest,
+    GetGeneratorsRequest, GetSecrets, OrderRevision, OrderRevisionReply, OrderRevisionRequest,
+    RenewCertificates, RenewCertificatesReply, RenewCertificatesRequest,
 };
 use askama::Template;
 use model::display::{ago, error_chain, rough_duration, size, utc};
@@ -57,6 +57,15 @@ pub fn methods(router: Router<Arc<Service>>, stop: &CancellationToken) -> Router
             let renewed = renewed.map_err(|error| internal(&error))?;
             let hostnames = renewed.map_err(|error| internal(&error))?.into_iter().collect();
             Ok(RenewCertificatesReply { hostnames })
+        })
+        .method::<OrderRevision, _>(async |service: Arc<Service>, caller, request| {
+            caller.refuse_machines(NOT_FOR_MACHINES)?;
+            let OrderRevisionRequest { revision, stopped, why: _ } = request;
+            let order = move || service.order_revision(revision, stopped.as_deref());
+            let ordered = tokio::task::spawn_blocking(order).await;
+            let ordered =
+                ordered.map_err(|error| Fault::new(FaultCode::Internal, error_chain(&error)))?;
+            Ok(OrderRevisionReply { number: ordered? })
         })
         .method::<GetGenerators, _>(move |service, caller, request| {
             let stop = stop.clone();
@@ -162,7 +171,9 @@ pub fn pages(router: Router<Arc<Service>>, frame: Frame) -> Router<Arc<Service>>
 struct StatusPage {
     error: String,
     file: String,
-    version: String,
+    revision: u64,
+    /// The stopped revisions, and why.
+    stopped: Vec<String>,
     kept: String,
     rows: Vec<Row>,
 }
@@ -207,10 +218,15 @@ fn body(service: &Service, now: Time) -> String {
             }),
         }
     };
+    let stopped = published.kept.orders.values().rev().filter_map(|order| {
+        let why = order.stopped.as_ref()?;
+        Some(format!("revision {} has stopped: {why}", order.revision))
+    });
     let page = StatusPage {
         error: published.error.clone(),
         file: published.set.file.display().to_string(),
-        version: published.public_version().to_string(),
+        revision: published.kept.revision,
+        stopped: stopped.collect(),
         kept: size(service.content_bytes() as u64),
         rows: published.set.by_path.values().map(row).collect(),
     };

@@ -5,7 +5,7 @@
 //! [`core::contents`] keeps it, [`core::results`] knows what programs and web servers gave.
 //! [`loading`] reads the configuration with all of its files as one set of [`generators`],
 //! [`watching`] takes changes, [`outside`] asks programs and web servers,
-//! [`service`] answers the methods of [`interface`].
+//! [`revisions`] numbers what is in force, [`service`] answers the methods of [`interface`].
 //!
 //! # Invariants
 //!
@@ -29,6 +29,7 @@ pub mod generators;
 pub mod interface;
 pub mod loading;
 pub mod outside;
+pub mod revisions;
 pub mod service;
 pub mod watching;
 
@@ -46,11 +47,13 @@ use daemon::{
 use rpc::audit_log::{AuditArgs, AuditError, AuditLog};
 use rpc::page_frame::{Frame, PageArgs};
 use rpc::server::{CallerArgs, Router, serve};
+use system::durable::DurableError;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::core::settings::KEY;
 use crate::loading::{LoadError, load};
+use crate::revisions::Revisions;
 use crate::service::Service;
 use crate::watching::Watcher;
 
@@ -86,7 +89,8 @@ pub struct Arguments {
     #[arg(long, value_name = "ADDR", default_value = "[::]:6972")]
     pub listen: String,
 
-    /// Directory for the audit log, and for certificates of machines with their keys
+    /// Directory for the audit log, the numbers of content revisions, and the certificates of
+    /// machines with their keys
     #[arg(long, value_name = "DIR", default_value = "/var/lib/filegen-server")]
     pub state: PathBuf,
 
@@ -141,6 +145,8 @@ pub enum StartError {
     Audit(#[from] AuditError),
     #[error(transparent)]
     Pairs(#[from] PairError),
+    #[error("cannot keep the number of the content revision")]
+    Revisions(#[from] DurableError),
     #[error("cannot listen")]
     Listen { source: ListenError },
 }
@@ -168,7 +174,8 @@ pub async fn run(
     let bytes_max = (arguments.content_cache as usize) << 20;
     let pairs = PairStore::open(&arguments.state)?;
     let (audits, tracker) = (audit.clone(), tasks.clone());
-    let service = Service::new(set, bytes_max, pairs, audits, tracker, stop.clone());
+    let kept = (pairs, Revisions::open(&arguments.state));
+    let service = Service::new(set, bytes_max, kept, audits, tracker, stop.clone())?;
     tasks.spawn(Watcher::new(file, taken, Arc::clone(&service)).run(stop.clone()));
     let router = Router::new(NAME, &security)
         .metrics(|registry| interface::register_metrics(registry, &service))

@@ -18,6 +18,7 @@ use model::path::TreePath;
 use model::tree::Time;
 use rpc::audit_log::AuditLog;
 use system::clock::{since_epoch, wall};
+use system::durable::DurableError;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
@@ -29,6 +30,7 @@ use super::core::results::{Known, Now, ResultKey, Results};
 use super::generators::{GeneratorSet, LoadedGenerator, Maker, PairIssuer, Subject};
 use super::loading::LoadError;
 use super::outside::{Answer, ask};
+use super::revisions::{Kept, Revisions};
 
 /// How long a request waits for programs and web servers. Callers wait 30 s.
 const OUTSIDE_WAIT: Duration = Duration::from_secs(20);
@@ -41,11 +43,13 @@ pub struct Published {
     pub set: Arc<GeneratorSet>,
     /// Why the newest configuration is not in force; empty if it is.
     pub error: String,
+    /// The revisions.
+    pub kept: Arc<Kept>,
 }
 
 impl Published {
-    fn new(set: Arc<GeneratorSet>, error: String) -> Self {
-        let mut published = Self { version: Algorithm::Blake3.digest(b""), set, error };
+    fn new(set: Arc<GeneratorSet>, error: String, kept: Arc<Kept>) -> Self {
+        let mut published = Self { version: Algorithm::Blake3.digest(b""), set, error, kept };
         published.version = digest(&published.told());
         published
     }
@@ -53,20 +57,14 @@ impl Published {
     /// Returns what callers are told.
     #[must_use]
     pub fn told(&self) -> Generators {
-        let (generators, renewals) = (self.set.described(), self.set.renewals);
-        Generators { generators, error: self.error.clone(), renewals }
-    }
-
-    /// Returns the digest of what callers are told of generators that make no secrets. If there are
-    /// no others, it is the version.
-    ///
-    /// The version of a generator is a plain digest of what it makes files from, so that a short
-    /// secret can be guessed from it, and from a digest of it.
-    #[must_use]
-    pub fn public_version(&self) -> ObjectId {
-        let mut told = self.told();
-        told.generators.retain(|generator| !generator.is_secret);
-        digest(&told)
+        Generators {
+            generators: self.set.described(&self.kept),
+            error: self.error.clone(),
+            renewals: self.set.renewals,
+            numbering: self.kept.numbering,
+            revision: self.kept.revision,
+            orders: self.kept.orders.values().cloned().collect(),
+        }
     }
 }
 
@@ -98,10 +96,13 @@ type Pairs = BTreeMap<TreePath, BTreeMap<usize, Result<Arc<Pair>, String>>>;
 #[derive(Debug)]
 pub struct Service {
     published: watch::Sender<Arc<Published>>,
+    /// Locked while other generators are put in force, so that readers wait for no disk.
+    publishing: Mutex<()>,
     contents: Mutex<Contents>,
     results: Mutex<Results<Work>>,
     statistics: Mutex<BTreeMap<TreePath, Statistics>>,
     pairs: PairStore,
+    revisions: Revisions,
     /// Limits rendering to the processors.
     renderers: Arc<Semaphore>,
     audit: AuditLog,
@@ -156,30 +157,37 @@ impl Drop for Making {
 
 impl Service {
     /// Returns a service with the generators `set`, which keeps `bytes_max` bytes of content, and
-    /// `pairs` for good.
-    #[must_use]
+    /// pairs and the numbers of revisions for good.
+    ///
+    /// # Errors
+    ///
+    /// If the number of the revision cannot be kept.
     pub fn new(
         set: GeneratorSet,
         bytes_max: usize,
-        pairs: PairStore,
+        (pairs, revisions): (PairStore, Revisions),
         audit: AuditLog,
         tasks: TaskTracker,
         stop: CancellationToken,
-    ) -> Arc<Self> {
+    ) -> Result<Arc<Self>, DurableError> {
         let set = Arc::new(set.renewed(pairs.renewals()));
+        revisions.number(&set.versions())?;
+        let published = Published::new(set, String::new(), revisions.kept());
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        Arc::new(Self {
-            published: watch::Sender::new(Arc::new(Published::new(set, String::new()))),
+        Ok(Arc::new(Self {
+            published: watch::Sender::new(Arc::new(published)),
+            publishing: Mutex::default(),
             contents: Mutex::new(Contents::new(bytes_max)),
             results: Mutex::default(),
             statistics: Mutex::default(),
             pairs,
+            revisions,
             renderers: Arc::new(Semaphore::new(processors)),
             audit,
             start: Instant::now(),
             tasks,
             stop,
-        })
+        }))
     }
 
     /// Watches the generators in force.
@@ -229,8 +237,9 @@ impl Service {
             tracing::error!("the former generators stay in force: {}", new.error);
         } else if new.version != before.version {
             let count = new.set.by_path.len();
-            tracing::info!(generators = count, version = %new.version, "generators are in force");
-            let arguments = format!("generators={count} version={}", new.version);
+            let revision = new.kept.revision;
+            tracing::info!(generators = count, revision, "generators are in force");
+            let arguments = format!("generators={count} revision={revision}");
             let why = "the configuration or a file that it names changed";
             self.audit.record_decision("load-generators", &arguments, why);
             let used: BTreeSet<ObjectId> =
@@ -245,15 +254,20 @@ impl Service {
         &self,
         change: impl FnOnce(&Published) -> (GeneratorSet, String),
     ) -> (Arc<Published>, Arc<Published>) {
-        let mut before = None;
-        self.published.send_modify(|published| {
-            let (set, error) = change(published);
-            let set = set.renewed(self.pairs.renewals());
-            let new = Arc::new(Published::new(Arc::new(set), error));
-            before = Some(std::mem::replace(published, new));
-        });
-        let new = self.published.borrow().clone();
-        (before.unwrap_or_else(|| Arc::clone(&new)), new)
+        let _publishing = locked(&self.publishing);
+        let before = Arc::clone(&self.published.borrow());
+        let (set, error) = change(&before);
+        let set = set.renewed(self.pairs.renewals());
+        let (set, error) = match self.revisions.number(&set.versions()) {
+            Ok(()) => (Arc::new(set), error),
+            Err(error) => {
+                let why = "the number of the content revision cannot be kept";
+                (Arc::clone(&before.set), format!("{why}: {}", error_chain(&error)))
+            }
+        };
+        let new = Arc::new(Published::new(set, error, self.revisions.kept()));
+        self.published.send_replace(Arc::clone(&new));
+        (before, new)
     }
 
     /// Has the certificates of these machines made anew, or of all. Returns the machines that have
@@ -266,6 +280,25 @@ impl Service {
         let renewed = self.pairs.renew(hostnames, self.now().wall_seconds)?;
         self.publish(|before| (GeneratorSet::clone(&before.set), before.error.clone()));
         Ok(renewed)
+    }
+
+    /// Stops a content revision, for this reason, or resumes it. Returns the number of the order.
+    /// Blocks.
+    ///
+    /// # Errors
+    ///
+    /// If there was no such revision, or that cannot be kept.
+    pub fn order_revision(&self, revision: u64, stopped: Option<&str>) -> Result<u64, Fault> {
+        let newest = self.revisions.kept().revision;
+        if revision == 0 || revision > newest {
+            let text = format!("there is no content revision {revision}: the newest is {newest}");
+            return Err(Fault::new(FaultCode::NotFound, text));
+        }
+        let number = self.revisions.order(revision, stopped);
+        let number =
+            number.map_err(|error| Fault::new(FaultCode::Internal, error_chain(&error)))?;
+        self.publish(|before| (GeneratorSet::clone(&before.set), before.error.clone()));
+        Ok(number)
     }
 
     /// Makes files.
@@ -599,7 +632,8 @@ mod tests {
         let set = GeneratorSet::default();
         let directory = tempfile::tempdir().unwrap();
         let pairs = PairStore::open(directory.path()).unwrap();
-        let service = Service::new(set, 1 << 20, pairs, AuditLog::none(), tasks, stop);
+        let kept = (pairs, Revisions::open(directory.path()));
+        let service = Service::new(set, 1 << 20, kept, AuditLog::none(), tasks, stop).unwrap();
         let digest = Algorithm::Blake3.digest(b"");
         let definition = Definition {
             path: TreePath::new("/key").unwrap(),

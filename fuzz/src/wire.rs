@@ -75,6 +75,8 @@ pub const METHODS: &[Decoders] = decoders![
     dominator::orders::Trust,
     dominator::orders::AcceptImage,
     dominator::orders::ResumeImage,
+    dominator::content::ListContentChanges,
+    dominator::content::OrderContentChange,
     dominator::mdb::ShowMdb,
     dominator::mdb::AcceptMdb,
     dominator::events::ListEvents,
@@ -117,6 +119,7 @@ pub const METHODS: &[Decoders] = decoders![
     file_generator::GetContents,
     file_generator::GetSecrets,
     file_generator::GetGenerators,
+    file_generator::OrderRevision,
     file_generator::RenewCertificates,
 ];
 

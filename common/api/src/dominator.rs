@@ -1,5 +1,6 @@
 //! `Dominator`: the methods that operators call at the controller.
 
+pub mod content;
 pub mod events;
 pub mod explain;
 pub mod kept_files;

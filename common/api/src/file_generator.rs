@@ -190,6 +190,27 @@ pub struct Generators {
     /// generators.
     #[serde(with = "model::json::large_number")]
     pub renewals: u64,
+    /// A random number that is made when numbers of revisions begin anew.
+    #[serde(with = "model::json::large_number")]
+    pub numbering: u64,
+    /// The number of the content revision in force: all that decides the content of files. Each
+    /// other set of versions has a higher number.
+    #[serde(with = "model::json::large_number")]
+    pub revision: u64,
+    /// The last order about each revision that had one, sorted by revision.
+    pub orders: Vec<RevisionOrder>,
+}
+
+/// Whether machines may get the content of a revision.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RevisionOrder {
+    #[serde(with = "model::json::large_number")]
+    pub revision: u64,
+    /// Counts the orders of the server: of two about one revision the higher holds.
+    #[serde(with = "model::json::large_number")]
+    pub number: u64,
+    /// Why no machine may get its content; `None` if it was resumed.
+    pub stopped: Option<String>,
 }
 
 /// What makes the content of one path.
@@ -201,6 +222,9 @@ pub struct Generator {
     /// Another one means that the same machine may get other content.
     pub version: ObjectId,
     pub is_secret: bool,
+    /// The content revision since which it has this version.
+    #[serde(with = "model::json::large_number")]
+    pub revision: u64,
 }
 
 impl Method for GetGenerators {
@@ -244,5 +268,41 @@ impl Method for RenewCertificates {
             None => details.with("machines", "all"),
             Some(hostnames) => details.with_list("machines", hostnames),
         }
+    }
+}
+
+/// Stops or resumes a content revision for all dominators.
+pub enum OrderRevision {}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OrderRevisionRequest {
+    #[serde(with = "model::json::large_number")]
+    pub revision: u64,
+    /// Why no machine may get its content; `None` to resume it.
+    pub stopped: Option<String>,
+    /// Why this is ordered, for the audit log.
+    pub why: String,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OrderRevisionReply {
+    /// The number of the order; see [`RevisionOrder::number`].
+    #[serde(with = "model::json::large_number")]
+    pub number: u64,
+}
+
+impl Method for OrderRevision {
+    const NAME: &'static str = "FileGenerator.OrderRevision";
+    const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Changes;
+    type Request = OrderRevisionRequest;
+    type Reply = OrderRevisionReply;
+
+    fn audit_details(request: &Self::Request) -> CallDetails {
+        let order = if request.stopped.is_some() { "stop" } else { "resume" };
+        CallDetails::default()
+            .with("revision", request.revision)
+            .with("order", order)
+            .why(&request.why)
     }
 }

@@ -110,6 +110,8 @@ pub fn methods() -> Vec<MethodInfo> {
         MethodInfo::of::<dominator::orders::Trust>(),
         MethodInfo::of::<dominator::orders::AcceptImage>(),
         MethodInfo::of::<dominator::orders::ResumeImage>(),
+        MethodInfo::of::<dominator::content::ListContentChanges>(),
+        MethodInfo::of::<dominator::content::OrderContentChange>(),
         MethodInfo::of::<dominator::mdb::ShowMdb>(),
         MethodInfo::of::<dominator::mdb::AcceptMdb>(),
         MethodInfo::of::<dominator::events::ListEvents>(),
@@ -136,6 +138,7 @@ pub fn methods() -> Vec<MethodInfo> {
         MethodInfo::of::<file_generator::GetSecrets>(),
         MethodInfo::of::<file_generator::GetGenerators>(),
         MethodInfo::of::<file_generator::RenewCertificates>(),
+        MethodInfo::of::<file_generator::OrderRevision>(),
         MethodInfo::of::<mdb::GetMdb>(),
         reserve("MdbServer.GetMdbUpdates", Authenticated),
     ];

@@ -117,6 +117,7 @@ impl Set {
                 "FileGenerator.GetContents",
                 "FileGenerator.GetGenerators",
                 "FileGenerator.GetSecrets",
+                "FileGenerator.OrderRevision",
                 "ImageServer.GetImage",
                 // It plans for machines of private images, and so reads them.
                 "ImageServer.GetPrivateDirectories",
@@ -158,6 +159,7 @@ impl Set {
             Self::Operator => {
                 let orders: &[&str] = &[
                     "Dominator.*",
+                    "FileGenerator.OrderRevision",
                     "FileGenerator.RenewCertificates",
                     "Subd.Pause",
                     "Subd.PreviewScan",

@@ -3,6 +3,7 @@
 mod audit;
 mod backup;
 mod cert;
+mod content;
 mod database;
 mod events;
 mod lasting_orders;
@@ -19,6 +20,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use api::dominator::Status;
+use api::dominator::content::ContentChangeId;
 use api::fault::FaultCode;
 use api::method::Method;
 use clap::{Parser, Subcommand};
@@ -94,6 +96,17 @@ enum Command {
     MachineOrder(machine_orders::Command),
     /// List the images whose rollout was stopped automatically after too many failures
     ListStopped,
+    /// Show the changes of the content of computed files, and stop, undo or hasten them
+    ///
+    /// Other content than machines have goes to a few first machines: 3, or 0.1 % of all. When it
+    /// is verified there and the health check of the image has passed, it goes to the others. At
+    /// the third failure it is stopped and undone. A change is what a new revision of a
+    /// filegen-server makes different, HOST:PORT/NUMBER, or what else changed the content of one
+    /// path, HOST:PORT/PATH.
+    Computed {
+        #[command(subcommand)]
+        command: content::Command,
+    },
     /// Show the machine database, and accept one that is held
     Mdb {
         #[command(subcommand)]
@@ -253,6 +266,8 @@ enum ToolError {
     Call(#[from] CallError),
     #[error(transparent)]
     File(#[from] MdbFileError),
+    #[error("no change of content {id} is known: domtool computed list")]
+    NoChange { id: ContentChangeId },
     #[error("protocol error: the dominator returned a held machine database without its digest")]
     NoNotice,
     #[error("cannot write the backup {}", path.display())]
@@ -320,6 +335,7 @@ async fn run_command(
         Command::Order(command) => orders::run(client, format, command).await,
         Command::MachineOrder(command) => machine_orders::run(client, format, command).await,
         Command::ListStopped => status::list_stopped(client, format).await,
+        Command::Computed { command } => content::run(client, format, command).await,
         Command::Mdb { command } => machine_database::run(client, format, command).await,
         Command::Events(arguments) => events::list(client, format, arguments).await,
         Command::Audit(arguments) => events::audit(client, format, arguments).await,

@@ -39,6 +39,9 @@ pub const OTHER_DOMINATOR: &str = "other-dominator";
 /// The kind of the alarm that computed files could not be made again.
 pub const COMPUTED_FILES: &str = "computed-files";
 
+/// The kind of the alarm that a change of the content of computed files is stopped.
+pub const CONTENT_STOPPED: &str = "content-stopped";
+
 /// How many begun alarms, and how many ended ones, one report lists.
 const LISTED_MAX: usize = 100;
 

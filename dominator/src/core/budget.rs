@@ -41,8 +41,10 @@ pub struct ClaimantId(pub u64);
 pub enum UpdateClass {
     /// Restores the image that the machine already has, or retries a failed update.
     Repair,
-    /// Brings a machine to another image.
+    /// Brings a machine to another image, or to other content of computed files.
     Rollout,
+    /// Brings a machine renewed certificates. It needs no place.
+    Renewal,
 }
 
 /// How disruptive an update is.
@@ -100,7 +102,7 @@ impl LimitScope {
         match class {
             _ if self.places.is_common() => self.places.all,
             UpdateClass::Repair => self.places.repairs,
-            UpdateClass::Rollout => self.places.all - self.places.repairs,
+            UpdateClass::Rollout | UpdateClass::Renewal => self.places.all - self.places.repairs,
         }
     }
 
@@ -225,7 +227,9 @@ impl Budget {
             let demand = self.claims[&claimant].demand.clone();
             self.release(claimant);
             self.insert(claimant, demand, true);
-            self.last_class = class;
+            if class != UpdateClass::Renewal {
+                self.last_class = class;
+            }
             granted.push(claimant);
         }
         granted
@@ -277,7 +281,7 @@ impl Budget {
         let share = match group.class {
             _ if full.places.is_common() => "allows at once",
             UpdateClass::Repair => "keeps for repairs",
-            UpdateClass::Rollout => "allows at once beside repairs",
+            UpdateClass::Rollout | UpdateClass::Renewal => "allows at once beside repairs",
         };
         let used = counted(used.into(), "machine");
         format!("{used} under way of the {places} that {flag} {share}; {position}")
@@ -324,9 +328,11 @@ impl Budget {
         };
         let order = match self.last_class {
             UpdateClass::Repair => [UpdateClass::Rollout, UpdateClass::Repair],
-            UpdateClass::Rollout => [UpdateClass::Repair, UpdateClass::Rollout],
+            UpdateClass::Rollout | UpdateClass::Renewal => {
+                [UpdateClass::Repair, UpdateClass::Rollout]
+            }
         };
-        order.into_iter().find_map(|class| {
+        [UpdateClass::Renewal].into_iter().chain(order).find_map(|class| {
             let grantable = heads(class).filter(|(head, group)| {
                 (is_open || group.scopes.is_empty())
                     && group
@@ -357,7 +363,10 @@ impl Budget {
         if let Some(group) = self.group_index.get(&key) {
             return *group;
         }
-        let mut scopes = self.scopes_of(Impact::Plain, location);
+        let mut scopes = match demand.class {
+            UpdateClass::Renewal => Vec::new(),
+            UpdateClass::Repair | UpdateClass::Rollout => self.scopes_of(Impact::Plain, location),
+        };
         if demand.impact == Impact::High {
             scopes.extend(self.scopes_of(Impact::High, location));
         }

@@ -2,7 +2,8 @@
 //!
 //! Content is asked for when nothing is known of it, when the record of the machine or the
 //! generator of the path has changed since it was made, and when it is no longer valid. When the
-//! server fails, known content stays in use.
+//! server fails, known content stays in use. Other content than a machine has is used when
+//! [`rollout`] lets it.
 //!
 //! # Invariants
 //!
@@ -10,13 +11,17 @@
 //! * A failure never removes known content.
 // tidy: core
 
+mod changes;
+pub mod rollout;
+
 use core::time::Duration;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use api::codec::{Encoding, encode};
+use api::dominator::content::{ContentCause, ContentChangeId};
 use api::file_generator::{
-    FILES_MAX, GenerateRequest, GeneratedContent, MACHINES_MAX, WantedFiles,
+    FILES_MAX, GenerateRequest, GeneratedContent, Generators, MACHINES_MAX, WantedFiles,
 };
 use model::backoff::{doubled, jittered};
 use model::image::ComputedRule;
@@ -27,7 +32,12 @@ use model::path::TreePath;
 use model::tree::Time;
 use serde::{Deserialize, Serialize};
 
+use crate::core::image_breaker::FailureLimits;
 use crate::core::timing::{HOLD_LONGEST, Now, RETRY_FIRST};
+
+use changes::Changes;
+pub use changes::StoredChange;
+use rollout::{ChangedContent, ContentUpdate, Standing, Trial};
 
 /// The shortest time between two questions for the same file, whatever the server says.
 const VALID_SHORTEST: Duration = Duration::from_secs(5);
@@ -83,14 +93,55 @@ impl KnownContent {
     }
 }
 
+/// The content of one computed file of one machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Contents {
+    /// What the machine is to have.
+    used: Option<KnownContent>,
+    /// What it is to have later.
+    next: Option<Box<ChangedContent>>,
+    /// What it had before the last change.
+    former: Option<Box<ChangedContent>>,
+}
+
+impl Contents {
+    /// Returns what was made last.
+    fn newest(&self) -> Option<&KnownContent> {
+        self.next.as_ref().map(|next| &next.content).or(self.used.as_ref())
+    }
+
+    fn all(&self) -> impl Iterator<Item = &KnownContent> {
+        let changed = [&self.next, &self.former].into_iter().flatten();
+        self.used.iter().chain(changed.map(|changed| &changed.content))
+    }
+
+    /// Forgets content that is not wanted. Returns true if there was some.
+    fn retain(&mut self, is_wanted: impl Fn(&KnownContent) -> bool) -> bool {
+        let is_lost = |content: &mut KnownContent| !is_wanted(content);
+        let is_changed_lost = |changed: &mut Box<ChangedContent>| !is_wanted(&changed.content);
+        let lost = [
+            self.used.take_if(is_lost).is_some(),
+            self.next.take_if(is_changed_lost).is_some(),
+            self.former.take_if(is_changed_lost).is_some(),
+        ];
+        lost.contains(&true)
+    }
+}
+
 /// All that is known of the computed files of one machine, as it is stored.
-pub type StoredFiles = Vec<(Arc<ComputedRule>, KnownContent)>;
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoredFiles {
+    pub files: Vec<(Arc<ComputedRule>, Contents)>,
+    /// The digest of the image that they belong to.
+    pub image: Option<ObjectId>,
+    pub trial: Option<Trial>,
+}
 
 /// One computed file of one machine.
 #[derive(Debug)]
 struct FileState {
     rule: Arc<ComputedRule>,
-    known: Option<KnownContent>,
+    contents: Contents,
     /// When it is asked for, on the clock of [`Now::elapsed`]; `None` if there is no reason to, or
     /// while it is being asked for.
     ask_at: Option<Duration>,
@@ -104,14 +155,66 @@ struct MachineFiles {
     machine: Arc<Machine>,
     record: MadeFrom,
     algorithm: Algorithm,
+    /// The digest of the image that has the files.
+    image: ObjectId,
     files: Box<[FileState]>,
+    /// Counts how often the content in use changed.
+    round: u64,
+    standing: Standing,
+    trial: Option<Trial>,
+    /// True if certificates were renewed because of their age, and are not verified yet.
+    is_renewing: bool,
+}
+
+/// What a machine is told of its computed files.
+#[derive(Clone, Debug, Default)]
+pub struct KnownFiles {
+    /// What it is to have.
+    pub files: Arc<ComputedFiles>,
+    /// What is not known, and why. Content that was made from a former record or by a former
+    /// generator is in both.
+    pub unknown: Arc<[Unknown]>,
+    /// Why other content is not in use yet, if there is some.
+    pub held: Option<String>,
+    /// The number of these files, for [`ComputedTable::report`].
+    pub round: u64,
+    pub update: ContentUpdate,
+}
+
+/// The image whose computed files a machine needs.
+#[derive(Clone, Copy, Debug)]
+pub struct WantedImage<'a> {
+    pub digest: ObjectId,
+    pub algorithm: Algorithm,
+    pub rules: &'a [ComputedRule],
 }
 
 /// Why content is not known that no question has failed for.
 pub const BEING_ASKED: &str = "it is being asked";
 
-/// The versions of the generators of one server, by path.
-type Versions = BTreeMap<TreePath, ObjectId>;
+/// The generator of one path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct GeneratorVersion {
+    version: MadeFrom,
+    /// The content revision since which it has this version.
+    revision: u64,
+    is_certificate: bool,
+}
+
+/// The generators of one server, by path.
+type Versions = BTreeMap<TreePath, GeneratorVersion>;
+
+fn versions_of(generators: &Generators) -> Versions {
+    let versions = generators.generators.iter().map(|generator| {
+        let version = GeneratorVersion {
+            version: MadeFrom::of(&generator.version),
+            revision: generator.revision,
+            is_certificate: generator.kind == "certificate",
+        };
+        (generator.path.clone(), version)
+    });
+    versions.collect()
+}
 
 /// How often in a row a server did not tell of its generators, and why.
 #[derive(Debug, Default)]
@@ -145,51 +248,95 @@ pub struct ComputedTable {
     silences: BTreeMap<String, Silence>,
     /// The machines of which something else is known than when that was last taken.
     changed: BTreeSet<String>,
+    changes: Changes,
+    /// False if the changes are not as they were last taken to be stored.
+    is_saved: bool,
 }
 
 impl ComputedTable {
     /// Starts with what was stored.
     #[must_use]
-    pub fn new(restored: BTreeMap<String, StoredFiles>) -> Self {
-        Self { restored, ..Self::default() }
+    pub fn new(restored: BTreeMap<String, StoredFiles>, changes: Vec<StoredChange>) -> Self {
+        let mut changes = Changes::new(changes);
+        for (hostname, stored) in &restored {
+            let Some(trial) = &stored.trial else { continue };
+            if let Some(change) = changes.get_mut(&trial.change) {
+                let machines =
+                    if trial.is_first { &mut change.trying } else { &mut change.getting };
+                machines.insert(hostname.clone());
+            }
+        }
+        Self { restored, changes, is_saved: true, ..Self::default() }
+    }
+
+    /// Sets when updates to changed content stop.
+    pub fn set_limits(&mut self, limits: FailureLimits) {
+        self.changes.set_limits(limits);
     }
 
     /// Sets the computed files that a machine needs.
-    pub fn want(
-        &mut self,
-        machine: &Arc<Machine>,
-        algorithm: Algorithm,
-        rules: &[ComputedRule],
-        now: Now,
-    ) {
+    pub fn want(&mut self, machine: &Arc<Machine>, image: WantedImage<'_>, now: Now) {
+        let WantedImage { digest, algorithm, rules } = image;
         let hostname = &machine.hostname;
-        let mut before: BTreeMap<Arc<ComputedRule>, KnownContent> =
-            match self.machines.remove(hostname) {
-                Some(files) => {
-                    let files = files.files.into_iter();
-                    files.filter_map(|file| Some((file.rule, file.known?))).collect()
-                }
-                None => self.restored.remove(hostname).into_iter().flatten().collect(),
-            };
+        if self.machines.get(hostname).is_some_and(|files| files.image != digest) {
+            // Whatever happens next may be due to the image.
+            self.withdraw(hostname);
+        }
+        let former = self.machines.remove(hostname);
+        let round = former.as_ref().map_or(0, |files| files.round + 1);
+        let is_renewing = former.as_ref().is_some_and(|files| files.is_renewing);
+        let stored = match former {
+            Some(files) => StoredFiles {
+                image: Some(files.image),
+                trial: files.trial,
+                files: Vec::from(files.files)
+                    .into_iter()
+                    .map(|file| (file.rule, file.contents))
+                    .collect(),
+            },
+            None => self.restored.remove(hostname).unwrap_or_default(),
+        };
         if rules.is_empty() {
-            if !before.is_empty() {
+            if !stored.files.is_empty() {
                 self.changed.insert(hostname.clone());
             }
-            return;
+            return self.changes.forget(hostname);
         }
-        before.retain(|_, known| known.object.id().algorithm() == algorithm);
+        let is_same_image = stored.image == Some(digest);
+        let mut trial = stored.trial;
+        if let Some(trial) = &mut trial {
+            trial.since = trial.since.max(now.elapsed);
+        }
+        let mut before: BTreeMap<Arc<ComputedRule>, Contents> = stored.files.into_iter().collect();
+        for contents in before.values_mut() {
+            contents.retain(|known| known.object.id().algorithm() == algorithm);
+        }
         self.changed.insert(hostname.clone());
         let record = MadeFrom::of_record(machine);
         let files = rules.iter().map(|rule| {
-            let known = before.remove(rule);
+            let contents = before.remove(rule).unwrap_or_default();
             let rule = self.shared_rule(rule);
             let versions = self.generators.get(&rule.source);
-            let ask_at = next_question(versions, &rule, known.as_ref(), record, now);
-            FileState { rule, known, ask_at, failures: 0, why: None }
+            let ask_at = next_question(versions, &rule, contents.newest(), record, now);
+            FileState { rule, contents, ask_at, failures: 0, why: None }
         });
-        let files = files.collect();
-        let files = MachineFiles { machine: Arc::clone(machine), record, algorithm, files };
+        let files = MachineFiles {
+            files: files.collect(),
+            machine: Arc::clone(machine),
+            record,
+            algorithm,
+            image: digest,
+            round,
+            standing: Standing::Away,
+            trial,
+            is_renewing,
+        };
+        self.changes.set_waiting(hostname, &files.waits());
         self.machines.insert(hostname.clone(), files);
+        if !is_same_image {
+            // The image may have changed while the dominator was not running.
+            self.withdraw(hostname);
+        }
     }
 
     /// Forgets a machine that is not managed any more.
@@ -197,11 +344,17 @@ impl ComputedTable {
         self.machines.remove(hostname);
         self.restored.remove(hostname);
         self.changed.remove(hostname);
+        self.changes.forget(hostname);
     }
 
     /// Forgets what was stored of machines that are not managed any more.
     pub fn forget_others(&mut self, is_managed: impl Fn(&str) -> bool) {
-        self.restored.retain(|hostname, _| is_managed(hostname));
+        let gone: Vec<String> =
+            self.restored.keys().filter(|hostname| !is_managed(hostname)).cloned().collect();
+        for hostname in gone {
+            self.restored.remove(&hostname);
+            self.changes.forget(&hostname);
+        }
     }
 
     fn shared_rule(&mut self, rule: &ComputedRule) -> Arc<ComputedRule> {
@@ -223,16 +376,17 @@ impl ComputedTable {
         silence.failures
     }
 
-    /// Takes that a server has told of its generators: `versions`, or that they are as before.
-    pub fn take_generators(&mut self, source: &str, versions: Option<Versions>, now: Now) {
+    /// Takes that a server has told of its generators: what they are, or that they are as before.
+    pub fn take_generators(&mut self, source: &str, generators: Option<&Generators>, now: Now) {
         self.silences.remove(source);
-        if let Some(versions) = versions {
-            self.set_generators(source, versions, now);
+        if let Some(generators) = generators {
+            self.take_numbering(source, generators.numbering, generators.revision, now);
+            self.set_generators(source, versions_of(generators), now);
+            self.take_orders(source, &generators.orders, now);
         }
     }
 
-    /// Takes the versions of the generators of a server, which have changed.
-    pub fn set_generators(&mut self, source: &str, versions: Versions, now: Now) {
+    fn set_generators(&mut self, source: &str, versions: Versions, now: Now) {
         let former = self.generators.insert(source.to_owned(), versions);
         let versions = self.generators.get(source);
         for (hostname, files) in &mut self.machines {
@@ -240,15 +394,15 @@ impl ComputedTable {
             for file in files.files.iter_mut().filter(|file| file.rule.source == source) {
                 let is_of = |versions, known| is_current(versions, &file.rule, known, record);
                 if file
-                    .known
-                    .as_ref()
+                    .contents
+                    .newest()
                     .is_some_and(|known| is_of(former.as_ref(), known) != is_of(versions, known))
                 {
                     self.changed.insert(hostname.clone());
                 }
                 // One that failed is tried again with the new generator, one that is asked for not.
-                if file.ask_at.is_some() || file.known.is_some() {
-                    let known = file.known.as_ref();
+                if file.ask_at.is_some() || file.contents.newest().is_some() {
+                    let known = file.contents.newest();
                     file.ask_at = next_question(versions, &file.rule, known, record, now);
                 }
             }
@@ -310,12 +464,12 @@ impl ComputedTable {
     pub fn lost(&mut self, ids: &[ObjectId], now: Now) {
         for (hostname, files) in &mut self.machines {
             for file in &mut files.files {
-                let is_lost = |known: &mut KnownContent| ids.contains(&known.object.id());
-                if file.known.take_if(is_lost).is_some() {
+                if file.contents.retain(|known| !ids.contains(&known.object.id())) {
                     file.ask_at = Some(now.elapsed);
                     self.changed.insert(hostname.clone());
                 }
             }
+            self.changes.set_waiting(hostname, &files.waits());
         }
     }
 
@@ -351,8 +505,8 @@ impl ComputedTable {
                     |known: &KnownContent| is_current(versions, &file.rule, known, current);
                 let is_news = file.why.is_some()
                     || !file
-                        .known
-                        .as_ref()
+                        .contents
+                        .newest()
                         .is_some_and(|before| before.object == known.object && is_of_now(before));
                 // The record or the generator may have changed since it was asked for. Two servers
                 // of one name may have different generators: they are asked now and then.
@@ -362,10 +516,29 @@ impl ComputedTable {
                     (true, true) => end_of(&known, now),
                 };
                 (file.failures, file.why) = (0, None);
-                file.known = Some(known);
                 if is_news {
                     self.changed.insert(hostname.to_owned());
                 }
+                let place = place_of(&self.changes, versions, &file.rule, &file.contents, &known);
+                match place {
+                    Place::None => {}
+                    Place::Same => {
+                        (file.contents.used, file.contents.next) = (Some(known), None);
+                    }
+                    Place::Used { is_renewal } => {
+                        let contents = &mut file.contents;
+                        (contents.used, contents.former) = (Some(known), None);
+                        files.is_renewing |= is_renewal;
+                        files.use_others();
+                    }
+                    Place::Next(id) => {
+                        let (change, _) = self.changes.entry(id, now.wall);
+                        let next = ChangedContent { change, content: known };
+                        file.contents.next = Some(Box::new(next));
+                        self.is_saved = false;
+                    }
+                }
+                self.changes.set_waiting(hostname, &files.waits());
             }
             Err(why) => {
                 file.failures = file.failures.saturating_add(1);
@@ -384,18 +557,16 @@ impl ComputedTable {
         std::mem::take(&mut self.changed)
     }
 
-    /// Returns what is known of the computed files of a machine, and why the rest is not. Content
-    /// that was made from a former record or by a former generator is in both.
+    /// Returns what a machine is told of its computed files.
     #[must_use]
-    pub fn known(&self, hostname: &str) -> (ComputedFiles, Vec<Unknown>) {
+    pub fn known(&self, hostname: &str) -> KnownFiles {
+        let Some(files) = self.machines.get(hostname) else { return KnownFiles::default() };
         let (mut known, mut unknown) = (Vec::new(), Vec::new());
-        let files = self.machines.get(hostname);
-        let all =
-            files.into_iter().flat_map(|files| files.files.iter().map(|file| (file, files.record)));
-        for (file, record) in all {
+        for file in &files.files {
             let versions = self.generators.get(&file.rule.source);
-            let is_of_now = |known: &KnownContent| is_current(versions, &file.rule, known, record);
-            if let Some(content) = &file.known {
+            let is_of_now =
+                |known: &KnownContent| is_current(versions, &file.rule, known, files.record);
+            if let Some(content) = &file.contents.used {
                 known.push(ComputedFile {
                     rule: Arc::clone(&file.rule),
                     object: content.object.clone(),
@@ -403,12 +574,22 @@ impl ComputedTable {
                     since: content.since,
                 });
             }
-            if !file.known.as_ref().is_some_and(is_of_now) {
+            let waits = file.contents.next.as_ref().filter(|_| file.contents.used.is_none());
+            if let Some(next) = waits {
+                let why = self.waiting_text(&next.change).into();
+                unknown.push(Unknown { rule: Arc::clone(&file.rule), why });
+            } else if !file.contents.newest().is_some_and(is_of_now) {
                 let why = file.why.clone().unwrap_or_else(|| BEING_ASKED.into());
                 unknown.push(Unknown { rule: Arc::clone(&file.rule), why });
             }
         }
-        (ComputedFiles::new(known), unknown)
+        KnownFiles {
+            files: Arc::new(ComputedFiles::new(known)),
+            unknown: unknown.into(),
+            held: self.held_text(files),
+            round: files.round,
+            update: files.update(),
+        }
     }
 
     /// True if the computed files of the machine are those of this record.
@@ -421,9 +602,21 @@ impl ComputedTable {
     /// Returns what is to be stored of a machine.
     #[must_use]
     pub fn stored(&self, hostname: &str) -> StoredFiles {
-        let files = self.machines.get(hostname);
-        let files = files.into_iter().flat_map(|files| files.files.iter());
-        files.filter_map(|file| Some((Arc::clone(&file.rule), file.known.clone()?))).collect()
+        let Some(files) = self.machines.get(hostname) else {
+            return self.restored.get(hostname).cloned().unwrap_or_default();
+        };
+        let stored = files.files.iter().filter(|file| file.contents.all().next().is_some());
+        StoredFiles {
+            files: stored.map(|file| (Arc::clone(&file.rule), file.contents.clone())).collect(),
+            image: Some(files.image),
+            trial: files.trial.clone(),
+        }
+    }
+
+    /// Returns the changes of content that are to be stored, if they are others than when this was
+    /// called last.
+    pub fn take_changes(&mut self) -> Option<Vec<StoredChange>> {
+        (!std::mem::replace(&mut self.is_saved, true)).then(|| self.changes.stored())
     }
 
     /// Returns the machines of which something is known, and the digests of all known content.
@@ -431,8 +624,9 @@ impl ComputedTable {
     pub fn needed(&self) -> (BTreeSet<String>, BTreeSet<ObjectId>) {
         let machines = self.machines.keys().chain(self.restored.keys()).cloned();
         let files = self.machines.values().flat_map(|files| files.files.iter());
-        let known = files.filter_map(|file| file.known.as_ref());
-        let restored = self.restored.values().flatten().map(|(_, known)| known);
+        let known = files.flat_map(|file| file.contents.all());
+        let restored = self.restored.values().flat_map(|stored| &stored.files);
+        let restored = restored.flat_map(|(_, contents)| contents.all());
         (machines.collect(), known.chain(restored).map(|known| known.object.id()).collect())
     }
 
@@ -444,7 +638,7 @@ impl ComputedTable {
         let mut troubles: BTreeMap<&str, (usize, String)> = BTreeMap::new();
         for (hostname, files) in &self.machines {
             for file in &files.files {
-                let Some(known) = &file.known else { continue };
+                let Some(known) = file.contents.newest() else { continue };
                 let end = known.valid_until_seconds;
                 let is_over = end > 0 && end.saturating_add(OVERDUE) < now;
                 if !is_over && file.why.is_none() {
@@ -465,6 +659,58 @@ impl ComputedTable {
         let silences = self.silences.iter().filter(|(_, silence)| silence.failures >= SILENT_AFTER);
         let silences = silences.map(|(source, silence)| (source.as_str(), silence.why.clone()));
         troubles.chain(silences).collect()
+    }
+}
+
+/// What becomes of content that was made.
+enum Place {
+    /// Nothing: it is not known what changed.
+    None,
+    /// The machine has it already.
+    Same,
+    /// It is used at once.
+    Used { is_renewal: bool },
+    /// It waits until this change may go to the machine.
+    Next(ContentChangeId),
+}
+
+/// Decides what becomes of content `new` of a file.
+fn place_of(
+    changes: &Changes,
+    versions: Option<&Versions>,
+    rule: &ComputedRule,
+    contents: &Contents,
+    new: &KnownContent,
+) -> Place {
+    let id = |cause| ContentChangeId { source: rule.source.clone(), cause };
+    let version = versions.and_then(|versions| versions.get(&rule.path));
+    let version = version.filter(|version| version.version == new.generator);
+    let Some(used) = &contents.used else {
+        let id = version.map(|version| id(ContentCause::Revision(version.revision)));
+        let is_closed =
+            |id: &ContentChangeId| changes.get(id).is_some_and(changes::Change::is_closed);
+        return match id.filter(is_closed) {
+            Some(id) => Place::Next(id),
+            None => Place::Used { is_renewal: false },
+        };
+    };
+    if used.object == new.object {
+        return Place::Same;
+    }
+    let is_as_before =
+        |before: &KnownContent| (before.generator, before.record) == (new.generator, new.record);
+    match version {
+        Some(version) if version.is_certificate && contents.newest().is_some_and(is_as_before) => {
+            match &contents.next {
+                Some(next) => Place::Next(ContentChangeId::clone(&next.change)),
+                None => Place::Used { is_renewal: true },
+            }
+        }
+        _ if used.generator == new.generator => {
+            Place::Next(id(ContentCause::Path(rule.path.clone())))
+        }
+        Some(version) => Place::Next(id(ContentCause::Revision(version.revision))),
+        None => Place::None,
     }
 }
 
@@ -491,8 +737,9 @@ fn is_current(
     known: &KnownContent,
     record: MadeFrom,
 ) -> bool {
-    let is_of_generator =
-        |versions: &Versions| versions.get(&rule.path).map(MadeFrom::of) == Some(known.generator);
+    let is_of_generator = |versions: &Versions| {
+        versions.get(&rule.path).map(|version| version.version) == Some(known.generator)
+    };
     known.record == record && versions.is_none_or(is_of_generator)
 }
 

@@ -80,16 +80,24 @@ pub struct FailureLimits {
 /// The number of machines by result; `None` is a success.
 type ResultCounts = BTreeMap<Option<UpdateFailure>, u32>;
 
-/// The results of the updates to one image.
-#[derive(Clone, Debug, Default)]
-struct ImageResults {
-    results: BTreeMap<ClaimantId, Option<UpdateFailure>>,
+/// The results of the updates to one image, or to one change of content, by machine.
+#[derive(Clone, Debug)]
+pub struct UpdateResults<Who> {
+    results: BTreeMap<Who, Option<UpdateFailure>>,
     /// Includes the results of removed machines.
     counts: ResultCounts,
 }
 
-impl ImageResults {
-    fn updated(&self) -> u32 {
+impl<Who> Default for UpdateResults<Who> {
+    fn default() -> Self {
+        Self { results: BTreeMap::new(), counts: ResultCounts::new() }
+    }
+}
+
+impl<Who: Ord> UpdateResults<Who> {
+    /// Returns how many machines were updated.
+    #[must_use]
+    pub fn updated(&self) -> u32 {
         self.counts.values().sum::<u32>() - self.blocked()
     }
 
@@ -97,12 +105,15 @@ impl ImageResults {
         self.counts.get(&Some(UpdateFailure::Blocked)).copied().unwrap_or_default()
     }
 
-    fn failed(&self) -> u32 {
+    /// Returns how many of the updated machines failed.
+    #[must_use]
+    pub fn failed(&self) -> u32 {
         self.updated() - self.counts.get(&None).copied().unwrap_or_default()
     }
 
-    fn record(&mut self, claimant: ClaimantId, result: Option<UpdateFailure>) {
-        if let Some(before) = self.results.insert(claimant, result)
+    /// Records how the update of a machine ended.
+    pub fn record(&mut self, who: Who, result: Option<UpdateFailure>) {
+        if let Some(before) = self.results.insert(who, result)
             && let Some(count) = self.counts.get_mut(&before)
         {
             *count -= 1;
@@ -110,8 +121,40 @@ impl ImageResults {
         *self.counts.entry(result).or_default() += 1;
     }
 
+    /// Removes a machine. Its result still counts.
+    pub fn forget(&mut self, who: &Who) {
+        self.results.remove(who);
+    }
+
+    /// Returns why updates must stop, if they must. `others` has how many machines were updated to
+    /// anything else, and how many of them failed.
+    #[must_use]
+    pub fn stop_reason(&self, limits: FailureLimits, others: (u32, u32)) -> Option<String> {
+        let (updated, failed) = (self.updated(), self.failed());
+        let (blocked, percent) = (self.blocked(), limits.blocked_percent);
+        if blocked >= limits.failures_min
+            && u64::from(blocked) * 100 > u64::from(updated + blocked) * u64::from(percent)
+        {
+            let machines = counted((updated + blocked).into(), "machine");
+            return Some(format!("{blocked} of {machines} are blocked, more than {percent} %"));
+        }
+        if failed < limits.failures_min {
+            return None;
+        }
+        if u64::from(failed) * 100 > u64::from(updated) * u64::from(limits.percent) {
+            return Some(format!("{}, more than {} %", self.summary(), limits.percent));
+        }
+        let (all, bad) = others;
+        if probability(failed, updated, bad, all) >= 1.0 / IMPROBABILITY {
+            return None;
+        }
+        let summary = self.summary();
+        Some(format!("{summary}, far more often than after other updates: {bad} of {all}"))
+    }
+
     /// Returns `3 of 21 machines failed after the update to it (2 vanished, 1 stuck)`.
-    fn summary(&self) -> String {
+    #[must_use]
+    pub fn summary(&self) -> String {
         let kind = |(result, count): (&Option<UpdateFailure>, &u32)| {
             let failed = result.filter(|failed| *failed != UpdateFailure::Blocked && *count > 0)?;
             Some(format!("{count} {}", failed.text()))
@@ -129,7 +172,7 @@ impl ImageResults {
 #[derive(Clone, Debug)]
 pub struct ImageBreaker {
     limits: FailureLimits,
-    results: BTreeMap<ImageName, ImageResults>,
+    results: BTreeMap<ImageName, UpdateResults<ClaimantId>>,
     stopped: BTreeMap<ImageName, StoppedImage>,
 }
 
@@ -165,31 +208,10 @@ impl ImageBreaker {
 
     /// Returns why updates to an image must stop, if they must.
     fn stop_reason(&self, image: &ImageName) -> Option<String> {
-        let results = self.results.get(image)?;
-        let (updated, failed) = (results.updated(), results.failed());
-        let (blocked, percent) = (results.blocked(), self.limits.blocked_percent);
-        if blocked >= self.limits.failures_min
-            && u64::from(blocked) * 100 > u64::from(updated + blocked) * u64::from(percent)
-        {
-            let machines = counted((updated + blocked).into(), "machine");
-            return Some(format!("{blocked} of {machines} are blocked, more than {percent} %"));
-        }
-        if failed < self.limits.failures_min {
-            return None;
-        }
-        if u64::from(failed) * 100 > u64::from(updated) * u64::from(self.limits.percent) {
-            return Some(format!("{}, more than {} %", results.summary(), self.limits.percent));
-        }
         let others = self.results.iter().filter(|(other, _)| *other != image);
-        let (all, bad) = others
+        let others = others
             .fold((0, 0), |(all, bad), (_, other)| (all + other.updated(), bad + other.failed()));
-        if probability(failed, updated, bad, all) >= 1.0 / IMPROBABILITY {
-            return None;
-        }
-        Some(format!(
-            "{}, far more often than after updates to other images: {bad} of {all}",
-            results.summary()
-        ))
+        self.results.get(image)?.stop_reason(self.limits, others)
     }
 
     /// Returns when and why updates to an image have stopped, if they have.
@@ -216,7 +238,7 @@ impl ImageBreaker {
     /// Removes a machine. Its result still counts.
     pub fn forget(&mut self, claimant: ClaimantId) {
         for results in self.results.values_mut() {
-            results.results.remove(&claimant);
+            results.forget(&claimant);
         }
     }
 

@@ -238,7 +238,7 @@ impl Sub {
             Event::TreeFailed(request_id, failure) => {
                 self.trees.failed(request_id, failure, step);
             }
-            Event::ComputedKnown(files, unknown) => self.take_computed(files, unknown),
+            Event::ComputedKnown(known) => self.take_computed(*known),
             Event::Planned(request_id, result) => {
                 if !self.prefetch.plan.take(request_id, &result) {
                     self.take_plan(request_id, &result);

@@ -81,7 +81,9 @@ pub(super) async fn apply_changes(
         let (limits, limited) = (new.mdb_limits(), Arc::clone(&fleet));
         // This fails only if the thread panicked, which has been logged.
         let _set = tokio::task::spawn_blocking(move || limited.set_mdb_limits(limits)).await;
-        fleet.shared().claim_service.set(new.budgets.settings());
+        let settings = new.budgets.settings();
+        fleet.shared().computed.set_limits(settings.failures);
+        fleet.shared().claim_service.set(settings);
         alarms.send_if_modified(|program| {
             let new = new.alarm_program();
             let is_other = *program != new;

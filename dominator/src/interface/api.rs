@@ -108,6 +108,7 @@ pub fn fault_of(error: &OrderError) -> Fault {
                 | RollbackError::NotRolledBack { .. },
         }
         | OrderError::NotStopped { .. }
+        | OrderError::Content(_)
         | OrderError::NotChanged { .. }
         | OrderError::NoCopy
         | OrderError::Accept { source: AcceptError::NothingHeld } => FaultCode::NotFound,

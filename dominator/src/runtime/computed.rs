@@ -6,17 +6,19 @@ use std::future::pending;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use api::dominator::content::{ContentChange, ContentChangeId, ContentOrder};
 use api::file_generator::{
     BATCH_BYTES, CONTENT_BYTES_MAX, ComputedContent, GENERATORS_WAIT_MS_MAX, Generate,
     GenerateRequest, GeneratedContent, GeneratedFile, GetContents, GetContentsRequest,
-    GetGenerators, GetGeneratorsRequest, GetSecrets, GetSecretsRequest, IDS_MAX, WantedFiles,
+    GetGenerators, GetGeneratorsRequest, GetSecrets, GetSecretsRequest, IDS_MAX, OrderRevision,
+    OrderRevisionReply, OrderRevisionRequest, WantedFiles,
 };
 use api::subd::{AddObjects, AddObjectsRequest};
 use model::backoff::{doubled, jittered};
 use model::display::{error_chain, safe_text};
 use model::filter::Patterns;
 use model::image::ComputedRule;
-use model::image::computed::{ComputedFile, ComputedFiles, Unknown};
+use model::image::computed::{ComputedFile, ComputedFiles};
 use model::image::required::RequiredImage;
 use model::lock::locked;
 use model::mdb::Machine;
@@ -28,7 +30,11 @@ use tokio::time::{sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::core::computed::{Batch, BatchAnswer, ComputedTable, KnownContent, MadeFrom};
+use crate::core::computed::rollout::{ContentOrderError, ContentReport};
+use crate::core::computed::{
+    Batch, BatchAnswer, ComputedTable, KnownContent, KnownFiles, MadeFrom, WantedImage,
+};
+use crate::core::image_breaker::FailureLimits;
 use crate::core::timing::{HOLD_LONGEST, RETRY_FIRST};
 use crate::runtime::clock::{Clock, jitter};
 use crate::storage::StorageError;
@@ -54,6 +60,9 @@ const NOT_KEPT: &str = "the filegen-server does not have the content that it has
 
 /// The longest text of a server that is kept for a file, in bytes.
 const WHY_BYTES_MAX: usize = 1_000;
+
+/// How often first machines are looked at on which nothing can be learnt.
+const ADVANCE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// How often stored content that no machine needs is removed.
 const CLEAN_INTERVAL: Duration = Duration::from_secs(600);
@@ -99,6 +108,10 @@ struct ServiceState {
 pub struct ComputedService {
     inner: Mutex<ServiceState>,
     store: ComputedStore,
+    /// Notified when machines are to be told something, or it is to be saved.
+    news: Notify,
+    /// Notified when servers may have to be told of orders.
+    orders: Notify,
     /// Locked for writing while stored content is removed: what is being stored is not known yet.
     cleaning: RwLock<()>,
     /// By source.
@@ -118,11 +131,13 @@ impl ComputedService {
         tracker: TaskTracker,
         stop: CancellationToken,
     ) -> Result<Self, StorageError> {
-        let table = ComputedTable::new(store.machines()?);
+        let table = ComputedTable::new(store.machines()?, store.changes()?);
         let inner = Mutex::new(ServiceState { table, ..ServiceState::default() });
         Ok(Self {
             inner,
             store,
+            news: Notify::new(),
+            orders: Notify::new(),
             cleaning: RwLock::default(),
             clients: Mutex::default(),
             clock,
@@ -144,9 +159,10 @@ impl ComputedService {
         image: &RequiredImage,
         nudge: &Arc<Notify>,
     ) {
-        let (rules, algorithm) = (&image.content.computed, image.tree.algorithm());
+        let rules = &image.content.computed;
+        let wanted = WantedImage { digest: image.digest, algorithm: image.tree.algorithm(), rules };
         let mut inner = self.locked();
-        inner.table.want(machine, algorithm, rules, self.clock.now());
+        inner.table.want(machine, wanted, self.clock.now());
         if rules.is_empty() {
             inner.machines.remove(&machine.hostname);
             return;
@@ -164,7 +180,8 @@ impl ComputedService {
             let service = Arc::clone(self);
             let stop = self.stop.clone();
             self.tracker.spawn(async move {
-                stop.run_until_cancelled(service.follow(&source, &asked)).await;
+                let following = Box::pin(service.follow(&source, &asked));
+                stop.run_until_cancelled(following).await;
             });
         }
     }
@@ -181,10 +198,49 @@ impl ComputedService {
         self.locked().table.forget_others(is_managed);
     }
 
-    /// Returns what is known of the computed files of a machine, and why the rest is not.
-    pub fn known(&self, hostname: &str) -> (Arc<ComputedFiles>, Arc<[Unknown]>) {
-        let (known, unknown) = self.locked().table.known(hostname);
-        (Arc::new(known), unknown.into())
+    /// Returns what a machine is told of its computed files.
+    pub fn known(&self, hostname: &str) -> KnownFiles {
+        self.locked().table.known(hostname)
+    }
+
+    /// Takes what a machine says of its computed files; see [`ComputedTable::report`].
+    pub fn report(&self, hostname: &str, round: u64, report: ContentReport) {
+        self.locked().table.report(hostname, round, report, self.clock.now());
+        self.news.notify_one();
+    }
+
+    /// Sets when updates to changed content stop.
+    pub fn set_limits(&self, limits: FailureLimits) {
+        self.locked().table.set_limits(limits);
+    }
+
+    /// Describes the changes of content of a server, or all.
+    pub fn changes(&self, source: &str) -> Vec<ContentChange> {
+        self.locked().table.described_changes(source)
+    }
+
+    /// Carries out an order about a change of content, and saves that.
+    pub async fn order(
+        self: &Arc<Self>,
+        id: &ContentChangeId,
+        order: ContentOrder,
+        why: &str,
+    ) -> Result<(), ContentOrderError> {
+        self.locked().table.order(id, order, why, self.clock.now())?;
+        self.tell().await;
+        Ok(())
+    }
+
+    /// Puts content into use when it may be used, tells machines, and saves what is known. Never
+    /// returns.
+    pub async fn advance_regularly(self: Arc<Self>) {
+        loop {
+            tokio::select! {
+                () = self.news.notified() => {}
+                () = sleep(ADVANCE_INTERVAL) => self.locked().table.advance(self.clock.now()),
+            }
+            self.tell().await;
+        }
     }
 
     /// Returns the content that the computed files of `image` would have on a machine with this
@@ -255,9 +311,9 @@ impl ComputedService {
         if !inner.table.has_record(machine) {
             return None;
         }
-        let (known, unknown) = inner.table.known(&machine.hostname);
-        let file = known.get(&rule.path, &rule.source)?;
-        let is_of_now = unknown.iter().all(|unknown| *unknown.rule != *rule)
+        let known = inner.table.known(&machine.hostname);
+        let file = known.files.get(&rule.path, &rule.source)?;
+        let is_of_now = known.unknown.iter().all(|unknown| *unknown.rule != *rule)
             && file.object.id().algorithm() == image.tree.algorithm();
         is_of_now.then(|| file.clone())
     }
@@ -283,7 +339,7 @@ impl ComputedService {
 
     /// Nudges the machines of which something else is known, and saves what it is.
     async fn tell(self: &Arc<Self>) {
-        let stored = {
+        let (stored, changes) = {
             let mut inner = self.locked();
             let changed = inner.table.take_changed();
             for nudge in changed.iter().filter_map(|hostname| inner.machines.get(hostname)) {
@@ -293,12 +349,17 @@ impl ComputedService {
                 let files = inner.table.stored(&hostname);
                 (hostname, files)
             });
-            stored.collect::<Vec<_>>()
+            let stored = stored.collect::<Vec<_>>();
+            (stored, inner.table.take_changes())
         };
-        if stored.is_empty() {
+        if changes.is_some() {
+            self.orders.notify_waiters();
+        }
+        if stored.is_empty() && changes.is_none() {
             return;
         }
-        if let Err(error) = self.on_thread(move |service| service.store.save(&stored)).await {
+        let save = move |service: &Self| service.store.save(&stored, changes.as_deref());
+        if let Err(error) = self.on_thread(save).await {
             // After a restart it is asked for again.
             tracing::error!("cannot save which computed files are known: {}", error_chain(&error));
         }
@@ -324,7 +385,50 @@ impl ComputedService {
                 Err(_) => pending().await,
             }
         };
-        tokio::join!(self.ask(client.as_ref(), source, asked), generators);
+        let orders = async {
+            match &client {
+                Ok(client) => self.tell_orders(client, source).await,
+                Err(_) => pending().await,
+            }
+        };
+        tokio::join!(self.ask(client.as_ref(), source, asked), generators, orders);
+    }
+
+    /// Tells a server which of its revisions are stopped or resumed here, so that it holds for
+    /// other dominators too. Never returns.
+    async fn tell_orders(&self, client: &Client, source: &Arc<str>) {
+        let mut failures = 0;
+        loop {
+            let changed = self.orders.notified();
+            let to_tell = self.locked().table.orders_to_tell(source);
+            if to_tell.is_empty() {
+                changed.await;
+                continue;
+            }
+            for (revision, stopped) in to_tell {
+                let is_stopped = stopped.is_some();
+                let why = stopped.clone().unwrap_or_else(|| "it was resumed here".to_owned());
+                let request = OrderRevisionRequest { revision, stopped, why };
+                match client.call_within::<OrderRevision>(&request, CONTENT_LIMIT).await {
+                    Ok(OrderRevisionReply { number }) => {
+                        failures = 0;
+                        let table = &mut self.locked().table;
+                        table.told_order(source, revision, is_stopped, number);
+                        self.news.notify_one();
+                    }
+                    Err(error) => {
+                        failures += 1;
+                        let error = safe_text(&error_chain(&error), WHY_BYTES_MAX);
+                        tracing::warn!(
+                            "{source} does not know that revision {revision} is stopped or \
+                             resumed, and other dominators neither: {error}"
+                        );
+                        sleep(jittered(doubled(RETRY_FIRST, HOLD_LONGEST, failures), jitter()))
+                            .await;
+                    }
+                }
+            }
+        }
     }
 
     async fn ask(
@@ -484,11 +588,9 @@ impl ComputedService {
             match client.call_within::<GetGenerators>(&request, limit).await {
                 Ok(reply) => {
                     (have, failures) = (Some(reply.version), 0);
-                    let versions = reply.generators.map(|generators| {
-                        let generators = generators.generators.into_iter();
-                        generators.map(|one| (one.path, one.version)).collect()
-                    });
-                    self.locked().table.take_generators(source, versions, self.clock.now());
+                    let generators = reply.generators.as_ref();
+                    self.locked().table.take_generators(source, generators, self.clock.now());
+                    self.news.notify_one();
                     asked.notify_one();
                     // A faulty server may answer at once each time.
                     sleep(RETRY_FIRST).await;

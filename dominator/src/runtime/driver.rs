@@ -318,8 +318,7 @@ impl Driver {
                 self.step(Event::Claimed(purpose, answer));
             }
         }
-        let (files, unknown) = self.shared.computed.known(&self.machine.hostname);
-        Event::ComputedKnown(files, unknown)
+        Event::ComputedKnown(Box::new(self.shared.computed.known(&self.machine.hostname)))
     }
 
     fn step(&mut self, event: Event) {
@@ -360,6 +359,9 @@ impl Driver {
                 }),
                 Effect::WantComputed(machine, image) => {
                     return shared.computed.want(&machine, &image, &self.handle.nudge);
+                }
+                Effect::ReportContent(round, report) => {
+                    return shared.computed.report(&self.machine.hostname, round, report);
                 }
                 Effect::Plan(request_id, job) => Box::pin(plan(shared, request_id, job)),
                 Effect::Call(request_id, call) => {

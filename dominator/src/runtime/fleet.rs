@@ -24,7 +24,10 @@ use model::mdb::{Machine, Machines};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::core::alarms::{AlarmSet, COMPUTED_FILES, IMAGE_CHANGED, OTHER_DOMINATOR};
+use crate::core::alarms::{
+    AlarmSet, COMPUTED_FILES, CONTENT_STOPPED, IMAGE_CHANGED, OTHER_DOMINATOR,
+};
+use crate::core::computed::rollout::ContentOrderError;
 use crate::core::event_filter::FilterError;
 use crate::core::mdb_admission::{AcceptError, MdbAdmission};
 use crate::core::mdb_diff::{EditLimits, count_statuses};
@@ -85,6 +88,8 @@ pub enum OrderError {
     TooManyCounting,
     #[error("updates to {image} have not stopped; domtool list-stopped tells which have")]
     NotStopped { image: ImageName },
+    #[error(transparent)]
+    Content(#[from] ContentOrderError),
     #[error("{image} has not changed; domtool status tells which images have")]
     NotChanged { image: ImageName },
     #[error(transparent)]
@@ -333,6 +338,11 @@ impl Fleet {
         }
         for (source, trouble) in self.shared.computed.troubles() {
             raised.add(COMPUTED_FILES, &source, None, trouble);
+        }
+        for change in self.shared.computed.changes("") {
+            if let Some(text) = change.stopped_text() {
+                raised.add(CONTENT_STOPPED, &change.id.to_string(), Some(change.since), text);
+            }
         }
         let inner = self.locked();
         for (hostname, watched) in &inner.watched {

@@ -1,7 +1,8 @@
 //! Stores the content of computed files, and of which files of which machines it is.
 //!
 //! It is a database of its own, which only root may read, because content may be secret and backups
-//! leave it out. If it is lost or damaged, everything is asked for again.
+//! leave it out. If it is lost or damaged, everything is asked for again, and no change of content
+//! is known any more.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
@@ -17,14 +18,22 @@ use redb::{ReadableDatabase as _, ReadableTable as _, TableDefinition, WriteTran
 
 use super::StorageError;
 use super::database::OpenDatabase;
-use crate::core::computed::StoredFiles;
+use crate::core::computed::{StoredChange, StoredFiles};
 
 /// The name of the database in the state directory.
 const FILE: &str = "computed.redb";
 
 /// The files of each machine, by host name.
 const MACHINES: TableDefinition<'static, &'static str, &'static [u8]> =
+    TableDefinition::new("files");
+
+/// The same as an earlier release stored it.
+const FORMER_MACHINES: TableDefinition<'static, &'static str, &'static [u8]> =
     TableDefinition::new("machines");
+
+/// The changes of content, by their texts.
+const CHANGES: TableDefinition<'static, &'static str, &'static [u8]> =
+    TableDefinition::new("changes");
 
 /// By algorithm and digest: when the content was first seen, and the content.
 const CONTENTS: TableDefinition<'static, &'static [u8], (i64, &'static [u8])> =
@@ -75,12 +84,16 @@ impl ComputedStore {
     fn prepared(database: OpenDatabase) -> Result<Self, StorageError> {
         let is_made = database.with("read", |database| {
             let read = database.begin_read()?;
-            Ok(read.open_table(MACHINES).is_ok() && read.open_table(CONTENTS).is_ok())
+            Ok(read.open_table(MACHINES).is_ok()
+                && read.open_table(CONTENTS).is_ok()
+                && read.open_table(CHANGES).is_ok())
         })?;
         if !is_made {
             database.transact(None, |write| {
+                write.delete_table(FORMER_MACHINES)?;
                 write.open_table(MACHINES)?;
                 write.open_table(CONTENTS)?;
+                write.open_table(CHANGES)?;
                 Ok(())
             })?;
         }
@@ -101,6 +114,19 @@ impl ComputedStore {
                 }
             }
             Ok(machines)
+        })
+    }
+
+    /// Returns the saved changes of content. Rows that cannot be read are left out.
+    pub fn changes(&self) -> Result<Vec<StoredChange>, StorageError> {
+        self.0.with("read", |database| {
+            let table = database.begin_read()?.open_table(CHANGES)?;
+            let mut changes = Vec::new();
+            for row in table.iter()? {
+                let change = decode(Encoding::Bincode, "row", row?.1.value(), ROW_BYTES_MAX);
+                changes.extend(change.ok());
+            }
+            Ok(changes)
         })
     }
 
@@ -135,9 +161,22 @@ impl ComputedStore {
         })
     }
 
-    /// Saves what is known of these machines.
-    pub fn save(&self, machines: &[(String, StoredFiles)]) -> Result<(), StorageError> {
+    /// Saves what is known of these machines, and all changes of content if these are others.
+    pub fn save(
+        &self,
+        machines: &[(String, StoredFiles)],
+        changes: Option<&[StoredChange]>,
+    ) -> Result<(), StorageError> {
         self.0.transact(None, |write| {
+            if let Some(changes) = changes {
+                let mut table = write.open_table(CHANGES)?;
+                table.retain(|_, _| false)?;
+                for change in changes {
+                    let row = encode(Encoding::Bincode, "row", change);
+                    let row = row.expect("it is a plain structure");
+                    table.insert(&*change.id.to_string(), &*row)?;
+                }
+            }
             let mut table = write.open_table(MACHINES)?;
             for (hostname, files) in machines {
                 let row = encode(Encoding::Bincode, "row", files);
@@ -215,6 +254,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
+    use api::dominator::content::ContentStage;
 
     fn content(text: &str) -> ComputedContent {
         let id = Algorithm::Blake3.digest(text.as_bytes());
@@ -228,13 +268,29 @@ mod tests {
         let [one, two] = ["one", "two"].map(content);
         let since = Time { seconds: 7, nanoseconds: 0 };
         store.add(&[one.clone(), two.clone()], since).unwrap();
-        store.save(&[("web".to_owned(), Vec::new()), ("gone".to_owned(), Vec::new())]).unwrap();
+        let change = StoredChange {
+            id: "files:6972/7".parse().unwrap(),
+            stage: ContentStage::Stopped("it is bad".to_owned()),
+            since,
+            verified: 5,
+            failed: 3,
+            order: 1,
+            must_tell: true,
+            numbering: 9,
+        };
+        let files = |host: &str| (host.to_owned(), StoredFiles::default());
+        let changes = [change];
+        store.save(&[files("web"), files("gone")], Some(&changes)).unwrap();
+        store.save(&[], None).unwrap();
         let mode = std::fs::metadata(directory.path().join(FILE)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         drop(store);
         let store = ComputedStore::open(directory.path()).unwrap();
         store.retain(&["web".to_owned()].into(), &[two.id].into()).unwrap();
-        assert_eq!(store.machines().unwrap(), [("web".to_owned(), Vec::new())].into());
+        assert_eq!(store.machines().unwrap(), [files("web")].into());
+        assert_eq!(store.changes().unwrap(), changes);
+        store.save(&[], Some(&[])).unwrap();
+        assert_eq!(store.changes().unwrap(), []);
         let found = store.find(&[one.id, two.id].into()).unwrap();
         assert_eq!(found, [(two.id, StoredContent { since, size_bytes: 3 })].into());
         assert_eq!(store.contents(&[one.id, two.id]).unwrap(), std::slice::from_ref(&two));

@@ -211,7 +211,7 @@ fn an_image_that_fails_a_little_more_often_than_others_stops_too() {
     world.run_until(20 * MINUTE);
     let [stop] = &world.claims.stopped()[..] else { panic!("{:?}", world.claims.stopped()) };
     assert!(
-        stop.why.ends_with(", far more often than after updates to other images: 0 of 500"),
+        stop.why.ends_with(", far more often than after other updates: 0 of 500"),
         "{}",
         stop.why
     );

@@ -7,6 +7,7 @@ mod bad_neighbours;
 mod brake;
 mod budgets;
 mod command_line;
+mod content_changes;
 mod events;
 mod fake;
 mod faults;

@@ -790,6 +790,7 @@ impl World {
             }
             Effect::OrderAnswered(_) => return,
             Effect::WantComputed(machine, image) => return self.want_computed(&machine, &image),
+            Effect::ReportContent(round, is) => return self.report_content(host, round, is),
             Effect::Commit(request_id, ordered) => return self.record(host, request_id, ordered),
             Effect::ReportIdentity(news) => return self.hear(host, news),
             Effect::Claim(claim) => return self.claim(host, claim),

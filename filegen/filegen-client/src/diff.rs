@@ -9,6 +9,7 @@ use api::file_generator::{GeneratedFile, Generator, GetContents, GetContentsRequ
 use daemon::EXIT_DONE;
 use filegen::generators::{GeneratorSet, Subject};
 use filegen::loading::load;
+use filegen::revisions::Kept;
 use model::display::counted;
 use model::escape::escape;
 use model::mdb::Machine;
@@ -102,7 +103,7 @@ fn by_version(
     set: &GeneratorSet,
 ) -> (BTreeMap<TreePath, Change>, Vec<TreePath>) {
     let new: BTreeMap<TreePath, Generator> =
-        set.described().into_iter().map(|one| (one.path.clone(), one)).collect();
+        set.described(&Kept::default()).into_iter().map(|one| (one.path.clone(), one)).collect();
     let old: BTreeMap<&TreePath, &Generator> = present.iter().map(|one| (&one.path, one)).collect();
     let removed = old.keys().filter(|path| !new.contains_key(path));
     let mut changes: BTreeMap<_, _> =

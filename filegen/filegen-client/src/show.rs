@@ -30,15 +30,22 @@ pub async fn list(client: &Client, format: Format) -> Result<Output, ToolError> 
         let error = model::display::safe_lines(&generators.error);
         eprintln!("warning: the newest configuration is not in force: {error}");
     }
+    for order in generators.orders.iter().filter(|_| format == Format::Table) {
+        if let Some(why) = &order.stopped {
+            let why = model::display::safe_lines(why);
+            eprintln!("warning: content revision {} has stopped: {why}", order.revision);
+        }
+    }
     let text = format.render(&generators, |generators| {
         let mut table = Table::new();
         table.load_style(presets::NOTHING);
-        table.set_header(["PATH", "KIND", "SECRET", "VERSION"]);
+        table.set_header(["PATH", "KIND", "SECRET", "REVISION", "VERSION"]);
         for generator in &generators.generators {
             table.add_row([
                 generator.path.to_string(),
                 generator.kind.clone(),
                 if generator.is_secret { "yes" } else { "" }.to_owned(),
+                generator.revision.to_string(),
                 generator.version.hex()[..DIGITS].to_owned(),
             ]);
         }

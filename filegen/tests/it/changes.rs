@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use api::file_generator::{Generators, OrderRevision, OrderRevisionRequest, RevisionOrder};
+
 use crate::server::{Server, machine};
 
 /// What is shown while a set is not in force.
@@ -163,4 +165,40 @@ async fn a_set_that_is_whole_again_is_taken_after_files_were_missing() {
         server.write(name, &before);
         assert_eq!(server.next(Some(version)).await.0, good);
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_change_is_a_revision_that_can_be_stopped_and_numbers_last_over_a_restart() {
+    let mut server = one_template().await;
+    let numbers = |told: &Generators| {
+        let of_paths = told.generators.iter().map(|generator| generator.revision);
+        (told.revision, of_paths.collect::<Vec<_>>())
+    };
+    let (version, first) = server.next(None).await;
+    assert_eq!((numbers(&first), first.orders.clone()), ((1, vec![1]), vec![]));
+    let file = "[[generator]]\npath = '/etc/0'\nkind = 'file'\nfile = 'zero'\n";
+    server.write("zero", "0\n");
+    server.configure(&format!("{file}{TEMPLATE}"));
+    let (version, second) = server.next(Some(version)).await;
+    assert_eq!(numbers(&second), (2, vec![2, 1]));
+
+    let order = async |server: &Server, revision, stopped: Option<&str>| {
+        let (stopped, why) = (stopped.map(str::to_owned), "a test".to_owned());
+        let request = OrderRevisionRequest { revision, stopped, why };
+        server.client.call::<OrderRevision>(&request).await.map(|reply| reply.number)
+    };
+    let stopped = RevisionOrder { revision: 2, number: 1, stopped: Some("it is bad".to_owned()) };
+    assert_eq!(order(&server, 2, Some("it is bad")).await.unwrap(), 1);
+    let (version, told) = server.next(Some(version)).await;
+    assert_eq!((numbers(&told), &told.orders), ((2, vec![2, 1]), &vec![stopped.clone()]));
+    let why = model::display::error_chain(&order(&server, 3, None).await.unwrap_err());
+    assert!(why.ends_with("there is no content revision 3: the newest is 2"), "{why}");
+    assert!(server.page("/").await.contains("revision 2 has stopped: it is bad"));
+
+    server.kill();
+    server.start().await;
+    let (again, told) = server.next(None).await;
+    assert_eq!((again, told.numbering), (version, first.numbering));
+    assert_eq!((numbers(&told), told.orders), ((2, vec![2, 1]), vec![stopped]));
+    assert_eq!(order(&server, 2, None).await.unwrap(), 2);
 }

@@ -59,11 +59,11 @@ async fn list_and_get_show_what_is_made() {
         one.version.hex()[..12].to_owned()
     };
     let expected = format!(
-        " PATH              KIND      SECRET  VERSION\n \
-         /etc/host.key     program   yes     {}\n \
-         /etc/key          template  yes     {}\n \
-         /etc/motd         file              {}\n \
-         /etc/resolv.conf  template          {}\n",
+        " PATH              KIND      SECRET  REVISION  VERSION\n \
+         /etc/host.key     program   yes     1         {}\n \
+         /etc/key          template  yes     1         {}\n \
+         /etc/motd         file              1         {}\n \
+         /etc/resolv.conf  template          1         {}\n",
         version("/etc/host.key"),
         version("/etc/key"),
         version("/etc/motd"),

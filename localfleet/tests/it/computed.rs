@@ -5,13 +5,15 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use api::certificate::Certificate;
-use api::dominator::Status;
-use api::dominator::SubSummary;
+use api::dominator::content::{ContentChange, ContentStage};
+use api::dominator::{Status, SubSummary};
 use certs::pem::{certificates_of, key_belongs};
 use model::mdb::Machine;
+use nix::sys::signal::Signal;
 use testing::eventually;
 
 use crate::converges::{CONVERGE_MAX, Scenario};
+use crate::faults::signal;
 use crate::orders::domtool;
 use crate::trees;
 
@@ -50,24 +52,29 @@ impl Generators {
     }
 }
 
-fn require(scenario: &Scenario, image: &str, locations: [&str; 2]) {
+fn require(scenario: &Scenario, image: &str, locations: &[&str]) {
     let machines = scenario.fleet.subs.iter().zip(locations).map(|(sub, location)| Machine {
         required_image: image.to_owned(),
-        location: location.to_owned(),
+        location: (*location).to_owned(),
         ..sub.record()
     });
     scenario.fleet.replace_mdb(&machines.collect::<Vec<_>>()).unwrap();
 }
 
 /// Waits until the machines have this content, and are synced again.
-fn wait_for(scenario: &mut Scenario, contents: [&str; 2]) {
-    let paths: Vec<PathBuf> =
-        scenario.fleet.subs.iter().map(|sub| sub.root.join("etc/resolv.conf")).collect();
+fn wait_for(scenario: &mut Scenario, contents: &[&str]) {
+    wait_for_content(scenario, contents);
+    scenario.fleet.wait_synced("test/2", CONVERGE_MAX, |_| {}).unwrap();
+}
+
+fn wait_for_content(scenario: &Scenario, contents: &[&str]) {
+    let subs = &scenario.fleet.subs;
+    let content = |root: &Path| fs::read_to_string(root.join("etc/resolv.conf"));
     eventually("the machines have their content", || {
-        let found = [0, 1].map(|one| fs::read_to_string(&paths[one]).unwrap_or_default());
+        let found: Vec<String> =
+            subs.iter().map(|sub| content(&sub.root).unwrap_or_default()).collect();
         if found == contents { Ok(()) } else { Err(found) }
     });
-    scenario.fleet.wait_synced("test/2", CONVERGE_MAX, |_| {}).unwrap();
 }
 
 /// Adds an image with the computed files of `list`.
@@ -117,7 +124,7 @@ fn machines_get_the_content_that_is_made_for_them_and_keep_it_while_its_server_i
     add(&scenario, "test/2", &trees[1], &generators.list);
 
     // There is no server: the machines stay at their former image, and drift is repaired.
-    require(&scenario, "test/2", ["nyc", "sfo"]);
+    require(&scenario, "test/2", &["nyc", "sfo"]);
     let waits = |subs: &[SubSummary]| {
         let waits =
             format!("the content of computed files is not known: /etc/resolv.conf from {source}: ");
@@ -136,16 +143,16 @@ fn machines_get_the_content_that_is_made_for_them_and_keep_it_while_its_server_i
 
     let mut server = scenario.fleet.start_filegen(&generators.config).unwrap();
     let content = |word: &str, location: &str| format!("# {word}\nsearch {location}.example\n");
-    wait_for(&mut scenario, [&content("first", "nyc"), &content("first", "sfo")]);
+    wait_for(&mut scenario, &[&content("first", "nyc"), &content("first", "sfo")]);
     let key = scenario.fleet.subs[0].root.join("etc/site.key");
     assert_eq!(fs::read_to_string(&key).unwrap(), SECRET);
     assert_eq!(fs::metadata(&key).unwrap().permissions().mode() & 0o777, 0o600);
 
     // Another location, and another template: each is an update of one file.
-    require(&scenario, "test/2", ["sfo", "sfo"]);
-    wait_for(&mut scenario, [&content("first", "sfo"), &content("first", "sfo")]);
+    require(&scenario, "test/2", &["sfo", "sfo"]);
+    wait_for(&mut scenario, &[&content("first", "sfo"), &content("first", "sfo")]);
     generators.write_template("second");
-    wait_for(&mut scenario, [&content("second", "sfo"), &content("second", "sfo")]);
+    wait_for(&mut scenario, &[&content("second", "sfo"), &content("second", "sfo")]);
     let poll = scenario.fleet.detail("sub-1").unwrap().poll.unwrap();
     assert_eq!(poll.last_update.unwrap().operations, 1);
     let words = ["--path", "/etc/resolv.conf", "--reason", "computed", "--host", "sub-1"];
@@ -161,7 +168,7 @@ fn machines_get_the_content_that_is_made_for_them_and_keep_it_while_its_server_i
     scenario.fleet.dominator.start_again().unwrap();
     scenario.fleet.wait_ready().unwrap();
     fs::write(scenario.fleet.subs[1].root.join("etc/resolv.conf"), "by hand").unwrap();
-    wait_for(&mut scenario, [&content("second", "sfo"), &content("second", "sfo")]);
+    wait_for(&mut scenario, &[&content("second", "sfo"), &content("second", "sfo")]);
 
     // Content is nowhere but on the machines and in the private database of the dominator.
     let place = |name: &str| scenario.directory.path().join(name);
@@ -304,4 +311,65 @@ fn certificates_are_renewed_whatever_is_killed_meanwhile() {
             }
         });
     }
+}
+
+#[test]
+fn a_changed_template_is_tried_on_first_machines_taken_back_and_corrected() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut scenario = Scenario::start(5);
+    let tree = directory.path().join("tree");
+    trees::make(&tree, 1);
+    for name in ["etc/resolv.conf", "etc/site.key"] {
+        fs::write(tree.join(name), "a placeholder").unwrap();
+    }
+    let source = scenario.fleet.addresses().filegen.to_string();
+    let generators = Generators::make(&directory.path().join("filegen"), &source);
+    add(&scenario, "test/2", &tree, &generators.list);
+    let _server = scenario.fleet.start_filegen(&generators.config).unwrap();
+    require(&scenario, "test/2", &["nyc"; 5]);
+    let [first, second, third] =
+        ["first", "second", "third"].map(|word| format!("# {word}\nsearch nyc.example\n"));
+    wait_for(&mut scenario, &[first.as_str(); 5]);
+
+    // One of the first machines does not come to an end, so that the others wait.
+    signal(&scenario.fleet.subs[1].daemon, Signal::SIGSTOP);
+    generators.write_template("second");
+    let [old, new] = [first.as_str(), second.as_str()];
+    wait_for_content(&scenario, &[new, old, new, old, old]);
+    let id = format!("{source}/2");
+    let shown = |scenario: &Scenario| {
+        let (code, out, said) = domtool(scenario, &["--format", "json", "computed", "show", &id]);
+        assert_eq!(code, 0, "{said}");
+        let shown: ContentChange = serde_json::from_str(&out).unwrap();
+        (shown.stage, shown.verified, shown.trying, shown.waiting)
+    };
+    let trying = vec![scenario.fleet.subs[1].record().hostname];
+    let expected = (ContentStage::First, 2, trying, 2);
+    eventually("the machines that have it are verified", || match shown(&scenario) {
+        now if now == expected => Ok(()),
+        now => Err(now),
+    });
+
+    // It is taken back everywhere, also on the machine that comes back later, and after a kill.
+    let words = ["computed", "rollback", &id, "--why", "wrong servers"];
+    let (code, _, said) = domtool(&scenario, &words);
+    let told = format!("{id} is stopped; machines that have it go back to their former content.\n");
+    assert_eq!((code, said), (0, told));
+    wait_for_content(&scenario, &[first.as_str(); 5]);
+    signal(&scenario.fleet.subs[1].daemon, Signal::SIGCONT);
+    scenario.fleet.dominator.kill().unwrap();
+    scenario.fleet.dominator.start_again().unwrap();
+    scenario.fleet.wait_ready().unwrap();
+    wait_for(&mut scenario, &[first.as_str(); 5]);
+    let why = ContentStage::Stopped("by order: wrong servers".to_owned());
+    assert_eq!(shown(&scenario), (why, 2, vec![], 5));
+    // The filegen-server tells it to other dominators.
+    let kept = scenario.directory.path().join("filegen-server/revisions.json");
+    eventually("the server knows", || match fs::read_to_string(&kept).unwrap() {
+        text if text.contains("by order: wrong servers") => Ok(()),
+        text => Err(text),
+    });
+
+    generators.write_template("third");
+    wait_for(&mut scenario, &[third.as_str(); 5]);
 }

@@ -33,6 +33,7 @@ fn sets_may_call_what_they_must() {
             FileGenerator.GetContents
             FileGenerator.GetGenerators
             FileGenerator.GetSecrets
+            FileGenerator.OrderRevision
             ImageServer.GetImage
             ImageServer.GetPrivateDirectories
             ImageServer.HoldImages
@@ -86,9 +87,11 @@ fn sets_may_call_what_they_must() {
             Dominator.GetStatus
             Dominator.GetSubLimits
             Dominator.GoOn
+            Dominator.ListContentChanges
             Dominator.ListEvents
             Dominator.ListLastingOrders
             Dominator.ListSubs
+            Dominator.OrderContentChange
             Dominator.PauseUpdates
             Dominator.PlanMachine
             Dominator.PlanMachines
@@ -105,6 +108,7 @@ fn sets_may_call_what_they_must() {
             FileGenerator.Generate
             FileGenerator.GetContents
             FileGenerator.GetGenerators
+            FileGenerator.OrderRevision
             FileGenerator.RenewCertificates
             ImageServer.EstimateImage
             ImageServer.FindLatestImage

@@ -170,6 +170,8 @@ fn methods_of_the_dominator_have_these_bytes() {
     pinned.method::<dominator::orders::Trust>(samples::trust());
     pinned.method::<dominator::orders::AcceptImage>(samples::accept_image());
     pinned.method::<dominator::orders::ResumeImage>(samples::resume_image());
+    pinned.method::<dominator::content::ListContentChanges>(samples::list_content_changes());
+    pinned.method::<dominator::content::OrderContentChange>(samples::order_content_change());
     pinned.method::<dominator::mdb::ShowMdb>(samples::show_mdb());
     pinned.method::<dominator::mdb::AcceptMdb>(samples::accept_mdb());
     pinned.method::<dominator::events::ListEvents>(samples::list_events());
@@ -210,6 +212,7 @@ fn methods_of_the_file_generator_have_these_bytes() {
     pinned.method::<file_generator::GetContents>(samples::get_contents());
     pinned.method::<file_generator::GetSecrets>(samples::get_secrets());
     pinned.method::<file_generator::GetGenerators>(samples::get_generators());
+    pinned.method::<file_generator::OrderRevision>(samples::order_revision());
     pinned.method::<file_generator::RenewCertificates>(samples::renew_certificates());
     pinned.check("FileGenerator.", expect_file!["golden/file_generator.txt"]);
 }

@@ -1,5 +1,10 @@
-//! What is asked for, and when.
+//! What is asked for and when, and which content is used.
 
+mod rollout;
+
+use api::file_generator::Generator;
+
+use super::rollout::{ContentReport, Standing};
 use super::*;
 
 const SOURCE: &str = "files:6972";
@@ -24,13 +29,50 @@ fn id(text: &str) -> ObjectId {
     Algorithm::Blake3.digest(text.as_bytes())
 }
 
+/// The generators of a server: path, version, and the revision since which it has that.
+fn generators(revision: u64, all: &[(&str, &str, u64)]) -> Generators {
+    let generator = |(path, version, revision): &(&str, &str, u64)| Generator {
+        path: path.parse().unwrap(),
+        kind: "template".to_owned(),
+        version: id(version),
+        is_secret: false,
+        revision: *revision,
+    };
+    let generators = all.iter().map(generator).collect();
+    Generators { generators, numbering: 1, revision, ..Generators::default() }
+}
+
 /// A table, and the questions that it asks as text.
 struct Asked(ComputedTable);
 
 impl Asked {
     fn want(&mut self, hostname: &str, location: &str, paths: &[&str], at: u64) {
-        let machine = machine(hostname, location);
-        self.0.want(&machine, Algorithm::Blake3, &rules(paths), now(at));
+        self.want_with(hostname, location, (Algorithm::Blake3, paths), at);
+    }
+
+    fn want_with(
+        &mut self,
+        hostname: &str,
+        location: &str,
+        (algorithm, paths): (Algorithm, &[&str]),
+        at: u64,
+    ) {
+        let (machine, rules) = (machine(hostname, location), rules(paths));
+        let image = WantedImage { digest: id("image"), algorithm, rules: &rules };
+        self.0.want(&machine, image, now(at));
+    }
+
+    /// Takes that all machines are in sync with what they were told.
+    fn in_sync(&mut self, at: u64) {
+        let hostnames: Vec<String> = self.0.machines.keys().cloned().collect();
+        for hostname in hostnames {
+            let round = self.0.known(&hostname).round;
+            self.0.report(&hostname, round, ContentReport::Is(Standing::InSync), now(at));
+        }
+    }
+
+    fn set_generators(&mut self, all: &Generators, at: u64) {
+        self.0.take_generators(SOURCE, Some(all), now(at));
     }
 
     /// Asks, and answers each path by its content; `None` fails.
@@ -64,13 +106,13 @@ impl Asked {
     }
 
     fn known(&self, hostname: &str) -> Vec<(String, ObjectId)> {
-        let (known, _) = self.0.known(hostname);
-        known.iter().map(|file| (file.rule.path.to_string(), file.object.id())).collect()
+        let known = self.0.known(hostname);
+        known.files.iter().map(|file| (file.rule.path.to_string(), file.object.id())).collect()
     }
 
     fn unknown(&self, hostname: &str) -> Vec<(String, String)> {
-        let (_, unknown) = self.0.known(hostname);
-        unknown.iter().map(|one| (one.rule.path.to_string(), one.why.to_string())).collect()
+        let known = self.0.known(hostname);
+        known.unknown.iter().map(|one| (one.rule.path.to_string(), one.why.to_string())).collect()
     }
 
     fn changed(&mut self) -> Vec<String> {
@@ -89,6 +131,7 @@ fn files_are_asked_for_once_and_again_when_record_generator_or_time_make_others(
     asked.want("b", "nyc", &["/x"], 0);
     assert_eq!(asked.answer(0, 600, by_location), ["/x of a", "/y of a", "/x of b"]);
     assert_eq!(asked.changed(), ["a", "b"]);
+    asked.in_sync(0);
     assert_eq!(asked.answer(1, 600, by_location), [""; 0]);
     assert_eq!(
         asked.known("a"),
@@ -97,21 +140,22 @@ fn files_are_asked_for_once_and_again_when_record_generator_or_time_make_others(
 
     // Another record.
     asked.want("b", "sfo", &["/x"], 10);
+    asked.in_sync(10);
     assert_eq!(asked.answer(10, 600, by_location), ["/x of b"]);
+    assert_eq!(asked.known("b"), [("/x".to_owned(), id("/x in nyc"))]);
+    asked.0.advance(now(10));
     assert_eq!(asked.known("b"), [("/x".to_owned(), id("/x in sfo"))]);
     assert_eq!(asked.changed(), ["b"]);
 
     // The generators: first those that made the content, then another version of one of them.
-    let versions = |x: &str| {
-        [("/x", x), ("/y", "/y")].map(|(path, made)| (path.parse().unwrap(), id(made))).into()
-    };
-    asked.0.set_generators(SOURCE, versions("/x"), now(20));
+    let versions = |x| generators(1, &[("/x", x, 1), ("/y", "/y", 1)]);
+    asked.set_generators(&versions("/x"), 20);
     assert_eq!(asked.answer(20, 600, by_location), [""; 0]);
-    asked.0.set_generators(SOURCE, versions("new"), now(30));
+    asked.set_generators(&versions("new"), 30);
     assert_eq!(asked.answer(30, 600, by_location), ["/x of a", "/x of b"]);
     // The content is the same as before, and is that of now.
     assert_eq!(asked.changed(), ["a", "b"]);
-    asked.0.set_generators(SOURCE, versions("/x"), now(40));
+    asked.set_generators(&versions("/x"), 40);
 
     // The end of what was made at 0, and then of the rest.
     assert_eq!(asked.0.ask_at(SOURCE), Some(Duration::from_secs(600)));
@@ -180,24 +224,27 @@ fn after_a_restart_only_what_changed_is_asked_for() {
     asked.answer(0, 600, by_location);
     let stored = ["a", "b"].map(|host| (host.to_owned(), asked.0.stored(host)));
 
-    let mut asked = Asked(ComputedTable::new(stored.into()));
+    let mut asked = Asked(ComputedTable::new(stored.into(), Vec::new()));
     assert_eq!(asked.0.needed().1, [id("/x in nyc")].into());
     asked.want("a", "nyc", &["/x"], 10);
     asked.want("b", "sfo", &["/x"], 10);
+    asked.in_sync(10);
     assert_eq!(asked.known("a"), [("/x".to_owned(), id("/x in nyc"))]);
     // The record of b has changed while the dominator was down.
     assert_eq!(asked.answer(11, 600, by_location), ["/x of b"]);
     assert_eq!(asked.answer(600, 600, by_location), ["/x of a"]);
+    asked.0.advance(now(600));
+    asked.in_sync(600);
 
     // Lost content is asked for again, as is all with another digest algorithm.
-    asked.0.lost(&[id("/x in sfo")], now(650));
+    asked.0.lost(&[id("/x in sfo"), id("/x in nyc")], now(650));
     assert_eq!(asked.known("b"), []);
-    assert_eq!(asked.answer(650, 0, by_location), ["/x of b"]);
-    asked.0.want(&machine("b", "sfo"), Algorithm::Sha512, &rules(&["/x"]), now(660));
+    assert_eq!(asked.answer(650, 0, by_location), ["/x of a", "/x of b"]);
+    asked.want_with("b", "sfo", (Algorithm::Sha512, &["/x"]), 660);
     assert_eq!(asked.known("b"), []);
     // An answer with the former algorithm comes too late.
     let batch = asked.0.next_batch(&SOURCE.into(), now(660)).unwrap();
-    asked.0.want(&machine("b", "sfo"), Algorithm::Blake3, &rules(&["/x"]), now(661));
+    asked.want("b", "sfo", &["/x"], 661);
     let content = GeneratedContent {
         id: Algorithm::Sha512.digest(b""),
         size_bytes: 0,
@@ -213,12 +260,12 @@ fn after_a_restart_only_what_changed_is_asked_for() {
 #[test]
 fn content_of_a_former_generator_is_asked_for_again() {
     let mut asked = Asked(ComputedTable::default());
-    let versions = |x: &str| [("/x".parse().unwrap(), id(x))].into();
-    asked.0.set_generators(SOURCE, versions("/x"), now(0));
+    let versions = |x| generators(1, &[("/x", x, 1)]);
+    asked.set_generators(&versions("/x"), 0);
     asked.want("a", "nyc", &["/x"], 0);
     // The template is edited while the file is being made from the former one.
     let batch = asked.0.next_batch(&SOURCE.into(), now(0)).unwrap();
-    asked.0.set_generators(SOURCE, versions("new"), now(1));
+    asked.set_generators(&versions("new"), 1);
     let content = GeneratedContent {
         id: id("former"),
         size_bytes: 0,
@@ -233,7 +280,7 @@ fn content_of_a_former_generator_is_asked_for_again() {
     assert_eq!(asked.0.ask_at(SOURCE), Some(Duration::from_secs(2) + VALID_SHORTEST));
     // The edit is taken back: the content is that of now, which the machine is told.
     asked.changed();
-    asked.0.set_generators(SOURCE, versions("/x"), now(3));
+    asked.set_generators(&versions("/x"), 3);
     assert_eq!((asked.unknown("a"), asked.0.ask_at(SOURCE)), (vec![], None));
     assert_eq!(asked.changed(), ["a"]);
 }
@@ -272,10 +319,10 @@ fn a_question_is_for_as_many_files_as_a_server_takes() {
 
 #[test]
 fn what_was_stored_of_machines_that_are_gone_is_forgotten() {
-    let stored = |hostname: &str| (hostname.to_owned(), Vec::new());
+    let stored = |hostname: &str| (hostname.to_owned(), StoredFiles::default());
     let restored = ["a", "gone", "plain"].map(stored).into();
-    let mut table = ComputedTable::new(restored);
-    table.forget_others(|hostname| hostname != "gone");
-    table.want(&machine("plain", "nyc"), Algorithm::Blake3, &[], now(0));
-    assert_eq!(table.needed().0, ["a".to_owned()].into());
+    let mut asked = Asked(ComputedTable::new(restored, Vec::new()));
+    asked.0.forget_others(|hostname| hostname != "gone");
+    asked.want("plain", "nyc", &[], 0);
+    assert_eq!(asked.0.needed().0, ["a".to_owned()].into());
 }

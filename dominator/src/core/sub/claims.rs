@@ -20,6 +20,7 @@ use super::polls::Reachability;
 use super::{Check, Effect, Now, Step, Sub, View, stop};
 use crate::core::budget::{Demand, Impact, UpdateClass};
 use crate::core::claims::{Claim, ClaimAnswer, ClaimKind, Release, UpdateClaim, UpdateEnd};
+use crate::core::computed::rollout::ContentUpdate;
 use crate::core::image_breaker::UpdateFailure;
 use crate::core::network_budget::{Download, Urgency};
 
@@ -55,6 +56,8 @@ struct BegunUpdate {
     update: u64,
     impact: Impact,
     since: Duration,
+    /// The number of the computed files that it brings, if these are all that it changes.
+    content: Option<u64>,
 }
 
 /// The claim for a fetch.
@@ -74,6 +77,8 @@ pub(super) struct SubClaims {
     needed: Option<(ObjectId, Duration)>,
     /// The last update that failed: it may still be under way, but has no claim any more.
     failed_update: Option<u64>,
+    /// The update to computed files with this number that failed in this step.
+    failed_content: Option<(u64, UpdateFailure)>,
     /// True if the claim for an update was needed in this step.
     is_needed: bool,
     is_fetch_needed: bool,
@@ -109,9 +114,10 @@ impl SubClaims {
     }
 
     /// Handles that the Commit of this update is sent.
-    pub(super) fn commit_sent(&mut self, update: u64, now: Now) {
+    pub(super) fn commit_sent(&mut self, update: u64, content: Option<u64>, now: Now) {
         if let UpdateClaimState::Asked(claim, _) = &self.update {
-            let begun = BegunUpdate { update, impact: claim.demand.impact, since: now.elapsed };
+            let (impact, since) = (claim.demand.impact, now.elapsed);
+            let begun = BegunUpdate { update, impact, since, content };
             self.update = UpdateClaimState::Begun(begun);
         }
     }
@@ -120,6 +126,11 @@ impl SubClaims {
         if let UpdateClaimState::Begun(_) = self.update {
             self.update = UpdateClaimState::Unsent;
         }
+    }
+
+    /// Returns the number of the computed files whose update failed in this step.
+    pub(super) fn take_failed_content(&mut self) -> Option<(u64, UpdateFailure)> {
+        self.failed_content.take()
     }
 
     /// True if the claim for an update is granted.
@@ -147,8 +158,9 @@ impl SubClaims {
     }
 
     fn end_update(&mut self, end: UpdateEnd, effects: &mut Vec<Effect>) {
-        if let (UpdateClaimState::Begun(begun), UpdateEnd::Failed(_)) = (&self.update, end) {
+        if let (UpdateClaimState::Begun(begun), UpdateEnd::Failed(failure)) = (&self.update, end) {
             self.failed_update = Some(begun.update);
+            self.failed_content = begun.content.map(|round| (round, failure));
         }
         if end != UpdateEnd::Withdrawn {
             self.needed = None;
@@ -237,9 +249,15 @@ impl Sub {
         planned: &Planned,
         now: Now,
     ) -> UpdateClaim {
+        let impact = if planned.is_high_impact { Impact::High } else { Impact::Plain };
+        let class = match (self.update_class(view, image), impact) {
+            // Nobody waits for a renewal: it uses no budget unless it disturbs.
+            (UpdateClass::Renewal, Impact::High) => UpdateClass::Rollout,
+            (class, _) => class,
+        };
         let demand = Demand {
-            class: self.update_class(view, image),
-            impact: if planned.is_high_impact { Impact::High } else { Impact::Plain },
+            class,
+            impact,
             location: self.machine.location.clone(),
             since: self.needed_since(image, now),
         };
@@ -247,13 +265,16 @@ impl Sub {
         UpdateClaim { demand, image: Some(image.name().clone()), is_new }
     }
 
-    /// An update to the image that the machine already has is a repair. So is a retry of a failed
-    /// update, so that it delays no rollout.
+    /// An update to the image that the machine already has is a repair, unless it brings other
+    /// content. So is a retry of a failed update, so that it delays no rollout.
     fn update_class(&self, view: &View, image: &RequiredImage) -> UpdateClass {
-        if self.is_recorded(view, image) || self.updates.failures > 0 {
-            UpdateClass::Repair
-        } else {
-            UpdateClass::Rollout
+        if self.updates.failures > 0 {
+            return UpdateClass::Repair;
+        }
+        match (self.is_recorded(view, image), self.computed.update) {
+            (false, _) | (true, ContentUpdate::Change) => UpdateClass::Rollout,
+            (true, ContentUpdate::Renewal) => UpdateClass::Renewal,
+            (true, ContentUpdate::None) => UpdateClass::Repair,
         }
     }
 
@@ -316,7 +337,7 @@ impl Sub {
         step: &mut Step<'_>,
     ) -> Check<()> {
         let urgency = match self.update_class(view, image) {
-            UpdateClass::Repair => Urgency::Repair,
+            UpdateClass::Repair | UpdateClass::Renewal => Urgency::Repair,
             UpdateClass::Rollout => Urgency::Rollout,
         };
         self.needed_since(image, step.now);
@@ -381,8 +402,12 @@ impl Sub {
         };
         let claim = UpdateClaim { demand, image: None, is_new: false };
         step.effects.push(Effect::Claim(Claim::UnderWay(claim)));
-        self.claims.update =
-            UpdateClaimState::Begun(BegunUpdate { update, impact, since: step.now.elapsed });
+        self.claims.update = UpdateClaimState::Begun(BegunUpdate {
+            update,
+            impact,
+            since: step.now.elapsed,
+            content: None,
+        });
     }
 
     /// Returns how a begun update has ended, if it has.

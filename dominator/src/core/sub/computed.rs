@@ -18,7 +18,9 @@ use model::object::ObjectId;
 
 use super::calls::CallPurpose;
 use super::{Call, Check, Effect, Step, Sub, View, stop};
-use crate::core::computed::BEING_ASKED;
+use crate::core::computed::rollout::{ContentReport, ContentUpdate, Standing};
+use crate::core::computed::{BEING_ASKED, KnownFiles};
+use crate::core::image_breaker::UpdateFailure;
 
 /// What is known of the computed files of one machine.
 #[derive(Debug)]
@@ -26,6 +28,16 @@ pub(super) struct ComputedContent {
     pub(super) files: Arc<ComputedFiles>,
     /// Why other content is not known.
     unknown: Arc<[Unknown]>,
+    /// Why other content is not in use yet.
+    pub(super) held: Option<String>,
+    /// The number of the files.
+    round: u64,
+    /// Why they are others than before.
+    pub(super) update: ContentUpdate,
+    /// True if the machine was found to be in sync in this step.
+    pub(super) is_in_sync: bool,
+    /// What was reported last, about the files with which number.
+    reported: Option<(u64, ContentReport)>,
     /// Counts how often the content changed.
     pub(super) version: u64,
     /// True if content was asked for, perhaps before the dominator was started.
@@ -34,7 +46,17 @@ pub(super) struct ComputedContent {
 
 impl Default for ComputedContent {
     fn default() -> Self {
-        Self { files: Arc::default(), unknown: [].into(), version: 0, is_wanted: true }
+        Self {
+            files: Arc::default(),
+            unknown: [].into(),
+            held: None,
+            round: 0,
+            update: ContentUpdate::None,
+            is_in_sync: false,
+            reported: None,
+            version: 0,
+            is_wanted: true,
+        }
     }
 }
 
@@ -51,13 +73,79 @@ impl Sub {
     }
 
     /// Takes what is known of the computed files.
-    pub(super) fn take_computed(&mut self, files: Arc<ComputedFiles>, unknown: Arc<[Unknown]>) {
+    pub(super) fn take_computed(&mut self, known: KnownFiles) {
+        let KnownFiles { files, unknown, held, round, update } = known;
         if self.computed.files != files {
             self.computed.files = files;
             self.computed.version += 1;
             self.clear_failures();
+            if self.was_content_undone() {
+                // The image has not failed, but its former content.
+                self.retry_undone();
+            }
         }
         self.computed.unknown = unknown;
+        (self.computed.held, self.computed.round, self.computed.update) = (held, round, update);
+    }
+
+    /// True if the last update was one within the image, which the machine still has.
+    fn was_content_undone(&self) -> bool {
+        let last = self.view.as_ref().map(|view| &view.report);
+        last.is_some_and(|report| {
+            let last = report.last_update.as_ref();
+            last.is_some_and(|last| report.last_image.as_ref() == Some(&last.image))
+        })
+    }
+
+    /// Returns the number of the files if an update of the machine brings changed content, and no
+    /// other image.
+    pub(super) fn changed_content(&self, is_new_image: bool) -> Option<u64> {
+        (!is_new_image && self.computed.update == ContentUpdate::Change)
+            .then_some(self.computed.round)
+    }
+
+    /// Reports how the machine is with its computed files, if that has changed.
+    pub(super) fn report_content(&mut self, status: Status, effects: &mut Vec<Effect>) {
+        let is_in_sync = std::mem::take(&mut self.computed.is_in_sync);
+        let failed = self.claims.take_failed_content();
+        if !self.computed.is_wanted {
+            return;
+        }
+        let view = self.view.as_ref().zip(self.image.ready());
+        let has_image = view.is_some_and(|(view, image)| self.is_recorded(view, image));
+        let is_held = self.view.as_ref().is_some_and(|view| self.are_updates_prevented(view));
+        // While a plan with other content is being made, the status is the former one.
+        let planned = self.plan.made.as_ref().map(|planned| planned.key.computed);
+        let is_planned = planned == Some(self.computed.version);
+        let report = match status {
+            _ if let Some((round, failure)) = failed
+                && round == self.computed.round =>
+            {
+                ContentReport::Failed(failure)
+            }
+            _ if is_in_sync && is_held => ContentReport::Is(Standing::Held),
+            _ if is_in_sync => ContentReport::Is(Standing::InSync),
+            // It is being compared.
+            Status::Synced => return,
+            _ if !is_planned => ContentReport::Is(Standing::Away),
+            Status::UpdateFailed if has_image => ContentReport::Failed(UpdateFailure::Update),
+            Status::HealthFailed if has_image => ContentReport::Failed(UpdateFailure::Health),
+            Status::NotConverging if has_image => {
+                ContentReport::Failed(UpdateFailure::NotConverging)
+            }
+            Status::UpdateFailed
+            | Status::HealthFailed
+            | Status::NotConverging
+            | Status::TriggerFailed
+            | Status::PartlySynced
+            | Status::WaitingForComputedFiles => ContentReport::Is(Standing::Settled),
+            _ => ContentReport::Is(Standing::Away),
+        };
+        let report = (self.computed.round, report);
+        if self.computed.reported != Some(report) {
+            self.computed.reported = Some(report);
+            effects.push(Effect::ReportContent(report.0, report.1));
+        }
     }
 
     /// Returns for which computed file of `image` the content is not known, and why.

@@ -19,9 +19,10 @@ use model::tree::Tree;
 
 use crate::core::changes::OrderedUpdate;
 use crate::core::claims::{Claim, ClaimAnswer, ClaimKind, Release};
+use crate::core::computed::KnownFiles;
+use crate::core::computed::rollout::ContentReport;
 use crate::core::identity::{IdentityReport, IdentityVerdict};
 use api::planning::{PlanJob, Planned};
-use model::image::computed::{ComputedFiles, Unknown};
 use model::image::required::RequiredImage;
 
 /// The inputs of a decision that are not part of the state.
@@ -209,8 +210,8 @@ pub enum Event {
     TreeFailed(RequestId, Failure),
     /// The former image was loaded; `None` if it cannot be.
     FormerRead(RequestId, Option<Arc<RequiredImage>>),
-    /// What is known of the computed files of the machine, and why the rest is not.
-    ComputedKnown(Arc<ComputedFiles>, Arc<[Unknown]>),
+    /// What is known of the computed files of the machine.
+    ComputedKnown(Box<KnownFiles>),
     /// The plan was made, or could not be made for this reason.
     Planned(RequestId, Result<Arc<Planned>, String>),
     /// The sub accepted the call.
@@ -240,6 +241,8 @@ pub enum Effect {
     /// Wants the content of the computed files of this image for the machine with this record, and
     /// no other any more. [`Event::ComputedKnown`] brings what is known, and each change of it.
     WantComputed(Arc<Machine>, Arc<RequiredImage>),
+    /// Reports how the machine is with the computed files that it was told with this number.
+    ReportContent(u64, ContentReport),
     /// Makes a plan.
     Plan(RequestId, Box<PlanJob>),
     /// Calls the sub.

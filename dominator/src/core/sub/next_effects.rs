@@ -92,6 +92,7 @@ impl Sub {
         };
         self.set_status(status, step);
         self.settle_claims(self.shown.status, step);
+        self.report_content(self.shown.status, &mut step.effects);
     }
 
     fn status_of_failed_poll(&self, failure: Failure, now: Now) -> StatusAndDetail {
@@ -163,7 +164,7 @@ impl Sub {
         view.report.last_image.as_ref() == Some(image.name())
     }
 
-    fn are_updates_prevented(&self, view: &View) -> bool {
+    pub(super) fn are_updates_prevented(&self, view: &View) -> bool {
         self.brake.is_some()
             || self.history_error.is_some()
             || self.machine.disable_updates
@@ -236,6 +237,7 @@ impl Sub {
         self.orders.forced_plan = None;
         let prefetch = self.prefetch_next(view, image, step);
         self.clean_up_cache(view, image, step);
+        self.computed.is_in_sync = self.image.digest() == Some(image.digest);
         let mut detail = format!("equals {}", image.name());
         if let Some(failed) = self.failed_triggers(view, step) {
             write!(detail, ", but {failed}").expect("writing to a String cannot fail");
@@ -243,7 +245,8 @@ impl Sub {
         }
         let more = unchecked_health(view, image).into_iter().chain(left_alone(view));
         let rollback = self.rollback().map(rollback_text);
-        for more in more.chain(prefetch).chain(rollback).chain(self.pause_text()) {
+        let held = self.computed.held.clone();
+        for more in more.chain(held).chain(prefetch).chain(rollback).chain(self.pause_text()) {
             write!(detail, "; {more}").expect("writing to a String cannot fail");
         }
         Continue((Status::Synced, detail))
@@ -410,7 +413,9 @@ impl Sub {
                     let ordered = self.ordered_update(update_id, view, image, planned);
                     step.effects.push(Effect::Commit(request_id, Box::new(ordered)));
                     self.report_changing(&mut step.effects);
-                    self.claims.commit_sent(update_id, step.now);
+                    let is_new_image = !self.is_recorded(view, image);
+                    let content = self.changed_content(is_new_image);
+                    self.claims.commit_sent(update_id, content, step.now);
                     return stop(Status::Updating, format!("carrying out {todo}"));
                 }
                 self.stop_waiting(Status::Preparing, format!("staged {todo}"))

@@ -3,6 +3,9 @@
 
 use api::Done;
 use api::access::{DeniedError, OwnedItem, authorize};
+use api::dominator::content::{
+    ListContentChanges, ListContentChangesReply, OrderContentChange, OrderContentChangeRequest,
+};
 use api::dominator::events::AcceptClock;
 use api::dominator::mdb::AcceptMdb;
 use api::dominator::orders::{
@@ -71,6 +74,14 @@ pub(super) fn methods(router: Router<ApiState>) -> Router<ApiState> {
             let who = caller.name_or(request.who);
             let order = move || fleet.resume_image(&request.image, &request.why, &who);
             finish_blocking(tracker, order).await
+        })
+        .method::<ListContentChanges, _>(async |ApiState { fleet, .. }, _caller, request| {
+            let changes = fleet.shared().computed.changes(&request.source);
+            Ok(ListContentChangesReply { changes })
+        })
+        .method::<OrderContentChange, _>(async |ApiState { fleet, tracker }, caller, request| {
+            let request = OrderContentChangeRequest { who: caller.name_or(request.who), ..request };
+            finish(tracker, async move { fleet.order_content(request).await }).await
         })
         .method::<AcceptClock, _>(async |ApiState { fleet, tracker }, caller, request| {
             let who = caller.name_or(request.who);

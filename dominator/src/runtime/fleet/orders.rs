@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::dominator::content::OrderContentChangeRequest;
 use api::dominator::explain::Explanation;
 use api::dominator::orders::{
     DefaultImage, PauseUpdatesReply, PauseUpdatesRequest, ResumeUpdatesReply, ResumeUpdatesRequest,
@@ -300,6 +301,20 @@ impl Fleet {
             return Err(OrderError::NotStopped { image: image.clone() });
         }
         tracing::warn!(who, why, %image, "updates to this image go on");
+        Ok(())
+    }
+
+    /// Carries out an order about a change of the content of computed files. On an error nothing
+    /// is changed.
+    pub async fn order_content(
+        self: &Arc<Self>,
+        request: OrderContentChangeRequest,
+    ) -> Result<(), OrderError> {
+        let OrderContentChangeRequest { id, order, why, who } = request;
+        let record = Order::new("content", &who).about(&id).what(order.name().to_owned()).why(&why);
+        self.audit(record.reasoned("that is ordered about the change of content")?).await?;
+        self.shared.computed.order(&id, order, &why).await?;
+        tracing::warn!(who, why, change = %id, order = order.name(), "content is ordered about");
         Ok(())
     }
 

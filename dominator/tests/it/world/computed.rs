@@ -4,20 +4,27 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::file_generator::GeneratedContent;
-use dominator::core::computed::{Batch, BatchAnswer, ComputedTable, KnownContent, StoredFiles};
+use api::file_generator::{GeneratedContent, Generator, Generators};
+use dominator::core::computed::rollout::ContentReport;
+use dominator::core::computed::{
+    Batch, BatchAnswer, ComputedTable, KnownContent, KnownFiles, StoredChange, StoredFiles,
+    WantedImage,
+};
 use dominator::core::sub::Event;
 use model::image::ComputedRule;
-use model::image::computed::{ComputedFile, ComputedFiles, Unknown, fill_in};
+use model::image::computed::{ComputedFile, ComputedFiles, fill_in};
 use model::image::required::RequiredImage;
 use model::mdb::Machine;
 use model::object::{Algorithm, ObjectId};
 use model::tree::{Time, Tree};
 
-use super::{Happening, World};
+use super::{Happening, World, no_limits};
 
 /// The source of all computed files of the simulation.
 pub const SOURCE: &str = "filegen:6972";
+
+/// How often first machines are looked at.
+const ADVANCE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// How long all content is valid, in seconds.
 const VALID_SECONDS: u64 = 7_200;
@@ -39,7 +46,9 @@ pub enum FilegenEvent {
     /// The answers to a batch; `None` if the server is away.
     Generated(Batch, Option<Vec<BatchAnswer>>),
     /// Something else is known of a machine.
-    Known(usize, Arc<ComputedFiles>, Vec<Unknown>),
+    Known(usize, Box<KnownFiles>),
+    /// The time has come to look at first machines.
+    Advance,
 }
 
 #[derive(Default)]
@@ -47,6 +56,7 @@ pub struct Filegen {
     table: ComputedTable,
     /// What survives a crash of the dominator.
     stored: BTreeMap<String, StoredFiles>,
+    stored_changes: Vec<StoredChange>,
     version: u64,
     is_away: bool,
     /// The next time at which the server is asked.
@@ -72,10 +82,13 @@ impl World {
 
     /// Starts the dominator's part anew, with what it had stored.
     pub(super) fn start_asking(&mut self) {
-        self.filegen.table = ComputedTable::new(self.filegen.stored.clone());
+        let (files, changes) = (&self.filegen.stored, &self.filegen.stored_changes);
+        self.filegen.table = ComputedTable::new(files.clone(), changes.clone());
+        self.filegen.table.set_limits(no_limits().failures);
         self.filegen.asking = None;
         self.filegen.told.clear();
         self.schedule_filegen(Duration::from_secs(2), FilegenEvent::GeneratorsChanged);
+        self.schedule_filegen(ADVANCE_INTERVAL, FilegenEvent::Advance);
     }
 
     fn schedule_filegen(&mut self, delay: Duration, event: FilegenEvent) {
@@ -88,12 +101,19 @@ impl World {
             FilegenEvent::GeneratorsChanged => self.take_generators(),
             FilegenEvent::Ask => self.ask_filegen(),
             FilegenEvent::Generated(batch, made) => self.take_generated(&batch, made),
-            FilegenEvent::Known(host, files, unknown) => {
+            FilegenEvent::Known(host, known) => {
+                let unknown = &known.unknown;
                 let is_of_now =
                     |file: &&ComputedFile| unknown.iter().all(|unknown| unknown.rule != file.rule);
-                let rules = files.iter().filter(is_of_now).map(|file| (*file.rule).clone());
+                let rules = known.files.iter().filter(is_of_now).map(|file| (*file.rule).clone());
                 self.filegen.told.insert(host, rules.collect());
-                self.step(host, Event::ComputedKnown(files, unknown.into()));
+                self.step(host, Event::ComputedKnown(known));
+            }
+            FilegenEvent::Advance => {
+                let now = self.time();
+                self.filegen.table.advance(now);
+                self.tell_computed();
+                self.schedule_filegen(ADVANCE_INTERVAL, FilegenEvent::Advance);
             }
         }
     }
@@ -108,8 +128,16 @@ impl World {
 
     pub(super) fn want_computed(&mut self, machine: &Arc<Machine>, image: &RequiredImage) {
         let (algorithm, rules) = (image.tree.algorithm(), &image.content.computed);
+        let wanted = WantedImage { digest: image.digest, algorithm, rules };
         let now = self.time();
-        self.filegen.table.want(machine, algorithm, rules, now);
+        self.filegen.table.want(machine, wanted, now);
+        self.tell_computed();
+    }
+
+    /// Takes what the dominator's part for one machine says of its files.
+    pub(super) fn report_content(&mut self, host: usize, round: u64, report: ContentReport) {
+        let (hostname, now) = (self.machines[host].hostname.clone(), self.time());
+        self.filegen.table.report(&hostname, round, report, now);
         self.tell_computed();
     }
 
@@ -121,9 +149,18 @@ impl World {
         }
         let version = version_id(self.filegen.version);
         let rules = self.images.values().flat_map(|image| &image.content.computed);
-        let versions = rules.map(|rule| (rule.path.clone(), version)).collect();
+        let revision = self.filegen.version + 1;
+        let generator = |rule: &ComputedRule| Generator {
+            path: rule.path.clone(),
+            kind: "template".to_owned(),
+            version,
+            is_secret: false,
+            revision,
+        };
+        let generators = rules.map(generator).collect();
+        let generators = Generators { generators, numbering: 1, revision, ..Generators::default() };
         let now = self.time();
-        self.filegen.table.set_generators(SOURCE, versions, now);
+        self.filegen.table.take_generators(SOURCE, Some(&generators), now);
         self.tell_computed();
     }
 
@@ -179,13 +216,16 @@ impl World {
     /// Tells machines what is known of their files, and stores it.
     fn tell_computed(&mut self) {
         for hostname in self.filegen.table.take_changed() {
-            let (files, unknown) = self.filegen.table.known(&hostname);
+            let known = self.filegen.table.known(&hostname);
             let stored = self.filegen.table.stored(&hostname);
             self.filegen.stored.insert(hostname.clone(), stored);
             let host = self.machines.iter().position(|machine| machine.hostname == hostname);
             let host = host.expect("only machines want files");
-            let event = FilegenEvent::Known(host, Arc::new(files), unknown);
+            let event = FilegenEvent::Known(host, Box::new(known));
             self.schedule_filegen(Duration::ZERO, event);
+        }
+        if let Some(changes) = self.filegen.table.take_changes() {
+            self.filegen.stored_changes = changes;
         }
         self.schedule_asking();
     }

@@ -19,8 +19,12 @@ impl World {
     /// True if the machine has `image`, and its required image failed its health check there, or
     /// has computed files whose content is not known.
     pub(super) fn is_kept_at(&self, host: usize, image: &ImageName) -> bool {
-        let undone = self.undone.get(&host).map(|undone| undone.image.as_str());
-        (undone == Some(self.required(host)) || self.lacks_content(host))
+        // A driver that was told so when it started keeps to it, also if the machine reports later
+        // that it got yet another image before.
+        let required = ImageName::new(self.required(host)).unwrap();
+        let driver = self.drivers[host].as_ref();
+        let is_undone = driver.is_some_and(|driver| driver.sub.undone(&required).is_some());
+        (is_undone || self.lacks_content(host))
             && self.must_be_known(host).report.last_image.as_ref() == Some(image)
     }
 

@@ -1,14 +1,21 @@
 //! The methods of a filegen-server, and of a sub for computed files.
 
+use api::Done;
+use api::dominator::content::{
+    ContentCause, ContentChange, ContentChangeId, ContentOrder, ContentStage,
+    ListContentChangesReply, ListContentChangesRequest, OrderContentChangeRequest,
+};
 use api::file_generator::{
     ComputedContent, GenerateReply, GenerateRequest, GeneratedContent, GeneratedFile, Generator,
     Generators, GetContentsReply, GetContentsRequest, GetGeneratorsReply, GetGeneratorsRequest,
-    GetSecretsRequest, RenewCertificatesReply, RenewCertificatesRequest, WantedFiles,
+    GetSecretsRequest, OrderRevisionReply, OrderRevisionRequest, RenewCertificatesReply,
+    RenewCertificatesRequest, RevisionOrder, WantedFiles,
 };
 use api::subd::AddObjectsRequest;
 use model::escape::ByteText;
 use model::mdb::Machine;
 use model::object::Algorithm;
+use model::tree::Time;
 
 use super::{blake3, path, sha512};
 
@@ -53,9 +60,13 @@ pub fn get_generators() -> (GetGeneratorsRequest, GetGeneratorsReply) {
         kind: "template".into(),
         version: blake3(0x66),
         is_secret: true,
+        revision: 6,
     };
     let (generators, error) = (vec![generator], "line 3: no such".to_owned());
-    let generators = Generators { generators, error, renewals: 2 };
+    let stopped = Some("3 machines failed".to_owned());
+    let orders = vec![RevisionOrder { revision: 6, number: 4, stopped }];
+    let generators =
+        Generators { generators, error, renewals: 2, numbering: 9, revision: 7, orders };
     let request = GetGeneratorsRequest { have: Some(blake3(0x11)), wait_ms: 60_000 };
     (request, GetGeneratorsReply { version: blake3(0x22), generators: Some(generators) })
 }
@@ -68,4 +79,40 @@ pub fn renew_certificates() -> (RenewCertificatesRequest, RenewCertificatesReply
     let hostnames = Some(vec!["web1".to_owned()]);
     let request = RenewCertificatesRequest { hostnames, why: "the key was seen".to_owned() };
     (request, RenewCertificatesReply { hostnames: vec!["web1".to_owned()] })
+}
+
+pub fn order_revision() -> (OrderRevisionRequest, OrderRevisionReply) {
+    let stopped = Some("3 machines failed".to_owned());
+    let why = "3 machines failed".to_owned();
+    (OrderRevisionRequest { revision: 6, stopped, why }, OrderRevisionReply { number: 4 })
+}
+
+pub fn list_content_changes() -> (ListContentChangesRequest, ListContentChangesReply) {
+    let id = |cause| ContentChangeId { source: "files:6972".to_owned(), cause };
+    let change = |id, stage, paths| ContentChange {
+        id,
+        stage,
+        since: Time { seconds: 1_800_000_000, nanoseconds: 5 },
+        paths,
+        waiting: 9_990,
+        trying: vec!["web1".into(), "web2".into()],
+        verified: 1,
+        failed: 2,
+        reversible: 3,
+    };
+    let stopped = ContentStage::Stopped("3 machines failed".to_owned());
+    let paths = vec![path("/etc/motd")];
+    let changes = vec![
+        change(id(ContentCause::Revision(7)), stopped, paths.clone()),
+        change(id(ContentCause::Path(path("/etc/motd"))), ContentStage::First, paths),
+        change(id(ContentCause::Revision(8)), ContentStage::Open, Vec::new()),
+    ];
+    let request = ListContentChangesRequest { source: "files:6972".to_owned() };
+    (request, ListContentChangesReply { changes })
+}
+
+pub fn order_content_change() -> (OrderContentChangeRequest, Done) {
+    let id = "files:6972/7".parse().unwrap();
+    let (why, who) = ("wrong servers".to_owned(), "alice".to_owned());
+    (OrderContentChangeRequest { id, order: ContentOrder::RollBack, why, who }, Done {})
 }

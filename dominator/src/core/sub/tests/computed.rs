@@ -1,7 +1,7 @@
 //! Computed files: what happens before their content is known, and how it gets to the machine.
 // tidy: core
 
-use api::subd::Activity;
+use api::subd::{Activity, UpdateOutcome};
 use model::image::computed::{ComputedFile, ComputedFiles, Unknown};
 use model::image::{ComputedRule, Content};
 use model::plan::Action;
@@ -11,6 +11,9 @@ use model::tree::{Leaf, Node, Time};
 use super::super::known_tree::KnownTree;
 use super::super::*;
 use super::script::{Script, image, object};
+use crate::core::computed::KnownFiles;
+use crate::core::computed::rollout::{ContentReport, ContentUpdate, Standing};
+use crate::core::image_breaker::UpdateFailure;
 
 const SOURCE: &str = "files:6972";
 
@@ -43,12 +46,16 @@ fn known_since(content: &str, seconds: i64) -> Event {
         size_bytes: content.len() as u64,
         since: Time { seconds, nanoseconds: 0 },
     };
-    Event::ComputedKnown(Arc::new(ComputedFiles::new(vec![file])), [].into())
+    told(KnownFiles { files: Arc::new(ComputedFiles::new(vec![file])), ..KnownFiles::default() })
+}
+
+fn told(known: KnownFiles) -> Event {
+    Event::ComputedKnown(Box::new(known))
 }
 
 fn unknown(why: &str) -> Event {
     let unknown = [Unknown { rule: rule(), why: why.into() }];
-    Event::ComputedKnown(Arc::default(), unknown.into())
+    told(KnownFiles { unknown: unknown.into(), ..KnownFiles::default() })
 }
 
 fn status(script: &Script) -> (Status, &str) {
@@ -223,8 +230,9 @@ fn another_record_asks_again_and_an_image_without_computed_files_ends_it() {
 fn a_new_image_waits_for_content_of_its_own_record() {
     let mut script = synced();
     let outdated = |content: &str| {
-        let Event::ComputedKnown(files, _) = known(content) else { unreachable!() };
-        Event::ComputedKnown(files, [Unknown { rule: rule(), why: "is slow".into() }].into())
+        let Event::ComputedKnown(known) = known(content) else { unreachable!() };
+        let unknown = [Unknown { rule: rule(), why: "is slow".into() }].into();
+        told(KnownFiles { unknown, ..*known })
     };
     // The image that the machine has keeps the former content.
     script.step("outdated", outdated("net"));
@@ -239,4 +247,46 @@ fn a_new_image_waits_for_content_of_its_own_record() {
     );
     script.step("known", known("net"));
     assert_ne!(script.sub.status(), Status::WaitingForComputedFiles);
+}
+
+/// Tells the machine this content, which a change has brought it.
+fn change(script: &mut Script, content: &str, round: u64) {
+    let Event::ComputedKnown(known) = known(content) else { unreachable!() };
+    let change = KnownFiles { round, update: ContentUpdate::Change, ..*known };
+    script.step("change", told(change));
+}
+
+#[test]
+fn a_machine_reports_how_it_is_with_changed_content_and_goes_back_after_a_failure() {
+    let mut script = synced();
+    let in_sync = ContentReport::Is(Standing::InSync);
+    assert_eq!(std::mem::take(&mut script.reports).last(), Some(&(0, in_sync)));
+    // The image has failed no health check, so its former content is taken at once.
+    let failures = [
+        ("bad", UpdateOutcome::Undone("exit code 1".into()), UpdateFailure::Health, 1),
+        ("worse", UpdateOutcome::RolledBack("no space".into()), UpdateFailure::Update, 2),
+    ];
+    for (content, outcome, failure, update) in failures {
+        change(&mut script, content, 5);
+        push(&mut script, content);
+        script.commit();
+        script.ended(update, outcome, Some(3));
+        script.poll();
+        let busy = (5, ContentReport::Is(Standing::Away));
+        let reports = std::mem::take(&mut script.reports);
+        assert_eq!(reports, [busy, (5, ContentReport::Failed(failure))]);
+        let Event::ComputedKnown(former) = known("net") else { unreachable!() };
+        script.step("former", told(KnownFiles { round: 6, ..*former }));
+        assert_eq!(status(&script), (Status::Synced, "equals base"));
+        let busy = (6, ContentReport::Is(Standing::Away));
+        assert_eq!(std::mem::take(&mut script.reports), [busy, (6, in_sync)]);
+        let Some(Call::Cleanup(_)) = script.accept() else { panic!("the content stays") };
+    }
+    // What waits is said.
+    let Event::ComputedKnown(former) = known("net") else { unreachable!() };
+    let held = Some("content of files:6972/2 waits, which is stopped".to_owned());
+    script.step("held", told(KnownFiles { held, round: 6, ..*former }));
+    let detail = "equals base; content of files:6972/2 waits, which is stopped";
+    assert_eq!(status(&script), (Status::Synced, detail));
+    assert_eq!(script.reports, []);
 }

@@ -21,6 +21,7 @@ use model::tree::{Time, Tree};
 use model::trigger::Triggers;
 
 use crate::core::claims::{Claim, ClaimAnswer, ClaimKind, Release};
+use crate::core::computed::rollout::ContentReport;
 use crate::core::identity::{IdentityReport, IdentityVerdict};
 use crate::core::sub::{
     Call, Context, Effect, Event, Failure, FailureKind, ImageState, Now, RequestId, Sub,
@@ -82,6 +83,8 @@ pub(super) struct Script {
     lines: String,
     /// The answer to all claims.
     pub(super) answer: ClaimAnswer,
+    /// What was reported of computed files.
+    pub(super) reports: Vec<(u64, ContentReport)>,
     /// Writes lines of ended updates too.
     pub(super) writes_ends: bool,
 }
@@ -102,6 +105,7 @@ impl Script {
             now: Duration::ZERO,
             clock_error: 0,
             scan_asked: None,
+            reports: Vec::new(),
             image,
             planned: ImageState::Undefined,
             reply,
@@ -243,6 +247,7 @@ impl Script {
                     next.push(Event::FormerRead(request_id, self.former.clone()));
                 }
                 Effect::WantComputed(..) => {}
+                Effect::ReportContent(round, report) => self.reports.push((round, report)),
                 Effect::Plan(request_id, job) => {
                     next.push(Event::Planned(request_id, Ok(Arc::new(job.run().unwrap()))));
                 }
