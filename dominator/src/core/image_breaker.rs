@@ -4,7 +4,10 @@
 //! the update. Repairs are not counted. The last result of each machine counts. Updates to an image
 //! stop when at least `failures_min` machines have failed, and
 //!
-//! * they are more than `percent` of all that were updated to it;
+//! * they are more than `percent` of all that were updated to it, and so many that the probability
+//!   is less than 1 in 2,000 if one machine in a hundred fails for reasons of its own: of the first
+//!   few machines of a rollout three may fail by chance. Whoever sets `failures_min` below three
+//!   wants no such test;
 //! * they are so many more than with other images that the probability is less than 1 in 10,000
 //!   (Fisher's exact test, one-sided). The bound is that low because the test is repeated after
 //!   each failure; or
@@ -23,8 +26,18 @@ use model::tree::Time;
 
 use super::budget::ClaimantId;
 
-/// The bound of the test, as the reciprocal of a probability.
+/// The bound of the test against others, as the reciprocal of a probability.
 const IMPROBABILITY: f64 = 10_000.0;
+
+/// The share of machines that fail for reasons of their own.
+const BACKGROUND: f64 = 0.01;
+
+/// The least `failures_min` with which chance is considered.
+const FAILURES_MIN_BY_CHANCE: u32 = 3;
+
+/// The bound of the test against that share, as the reciprocal of a probability. It is repeated
+/// after each failure too, but only a few first ones matter.
+const BACKGROUND_IMPROBABILITY: f64 = 2_000.0;
 
 /// How many stopped images are kept that no machine must have any more.
 pub const IDLE_STOPS_MAX: usize = 100;
@@ -141,7 +154,11 @@ impl<Who: Ord> UpdateResults<Who> {
         if failed < limits.failures_min {
             return None;
         }
-        if u64::from(failed) * 100 > u64::from(updated) * u64::from(limits.percent) {
+        let is_share_passed =
+            u64::from(failed) * 100 > u64::from(updated) * u64::from(limits.percent);
+        let is_improbable = limits.failures_min < FAILURES_MIN_BY_CHANCE
+            || by_chance(failed, updated) < 1.0 / BACKGROUND_IMPROBABILITY;
+        if is_share_passed && is_improbable {
             return Some(format!("{}, more than {} %", self.summary(), limits.percent));
         }
         let (all, bad) = others;
@@ -277,6 +294,21 @@ fn probability(failed: u32, updated: u32, others_failed: u32, others: u32) -> f6
         .sum()
 }
 
+/// Returns the probability that at least `failed` of the `updated` machines fail for reasons of
+/// their own.
+fn by_chance(failed: u32, updated: u32) -> f64 {
+    let ways = |chosen: u32| {
+        log_factorial(updated.into())
+            - log_factorial(chosen.into())
+            - log_factorial((updated - chosen).into())
+    };
+    let exactly = |count: u32| {
+        let (bad, good) = (f64::from(count), f64::from(updated - count));
+        (ways(count) + bad * BACKGROUND.ln() + good * (1.0 - BACKGROUND).ln()).exp()
+    };
+    (failed..=updated).map(exactly).sum()
+}
+
 /// The natural logarithm of `number!`.
 fn log_factorial(number: u64) -> f64 {
     const EXACT: u64 = 20;
@@ -336,8 +368,9 @@ mod tests {
         let table = [
             ((0, 0), (0, 2), None),
             ((0, 0), (0, 5), Some(3)),
-            ((0, 0), (26, 3), Some(3)),
-            ((0, 0), (27, 3), None),
+            ((0, 0), (12, 3), Some(3)),
+            ((0, 0), (15, 3), None),
+            ((0, 0), (26, 3), None),
             ((0, 0), (27, 5), Some(4)),
             ((0, 0), (1_000, 100), None),
             ((100, 0), (100, 9), None),
@@ -418,6 +451,9 @@ mod tests {
         assert!((probability(3, 4, 1, 4) - 17.0 / 70.0).abs() < 1e-9);
         assert!((probability(0, 10, 3, 10) - 1.0).abs() < 1e-9);
         assert!((probability(3, 3, 0, 0) - 1.0).abs() < 1e-9);
+        assert!((by_chance(1, 2) - 0.0199).abs() < 1e-9);
+        assert!((by_chance(3, 3) - 1e-6).abs() < 1e-12);
+        assert!((by_chance(0, 50) - 1.0).abs() < 1e-9);
         assert!((log_factorial(21) - log_factorial(20) - 21_f64.ln()).abs() < 1e-8);
     }
 }

@@ -247,16 +247,8 @@ impl Fleet {
     }
 }
 
-/// How many innocent changes were stopped.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Innocent {
-    content: usize,
-    /// Images are stopped by an older rule, which has no first machines.
-    images: usize,
-}
-
-/// Runs one fleet.
-fn run(seed: u64) -> Innocent {
+/// Runs one fleet. Returns how many innocent changes were stopped in it.
+fn run(seed: u64) -> usize {
     let all = [Guilty::Nothing, Guilty::Image, Guilty::Template, Guilty::Records];
     let guilty = all[(seed % 4) as usize];
     let mut fleet = Fleet::new(seed, guilty);
@@ -290,17 +282,13 @@ fn run(seed: u64) -> Innocent {
         Guilty::Records => assert_eq!(fleet.having("place sfo"), 0, "seed {seed}"),
         Guilty::Nothing | Guilty::Image => {}
     }
-    let (mut innocent, mut all) = (Innocent::default(), 0);
-    for (change, _) in by_change.iter().filter(|(change, is)| *is && *change != guilty) {
-        all += 1;
-        match change {
-            Guilty::Image => innocent.images += 1,
-            _ => innocent.content += 1,
-        }
-    }
-    if all == 0 && guilty == Guilty::Nothing {
+    let innocent = by_change.iter().filter(|(change, is)| *is && *change != guilty).count();
+    if innocent == 0 && guilty == Guilty::Nothing {
         assert_eq!(fleet.having("net 2"), MACHINES, "seed {seed}");
         assert_eq!(fleet.having("place sfo"), MACHINES / 2, "seed {seed}");
+    }
+    if innocent > 0 {
+        println!("seed {seed}, {guilty:?}: {stopped:?} {:?}", fleet.breaker.stopped());
     }
     innocent
 }
@@ -311,12 +299,10 @@ fn of_three_changes_at_once_the_bad_one_is_stopped_on_its_first_machines() {
         std::env::var("CONTENT_SEEDS").map_or(12, |seeds| seeds.parse().expect("a number"));
     let halves = [0, 1].map(|half| {
         std::thread::spawn(move || {
-            (0..seeds).filter(|seed| seed % 2 == half).map(run).collect::<Vec<_>>()
+            (0..seeds).filter(|seed| seed % 2 == half).map(run).sum::<usize>()
         })
     });
-    let fleets: Vec<Innocent> = halves.into_iter().flat_map(|half| half.join().unwrap()).collect();
-    let content: usize = fleets.iter().map(|innocent| innocent.content).sum();
-    let images: usize = fleets.iter().map(|innocent| innocent.images).sum();
-    println!("{seeds} fleets: {content} innocent changes of content and {images} images stopped");
-    assert!(content <= 2, "{content} innocent changes were stopped in {seeds} fleets");
+    let innocent: usize = halves.into_iter().map(|half| half.join().unwrap()).sum();
+    println!("{seeds} fleets: {innocent} innocent changes were stopped");
+    assert!(innocent <= 2, "{innocent} innocent changes were stopped in {seeds} fleets");
 }

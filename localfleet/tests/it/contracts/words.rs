@@ -5,7 +5,7 @@ use std::path::Path;
 
 use api::access::Access;
 use api::audit;
-use api::dominator::{Status, events, explain, orders, plan, settings};
+use api::dominator::{Status, content, events, explain, orders, plan, settings};
 use api::fault::FaultCode;
 use api::image_server::replication;
 use api::subd;
@@ -82,6 +82,7 @@ fn words_of_json_stay() {
         ("record of an audit log", words::<audit::record::AuditEvent>()),
         ("source of a required image", words::<explain::ImageSource>()),
         ("status of a machine", words::<Status>()),
+        ("stage of a change of content", words::<content::ContentStage>()),
         ("target of a trigger", words::<trigger::Kind>()),
         ("trouble of a replica", words::<replication::ReplicationTrouble>()),
         (
@@ -102,8 +103,9 @@ fn words_of_json_stay() {
 }
 
 /// The alarms that the dominator raises by itself; those of machines are among the words of JSON.
-const ALARMS: [&str; 10] = [
+const ALARMS: [&str; 11] = [
     alarms::COMPUTED_FILES,
+    alarms::CONTENT_STOPPED,
     alarms::IMAGE_CHANGED,
     alarms::CLOCK_JUMPED,
     alarms::HISTORY_FAILING,
