@@ -6,8 +6,8 @@ use std::time::Duration;
 use api::fault::{Fault, FaultCode};
 use api::file_generator::{
     GENERATORS_WAIT_MS_MAX, Generate, GetContents, GetGenerators, GetGeneratorsReply,
-    GetGeneratorsRequest, GetSecrets, OrderRevision, OrderRevisionReply, OrderRevisionRequest,
-    RenewCertificates, RenewCertificatesReply, RenewCertificatesRequest,
+    GetGeneratorsRequest, GetSecrets, Load, LoadReply, OrderRevision, OrderRevisionReply,
+    OrderRevisionRequest, RenewCertificates, RenewCertificatesReply, RenewCertificatesRequest,
 };
 use askama::Template;
 use model::display::{ago, error_chain, rough_duration, size, utc};
@@ -21,18 +21,25 @@ use prometheus_client::registry::Registry;
 use rpc::page_frame::Frame;
 use rpc::server::{Page, Router};
 use system::clock::wall;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use super::generators::LoadedGenerator;
 use super::service::{Service, Statistics};
+use super::watching::LoadOrder;
 
 /// Why machines are refused: each could read the files of the others.
 const NOT_FOR_MACHINES: &str =
     "a machine gets its computed files from its dominator, not from here";
 
 /// Adds the methods to `router`. Waiting calls are answered when `stop` is cancelled.
-pub fn methods(router: Router<Arc<Service>>, stop: &CancellationToken) -> Router<Arc<Service>> {
+/// `orders` has the files taken at once.
+pub fn methods(
+    router: Router<Arc<Service>>,
+    orders: mpsc::Sender<LoadOrder>,
+    stop: &CancellationToken,
+) -> Router<Arc<Service>> {
     let stop = stop.clone();
     router
         .method::<Generate, _>(async |service: Arc<Service>, caller, request| {
@@ -66,6 +73,19 @@ pub fn methods(router: Router<Arc<Service>>, stop: &CancellationToken) -> Router
             let ordered =
                 ordered.map_err(|error| Fault::new(FaultCode::Internal, error_chain(&error)))?;
             Ok(OrderRevisionReply { number: ordered? })
+        })
+        .method::<Load, _>(move |service: Arc<Service>, caller, _request| {
+            let orders = orders.clone();
+            async move {
+                caller.refuse_machines(NOT_FOR_MACHINES)?;
+                let (order, taken) = oneshot::channel();
+                let stopping = || Fault::new(FaultCode::Unavailable, "filegen-server is stopping");
+                orders.send(order).await.map_err(|_| stopping())?;
+                taken.await.map_err(|_| stopping())?;
+                let published = service.published().borrow().clone();
+                let (revision, error) = (published.kept.revision, published.error.clone());
+                Ok(LoadReply { revision, error })
+            }
         })
         .method::<GetGenerators, _>(move |service, caller, request| {
             let stop = stop.clone();

@@ -48,6 +48,7 @@ use rpc::audit_log::{AuditArgs, AuditError, AuditLog};
 use rpc::page_frame::{Frame, PageArgs};
 use rpc::server::{CallerArgs, Router, serve};
 use system::durable::DurableError;
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -176,11 +177,13 @@ pub async fn run(
     let (audits, tracker) = (audit.clone(), tasks.clone());
     let kept = (pairs, Revisions::open(&arguments.state));
     let service = Service::new(set, bytes_max, kept, audits, tracker, stop.clone())?;
-    tasks.spawn(Watcher::new(file, taken, Arc::clone(&service)).run(stop.clone()));
+    let (orders, ordered) = mpsc::channel(1);
+    tasks.spawn(Watcher::new(file, taken, Arc::clone(&service)).run(ordered, stop.clone()));
     let router = Router::new(NAME, &security)
         .metrics(|registry| interface::register_metrics(registry, &service))
         .with_state(service);
-    let router = interface::pages(interface::methods(router, &stop), Frame::new(NAME, &security));
+    let router = interface::methods(router, orders, &stop);
+    let router = interface::pages(router, Frame::new(NAME, &security));
     let router = router.audit(&audit).private_pages(arguments.pages.private_pages);
     let router = router.limits(arguments.callers.limits());
     serve(listener, router, stop).await;

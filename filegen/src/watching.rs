@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::loading::{Stamps, load, stamps};
@@ -16,6 +17,9 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// How long all files must be unchanged before they are taken.
 const SETTLING: Duration = Duration::from_secs(2);
+
+/// Asks for the files to be taken as they are; answered when they are, or are found bad.
+pub type LoadOrder = oneshot::Sender<()>;
 
 /// The files of a set, and how they change.
 #[derive(Debug)]
@@ -35,14 +39,20 @@ impl Watcher {
         Self { file, service, taken, changed: None }
     }
 
-    /// Looks at the files until `stop` is cancelled.
-    pub async fn run(mut self, stop: CancellationToken) {
+    /// Looks at the files, and takes them when that is ordered, until `stop` is cancelled.
+    pub async fn run(mut self, mut orders: mpsc::Receiver<LoadOrder>, stop: CancellationToken) {
         let start = tokio::time::Instant::now();
         let follow = async {
             loop {
-                tokio::time::sleep(CHECK_INTERVAL).await;
+                let order = tokio::select! {
+                    () = tokio::time::sleep(CHECK_INTERVAL) => None,
+                    Some(order) = orders.recv() => Some(order),
+                };
                 let working = tokio::task::spawn_blocking(move || {
-                    self.check(start.elapsed());
+                    match order {
+                        None => self.check(start.elapsed()),
+                        Some(order) => self.take_now(order),
+                    }
                     self
                 });
                 self = match working.await {
@@ -55,6 +65,14 @@ impl Watcher {
             }
         };
         stop.run_until_cancelled(follow).await;
+    }
+
+    fn take_now(&mut self, order: LoadOrder) {
+        let (read, set) = load(&self.file);
+        (self.taken, self.changed) = (read, None);
+        self.service.take(set);
+        // Who has ordered it may have gone away.
+        let _answered = order.send(());
     }
 
     /// Reads the set if it changed, and has not changed since [`SETTLING`] before `now`.

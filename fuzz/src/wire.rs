@@ -120,6 +120,7 @@ pub const METHODS: &[Decoders] = decoders![
     file_generator::GetSecrets,
     file_generator::GetGenerators,
     file_generator::OrderRevision,
+    file_generator::Load,
     file_generator::RenewCertificates,
 ];
 

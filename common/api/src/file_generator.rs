@@ -306,3 +306,34 @@ impl Method for OrderRevision {
             .why(&request.why)
     }
 }
+
+/// Takes the configuration and its files as they are now, without waiting until nobody changes them
+/// any more.
+pub enum Load {}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoadRequest {
+    /// Why, for the audit log.
+    pub why: String,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoadReply {
+    /// The content revision in force.
+    #[serde(with = "model::json::large_number")]
+    pub revision: u64,
+    /// Why it is not that of the files; empty if it is.
+    pub error: String,
+}
+
+impl Method for Load {
+    const NAME: &'static str = "FileGenerator.Load";
+    const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Changes;
+    type Request = LoadRequest;
+    type Reply = LoadReply;
+
+    fn audit_details(request: &Self::Request) -> CallDetails {
+        CallDetails::default().why(&request.why)
+    }
+}

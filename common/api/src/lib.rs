@@ -139,6 +139,7 @@ pub fn methods() -> Vec<MethodInfo> {
         MethodInfo::of::<file_generator::GetGenerators>(),
         MethodInfo::of::<file_generator::RenewCertificates>(),
         MethodInfo::of::<file_generator::OrderRevision>(),
+        MethodInfo::of::<file_generator::Load>(),
         MethodInfo::of::<mdb::GetMdb>(),
         reserve("MdbServer.GetMdbUpdates", Authenticated),
     ];

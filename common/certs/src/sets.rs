@@ -159,6 +159,7 @@ impl Set {
             Self::Operator => {
                 let orders: &[&str] = &[
                     "Dominator.*",
+                    "FileGenerator.Load",
                     "FileGenerator.OrderRevision",
                     "FileGenerator.RenewCertificates",
                     "Subd.Pause",

@@ -5,6 +5,7 @@ mod shared_page;
 
 use std::sync::Arc;
 
+use api::dominator::content::ContentChange;
 use api::dominator::orders::{DefaultImage, LimitUse};
 use api::dominator::{DominatorStatus, ListSubsRequest, Status, SubDetail, SubSummary, TagFilter};
 use api::fault::{Fault, FaultCode};
@@ -170,7 +171,11 @@ fn machines_html(
         held: status.mdb_held.as_ref().map(|held| (utc(held.since), &*held.why)),
         paused: (status.paused > 0).then(|| counted(status.paused.into(), "machine")),
         default_image: status.default_image.as_ref(),
-        warnings: warnings(&status, pages.fleet.shared().history.clock_jumped()),
+        warnings: warnings(
+            &status,
+            pages.fleet.shared().history.clock_jumped(),
+            &pages.fleet.shared().computed.changes(""),
+        ),
         counts: &status.counts,
         read: status.mdb_read.map_or_else(|| "never".to_owned(), |read| ago(now, read)),
         directories: status.directories,
@@ -201,7 +206,11 @@ fn first_warnings(status: &DominatorStatus) -> Vec<String> {
     [brake, refused, unsaved].into_iter().flatten().collect()
 }
 
-fn warnings(status: &DominatorStatus, clock_jumped: Option<i64>) -> Vec<String> {
+fn warnings(
+    status: &DominatorStatus,
+    clock_jumped: Option<i64>,
+    changes: &[ContentChange],
+) -> Vec<String> {
     let mut warnings = status.image_remarks.clone();
     let image_server = &status.image_server_error;
     warnings.extend(image_server.as_ref().map(|error| format!("The image server: {error}")));
@@ -220,7 +229,28 @@ fn warnings(status: &DominatorStatus, clock_jumped: Option<i64>) -> Vec<String> 
             stop.image
         )
     }));
+    warnings.extend(changes.iter().filter_map(content_warning));
     warnings
+}
+
+/// Says that a change of content is stopped, or that machines wait for it.
+fn content_warning(change: &ContentChange) -> Option<String> {
+    let id = &change.id;
+    if let Some(text) = change.stopped_text() {
+        let since = utc(change.since);
+        return Some(format!("{text} (since {since}); domtool computed show {id}"));
+    }
+    (change.waiting > 0).then(|| {
+        format!(
+            "{} for the change of content {id}, which is being tried on {}; domtool computed show \
+             {id}",
+            match change.waiting {
+                1 => "1 machine waits".to_owned(),
+                count => format!("{} wait", counted(count.into(), "machine")),
+            },
+            counted(change.trying.len() as u64, "machine")
+        )
+    })
 }
 
 /// Returns a time as text; templates pass references.

@@ -136,6 +136,16 @@ enum Command {
         /// The configuration file
         config: PathBuf,
     },
+    /// Have the server take its configuration and files as they are now
+    ///
+    /// It takes them by itself when none has changed for 2 s. Exit code 3: they have an error, and
+    /// the former ones stay in force.
+    #[command(after_help = "Example: filegen-client load --why 'new name servers'")]
+    Load {
+        /// Why, for the audit log of the server
+        #[arg(long, value_name = "TEXT", default_value = "")]
+        why: String,
+    },
     /// Have certificates of machines made anew before their time
     ///
     /// Dominators are told at once. Exit code 3: some of the machines have no certificates of this
@@ -253,6 +263,7 @@ async fn run(servers: &Servers) -> Result<Output, ToolError> {
             let hostnames = (!all).then(|| hostnames.clone());
             renew::run(&servers.generator(SERVER)?, format, hostnames, why.clone()).await
         }
+        Command::Load { why } => show::load(&servers.generator(SERVER)?, format, why.clone()).await,
         Command::Bench { paths, time, connections } => {
             bench::run(servers, paths, *time, *connections).await
         }

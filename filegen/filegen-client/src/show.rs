@@ -1,10 +1,10 @@
-//! `filegen-client list` and `get`.
+//! `filegen-client list`, `get` and `load`.
 
 use std::io::Write as _;
 
 use api::file_generator::{
     ComputedContent, GeneratedContent, GeneratedFile, Generators, GetContents, GetContentsRequest,
-    GetGenerators, GetGeneratorsRequest, GetSecrets, GetSecretsRequest,
+    GetGenerators, GetGeneratorsRequest, GetSecrets, GetSecretsRequest, Load, LoadRequest,
 };
 use comfy_table::{Table, presets};
 use daemon::{EXIT_DONE, EXIT_PARTLY};
@@ -51,6 +51,19 @@ pub async fn list(client: &Client, format: Format) -> Result<Output, ToolError> 
         }
         format!("{}\n", table.trim_fmt())
     });
+    Ok(Output { text, code })
+}
+
+/// Has the server take its files as they are now.
+pub async fn load(client: &Client, format: Format, why: String) -> Result<Output, ToolError> {
+    let reply = client.call_within::<Load>(&LoadRequest { why }, LIMIT).await?;
+    let code = if reply.error.is_empty() { EXIT_DONE } else { EXIT_PARTLY };
+    if code == EXIT_PARTLY && format == Format::Table {
+        let error = model::display::safe_lines(&reply.error);
+        eprintln!("warning: the newest configuration is not in force: {error}");
+    }
+    let text = format
+        .render(&reply, |reply| format!("Content revision {} is in force.\n", reply.revision));
     Ok(Output { text, code })
 }
 

@@ -202,3 +202,20 @@ async fn each_change_is_a_revision_that_can_be_stopped_and_numbers_last_over_a_r
     assert_eq!((numbers(&told), told.orders), ((2, vec![2, 1]), vec![stopped]));
     assert_eq!(order(&server, 2, None).await.unwrap(), 2);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_are_taken_at_once_by_order_and_errors_are_told() {
+    let server = one_template().await;
+    let web1 = machine("web1", "");
+    server.write("a.j2", "at once\n");
+    let load = || server.tool(&["load", "--why", "now"]);
+    let done = (Some(0), "Content revision 2 is in force.\n".to_owned(), String::new());
+    assert_eq!(load(), done);
+    assert_eq!(server.file(&web1, "/etc/a").await, Ok("at once\n".to_owned()));
+    assert_eq!(load(), done, "nothing has changed");
+    server.write("a.j2", "{{ bad\n");
+    let (code, out, said) = load();
+    assert_eq!((code, out), (Some(3), "Content revision 2 is in force.\n".to_owned()));
+    assert!(said.starts_with("warning: the newest configuration is not in force: "), "{said}");
+    assert_eq!(server.audited("FileGenerator.Load").len(), 6, "a call and its end, thrice");
+}

@@ -108,6 +108,7 @@ fn sets_may_call_what_they_must() {
             FileGenerator.Generate
             FileGenerator.GetContents
             FileGenerator.GetGenerators
+            FileGenerator.Load
             FileGenerator.OrderRevision
             FileGenerator.RenewCertificates
             ImageServer.EstimateImage

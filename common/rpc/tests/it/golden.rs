@@ -213,6 +213,7 @@ fn methods_of_the_file_generator_have_these_bytes() {
     pinned.method::<file_generator::GetSecrets>(samples::get_secrets());
     pinned.method::<file_generator::GetGenerators>(samples::get_generators());
     pinned.method::<file_generator::OrderRevision>(samples::order_revision());
+    pinned.method::<file_generator::Load>(samples::load_configuration());
     pinned.method::<file_generator::RenewCertificates>(samples::renew_certificates());
     pinned.check("FileGenerator.", expect_file!["golden/file_generator.txt"]);
 }

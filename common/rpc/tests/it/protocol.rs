@@ -97,6 +97,7 @@ fn every_method_is_in_the_table_with_its_access_and_limits() {
         row::<file_generator::GetSecrets>(),
         row::<file_generator::GetGenerators>(),
         row::<file_generator::OrderRevision>(),
+        row::<file_generator::Load>(),
         row::<file_generator::RenewCertificates>(),
         row::<subd::AddObjects>(),
         row::<subd::OfferImage>(),

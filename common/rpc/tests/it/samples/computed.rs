@@ -8,8 +8,8 @@ use api::dominator::content::{
 use api::file_generator::{
     ComputedContent, GenerateReply, GenerateRequest, GeneratedContent, GeneratedFile, Generator,
     Generators, GetContentsReply, GetContentsRequest, GetGeneratorsReply, GetGeneratorsRequest,
-    GetSecretsRequest, OrderRevisionReply, OrderRevisionRequest, RenewCertificatesReply,
-    RenewCertificatesRequest, RevisionOrder, WantedFiles,
+    GetSecretsRequest, LoadReply, LoadRequest, OrderRevisionReply, OrderRevisionRequest,
+    RenewCertificatesReply, RenewCertificatesRequest, RevisionOrder, WantedFiles,
 };
 use api::subd::AddObjectsRequest;
 use model::escape::ByteText;
@@ -115,4 +115,9 @@ pub fn order_content_change() -> (OrderContentChangeRequest, Done) {
     let id = "files:6972/7".parse().unwrap();
     let (why, who) = ("wrong servers".to_owned(), "alice".to_owned());
     (OrderContentChangeRequest { id, order: ContentOrder::RollBack, why, who }, Done {})
+}
+
+pub fn load_configuration() -> (LoadRequest, LoadReply) {
+    let error = "line 3: no such".to_owned();
+    (LoadRequest { why: "at once".to_owned() }, LoadReply { revision: 7, error })
 }
