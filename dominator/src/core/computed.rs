@@ -526,8 +526,7 @@ impl ComputedTable {
                         (file.contents.used, file.contents.next) = (Some(known), None);
                     }
                     Place::Used { is_renewal } => {
-                        let contents = &mut file.contents;
-                        (contents.used, contents.former) = (Some(known), None);
+                        file.contents = Contents { used: Some(known), ..Contents::default() };
                         files.is_renewing |= is_renewal;
                         files.use_others();
                     }

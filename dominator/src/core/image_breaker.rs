@@ -5,7 +5,7 @@
 //! stop when at least `failures_min` machines have failed, and
 //!
 //! * they are more than `percent` of all that were updated to it, and so many that the probability
-//!   is less than 1 in 2,000 if one machine in a hundred fails for reasons of its own: of the first
+//!   is less than 1 in 10,000 if one machine in a hundred fails for reasons of its own: of the first
 //!   few machines of a rollout three may fail by chance. Whoever sets `failures_min` below three
 //!   wants no such test;
 //! * they are so many more than with other images that the probability is less than 1 in 10,000
@@ -26,7 +26,7 @@ use model::tree::Time;
 
 use super::budget::ClaimantId;
 
-/// The bound of the test against others, as the reciprocal of a probability.
+/// The bound of both tests, as the reciprocal of a probability.
 const IMPROBABILITY: f64 = 10_000.0;
 
 /// The share of machines that fail for reasons of their own.
@@ -34,10 +34,6 @@ const BACKGROUND: f64 = 0.01;
 
 /// The least `failures_min` with which chance is considered.
 const FAILURES_MIN_BY_CHANCE: u32 = 3;
-
-/// The bound of the test against that share, as the reciprocal of a probability. It is repeated
-/// after each failure too, but only a few first ones matter.
-const BACKGROUND_IMPROBABILITY: f64 = 2_000.0;
 
 /// How many stopped images are kept that no machine must have any more.
 pub const IDLE_STOPS_MAX: usize = 100;
@@ -157,7 +153,7 @@ impl<Who: Ord> UpdateResults<Who> {
         let is_share_passed =
             u64::from(failed) * 100 > u64::from(updated) * u64::from(limits.percent);
         let is_improbable = limits.failures_min < FAILURES_MIN_BY_CHANCE
-            || by_chance(failed, updated) < 1.0 / BACKGROUND_IMPROBABILITY;
+            || by_chance(failed, updated) < 1.0 / IMPROBABILITY;
         if is_share_passed && is_improbable {
             return Some(format!("{}, more than {} %", self.summary(), limits.percent));
         }
@@ -169,7 +165,7 @@ impl<Who: Ord> UpdateResults<Who> {
         Some(format!("{summary}, far more often than after other updates: {bad} of {all}"))
     }
 
-    /// Returns `3 of 21 machines failed after the update to it (2 vanished, 1 stuck)`.
+    /// Returns `3 of 8 machines failed after the update to it (2 vanished, 1 stuck)`.
     #[must_use]
     pub fn summary(&self) -> String {
         let kind = |(result, count): (&Option<UpdateFailure>, &u32)| {
@@ -368,10 +364,10 @@ mod tests {
         let table = [
             ((0, 0), (0, 2), None),
             ((0, 0), (0, 5), Some(3)),
-            ((0, 0), (12, 3), Some(3)),
-            ((0, 0), (15, 3), None),
+            ((0, 0), (6, 3), Some(3)),
+            ((0, 0), (7, 3), None),
             ((0, 0), (26, 3), None),
-            ((0, 0), (27, 5), Some(4)),
+            ((0, 0), (27, 5), Some(5)),
             ((0, 0), (1_000, 100), None),
             ((100, 0), (100, 9), None),
             ((1_000, 0), (100, 9), Some(4)),

@@ -4,6 +4,8 @@ use std::time::{Duration, Instant};
 
 use api::file_generator::{Generators, OrderRevision, OrderRevisionRequest, RevisionOrder};
 
+use testing::eventually;
+
 use crate::server::{Server, machine};
 
 /// What is shown while a set is not in force.
@@ -69,7 +71,10 @@ async fn a_change_with_an_error_leaves_the_last_good_set_in_force() {
             format!("<p class=\"bad\">The newest configuration is not in force: {error}</p>");
         assert!(page.contains(&shown), "{shown} in {page}");
         assert!(failing(&server).await);
-        assert!(server.log().contains(&error), "{}", server.log());
+        eventually("the log has it", || match server.log() {
+            log if log.contains(&error) => Ok(()),
+            log => Err(log),
+        });
         let (code, out, said) = server.tool(&["list"]);
         assert_eq!(code, Some(3));
         assert!(out.contains("/etc/a"), "{out}");
