@@ -84,7 +84,11 @@ impl Sub {
                 self.retry_undone();
             }
         }
-        self.computed.unknown = unknown;
+        if self.computed.unknown != unknown {
+            // It may be brought to the required image now: a repair of its former one is not sent.
+            self.computed.unknown = unknown;
+            self.kept = None;
+        }
         (self.computed.held, self.computed.round, self.computed.update) = (held, round, update);
     }
 
@@ -106,7 +110,7 @@ impl Sub {
 
     /// Reports how the machine is with its computed files, if that has changed.
     pub(super) fn report_content(&mut self, status: Status, effects: &mut Vec<Effect>) {
-        let is_in_sync = std::mem::take(&mut self.computed.is_in_sync);
+        let is_in_sync = std::mem::take(&mut self.computed.is_in_sync) && status == Status::Synced;
         let failed = self.claims.take_failed_content();
         if !self.computed.is_wanted {
             return;
@@ -127,6 +131,8 @@ impl Sub {
             _ if is_in_sync => ContentReport::Is(Standing::InSync),
             // It is being compared.
             Status::Synced => return,
+            // No plan can be made.
+            Status::WaitingForComputedFiles => ContentReport::Is(Standing::Settled),
             _ if !is_planned => ContentReport::Is(Standing::Away),
             Status::UpdateFailed if has_image => ContentReport::Failed(UpdateFailure::Update),
             Status::HealthFailed if has_image => ContentReport::Failed(UpdateFailure::Health),
@@ -137,8 +143,7 @@ impl Sub {
             | Status::HealthFailed
             | Status::NotConverging
             | Status::TriggerFailed
-            | Status::PartlySynced
-            | Status::WaitingForComputedFiles => ContentReport::Is(Standing::Settled),
+            | Status::PartlySynced => ContentReport::Is(Standing::Settled),
             _ => ContentReport::Is(Standing::Away),
         };
         let report = (self.computed.round, report);

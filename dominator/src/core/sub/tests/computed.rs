@@ -128,6 +128,8 @@ fn a_machine_stays_at_its_former_image_until_the_content_is_known() {
 fn synced() -> Script {
     let mut script = Script::scanning(with_computed("base", &[]), &[("/c", "net")]);
     assert_eq!(script.sub.status(), Status::WaitingForComputedFiles);
+    // It may be tried with a change: nothing else is under way.
+    assert_eq!(script.reports.last(), Some(&(0, ContentReport::Is(Standing::Settled))));
     script.step("known", known("net"));
     // The file has another modification time than new content would have.
     assert_eq!(status(&script), (Status::Synced, "equals base"));
