@@ -50,7 +50,7 @@ use crate::trust::Trust;
 use crate::update::Updater;
 use crate::update::end_refusals;
 use crate::update::executor::Executor;
-use crate::update::own_certificates::OwnCertificates;
+use crate::update::own_certificates::{OwnCertificates, former_files};
 use crate::update::recovery::{Resumed, remove_leftovers};
 use crate::update::update_task::TimedServices;
 
@@ -257,7 +257,12 @@ impl Parts {
             retry_after: options.retry_after,
             state: Arc::clone(&self.state),
             identity: self.identity.clone(),
-            own_certificates: OwnCertificates::below(&options.root, security),
+            own_certificates: OwnCertificates::below(
+                &options.root,
+                security,
+                &self.state,
+                options.put_back_after,
+            ),
             tasks: tasks.clone(),
             stop: stop.clone(),
             prepared: Mutex::new(None),
@@ -479,6 +484,7 @@ fn open(options: &Options, boot_id: &str) -> Result<Opened, StartError> {
             tracing::info!(count, "removed leftovers of former updates");
         }
     }
+    former_files::finish(&root, &directories, &state);
     let saved = state.load();
     let saved = saved.map_err(|source| StartError::State { path: path.clone(), source })?;
     let (cache, opened) = Cache::open(Arc::clone(&directories.objects))
@@ -493,13 +499,25 @@ fn open(options: &Options, boot_id: &str) -> Result<Opened, StartError> {
 /// Finishes or undoes an update that was interrupted, and starts nothing. Returns a text that says
 /// what was done; the inner error is why the tree is mixed.
 pub fn recover(options: &Options) -> Result<Result<String, String>, StartError> {
-    // The state is not needed, and may be on a file-system that is not mounted yet.
-    let OpenDirectories { root, directories, state: _lock, .. } =
-        OpenDirectories::open(&options.root, None)?;
+    // The state elsewhere is not needed, and may be on a file-system that is not mounted yet.
+    settle(options, None)
+}
+
+/// As [`recover`], with the state: subd's own TLS files may be what was interrupted, and are needed
+/// for the start.
+pub fn mend_own_certificates(options: &Options) -> Result<Result<String, String>, StartError> {
+    settle(options, options.state.as_deref())
+}
+
+fn settle(options: &Options, state: Option<&Path>) -> Result<Result<String, String>, StartError> {
+    let OpenDirectories { root, directories, state, .. } =
+        OpenDirectories::open(&options.root, state)?;
     let identity = IdentitySource::new(options.hostname.clone());
     let boot_id = identity.boot_id();
     let executor = Executor { root: &root, directories: &directories, services: None, boot_id };
-    Ok(Resumed::at_start(&executor).text())
+    let text = Resumed::at_start(&executor).text();
+    former_files::finish(&root, &directories, &state);
+    Ok(text)
 }
 
 fn driver(options: &Options) -> ServiceDriver {

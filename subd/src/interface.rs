@@ -28,7 +28,7 @@ use model::tree::Directory;
 use model::tree::blocks::Blocks;
 use model::tree::encode::DIRECTORY_BYTES_MAX;
 use rpc::page_frame::Frame;
-use rpc::server::{Router, ServerLimits};
+use rpc::server::{Caller, Router, ServerLimits};
 use rpc::tls::Security;
 use system::clock::wall;
 use tokio::time::{Instant, timeout_at};
@@ -83,8 +83,9 @@ fn too_many(count: usize, max: usize, what: &str) -> Fault {
 }
 
 impl Service {
-    /// Waits until anything differs from what the caller knows, and returns the report.
-    pub async fn poll(&self, request: PollRequest) -> PollReply {
+    /// Waits until anything differs from what the caller knows, and returns the report. Does not
+    /// hold a connection that was made with former TLS files.
+    pub async fn poll(&self, request: PollRequest, caller: &Caller) -> PollReply {
         let wait = Duration::from_millis(request.wait_ms.min(POLL_WAIT_MS_MAX).into());
         let deadline = Instant::now() + wait;
         let mut versions = self.report_state.watch();
@@ -92,6 +93,7 @@ impl Service {
             let news = timeout_at(deadline, versions.changed());
             tokio::select! {
                 news = news => if news.is_err() { break },
+                () = self.fetcher.security.replaced(caller.proof.as_deref()) => break,
                 () = self.stop.cancelled() => break,
             }
         }
@@ -251,7 +253,12 @@ pub fn router(service: &Arc<Service>, security: &Security) -> Router<Arc<Service
     let router = router.metrics(|registry| registry.register_collector(Box::new(metrics)));
     let router = pages::add_pages(router, Frame::new("subd", security));
     operator::add_methods(router)
-        .method::<Poll, _>(async |service, _, request| Ok(service.poll(request).await))
+        .method::<Poll, _>(async |service, caller, request| {
+            if let Some(own) = &service.updater.own_certificates {
+                own.note_caller(&caller);
+            }
+            Ok(service.poll(request, &caller).await)
+        })
         .method::<GetDirectories, _>(async |service, _, request| {
             blocking(move || service.directories(&request.digests)).await
         })

@@ -15,6 +15,7 @@
 //! | [`executor`] | everything that is done after a Commit, in order, in one thread |
 //! | `reboot` | reboots the machine, and detects that it was rebooted |
 //! | [`recovery`] | finds, finishes or undoes an interrupted update when subd starts |
+//! | [`own_certificates`] | TLS files of subd itself: refuses them, or puts the former back |
 //! | `retry_triggers` | runs triggers again that failed |
 //! | `update_task` | runs the executor in the daemon: scanner, reports, reboot, retries |
 //!
@@ -221,9 +222,12 @@ impl Updater {
         let (updater, staged_spec) = (Arc::clone(&self), spec.clone());
         let staging = tokio::task::spawn_blocking(move || {
             updater.discard(None);
-            if let Some(certificates) = certificates {
+            if let (Some(certificates), Some(own)) = (certificates, &updater.own_certificates) {
                 let checked = certificates.check(&updater.cache);
-                checked.map_err(|source| StageError::LockedOut { source })?;
+                let ordered = checked.map_err(|source| StageError::LockedOut { source })?;
+                if let Some(ordered) = ordered {
+                    certificates.keep_former(own, &updater.root, update_id, ordered)?;
+                }
             }
             updater.stage(spec, &step_plan, &snapshot)
         });

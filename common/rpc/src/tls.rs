@@ -11,7 +11,8 @@
 //! * There is no fallback from TLS to plain text: the mode is decided at the start.
 //! * A peer is trusted as long as its certificate is valid: when it expires or is revoked, or its
 //!   authority is removed, the connection is closed with all its calls (`peer_session`).
-//! * Invalid files never replace valid ones.
+//! * Invalid files never replace valid ones. A connection that was made with other files takes no
+//!   further calls: its caller connects again, with those in use.
 //! * No session is resumed: each connection is verified completely.
 
 mod credentials;
@@ -27,7 +28,7 @@ mod verifier;
 pub mod zones;
 
 pub use explain::explain;
-pub use files::{FILE_BYTES_MAX, FILES, ReadFile, TlsError, read as read_file};
+pub use files::{FILE_BYTES_MAX, FILES, FilesDigest, ReadFile, TlsError, read as read_file};
 pub(crate) use peer_session::PeerSession;
 pub use successor::{CallerProof, SuccessorError};
 pub use tls_config::{Security, WARN_BEFORE};

@@ -6,16 +6,18 @@ use std::time::Duration;
 
 use daemon::config::{self, ConfigArgs};
 use daemon::{
-    EXIT_FAILED, EXIT_MISUSE, LogArgs, SecurityArgs, exit, ignore_hangup, start_logging,
-    stop_on_signals,
+    EXIT_FAILED, EXIT_MISUSE, LogArgs, SecurityArgs, SecurityError, exit, ignore_hangup,
+    start_logging, stop_on_signals,
 };
 use model::display::error_chain;
+use model::scope::SUBD_DIRECTORY;
 use model::time_parse;
 use model::trigger::services::SUBD_SERVICE;
 use rpc::audit_log::AuditArgs;
 use rpc::page_frame::PageArgs;
+use rpc::tls::Security;
 
-use crate::daemon::{Daemon, StartError, recover};
+use crate::daemon::{Daemon, StartError, mend_own_certificates, recover};
 use crate::limits::LimitArgs;
 use crate::state::persisted_state::PersistError;
 use crate::trust::TrustArgs;
@@ -105,6 +107,12 @@ pub struct Options {
           value_parser = time_parse::positive_duration)]
     pub retry_after: Duration,
 
+    /// How long a dominator may take to reach subd after an update of subd's own TLS files. If none
+    /// does, the former files are put back, and those of the update are refused.
+    #[arg(long, value_name = "DURATION", default_value = "10m",
+          value_parser = time_parse::positive_duration)]
+    pub put_back_after: Duration,
+
     /// How long a source of objects may send nothing before the connection counts as lost.
     #[arg(long, value_name = "DURATION", default_value = "60s",
           value_parser = time_parse::positive_duration)]
@@ -169,7 +177,7 @@ pub fn main() -> ExitCode {
             Err(error) => exit(EXIT_FAILED, &error_chain(&error), &hints(&error)),
         };
     }
-    let security = match options.security.for_daemon("subd") {
+    let security = match security(&options) {
         Ok(security) => security,
         Err(error) => return error.exit(),
     };
@@ -200,6 +208,21 @@ pub fn main() -> ExitCode {
     // What still runs then has nothing to finish, such as a measurement of the device.
     runtime.shutdown_timeout(BLOCKING_MAX);
     code
+}
+
+/// Opens subd's own TLS files. If they cannot be used, an update of them may have been interrupted.
+fn security(options: &Options) -> Result<Security, SecurityError> {
+    let opened = options.security.for_daemon("subd");
+    let manages = options.root.join(&SUBD_DIRECTORY[1..]).exists();
+    if !(manages && matches!(opened, Err(SecurityError::Unusable(_)))) {
+        return opened;
+    }
+    match mend_own_certificates(options) {
+        Ok(Ok(done)) => tracing::info!("{done}"),
+        Ok(Err(why)) => tracing::error!("{why}"),
+        Err(error) => tracing::error!("{}", error_chain(&error)),
+    }
+    options.security.for_daemon("subd")
 }
 
 /// Returns hints for the operator about `error`.

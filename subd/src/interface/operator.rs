@@ -47,7 +47,14 @@ pub fn add_methods(router: Router<Arc<Service>>) -> Router<Arc<Service>> {
             // An operator who looks again may have removed an obstacle.
             service.report_state.change_refusals(|refusals, _| refusals.clear());
             service.scanner.boost(request.content, request.media);
-            Ok(Done {})
+            blocking(move || match &service.updater.own_certificates {
+                Some(own) => own
+                    .forgive()
+                    .map(|()| Done {})
+                    .map_err(|error| Fault::new(FaultCode::Internal, error_chain(&error))),
+                None => Ok(Done {}),
+            })
+            .await
         })
         .method::<Pause, _>(async |service, _, paused| {
             admission::check_pause(&paused, wall())?;

@@ -1,20 +1,29 @@
 //! Refuses updates that would lock the dominator out: after which subd's own TLS files do not fit
-//! together, or one of the two would not accept the certificate of the other.
+//! together, or one of the two would not accept the certificate of the other. What cannot be known
+//! before is tried: see [`put_back`].
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
 use std::net::IpAddr;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use model::object::ObjectId;
 use model::path::TreePath;
 use model::plan::{Action, Plan};
 use model::tree::{Leaf, Node};
 use rpc::server::Caller;
-use rpc::tls::{CallerProof, FILE_BYTES_MAX, FILES, Security, SuccessorError, TlsError, read_file};
+use rpc::tls::{
+    CallerProof, FILE_BYTES_MAX, FILES, FilesDigest, Security, SuccessorError, TlsError, read_file,
+};
+use tokio::sync::Notify;
 
 use crate::cache::Cache;
+use crate::state::persisted_state::StateDirectory;
+
+pub mod former_files;
+pub mod put_back;
 
 /// The TLS files of subd, below the managed root.
 #[derive(Debug)]
@@ -22,6 +31,14 @@ pub struct OwnCertificates {
     security: Security,
     /// Their directory in the root.
     directory: TreePath,
+    /// The former files, while others are tried.
+    record: former_files::SavedRecord,
+    /// The files with which a dominator has reached subd, of those that are tried.
+    reached: Mutex<Option<FilesDigest>>,
+    /// Wakes the task that watches this.
+    news: Notify,
+    /// How long a dominator may take to reach subd with other files.
+    reached_within: Duration,
 }
 
 /// What an update makes of the files.
@@ -46,13 +63,26 @@ enum Change {
 
 impl OwnCertificates {
     /// Returns the TLS files of `security`; `None` if there are none, or they are outside of
-    /// `root`.
+    /// `root`. What is known of former ones is in `state`. A dominator must reach subd with others
+    /// within `reached_within`.
     #[must_use]
-    pub fn below(root: &Path, security: &Security) -> Option<Self> {
+    pub fn below(
+        root: &Path,
+        security: &Security,
+        state: &StateDirectory,
+        reached_within: Duration,
+    ) -> Option<Self> {
         let directory = security.directory()?.canonicalize().ok()?;
         let below = directory.strip_prefix(root.canonicalize().ok()?).ok()?;
         let directory = TreePath::new(format!("/{}", below.to_str()?)).ok()?;
-        Some(Self { security: security.clone(), directory })
+        Some(Self {
+            security: security.clone(),
+            directory,
+            record: former_files::load(state),
+            reached: Mutex::default(),
+            news: Notify::new(),
+            reached_within,
+        })
     }
 
     /// Returns what an update that `caller` orders makes of the files; `None` if it changes none of
@@ -103,12 +133,13 @@ impl OwnCertificates {
 }
 
 impl ChangedCertificates {
-    /// Checks the files that there would be. Their content is in `cache`. Blocks.
+    /// Checks the files that there would be, and returns their digest. Their content is in `cache`.
+    /// Blocks.
     ///
     /// # Errors
     ///
     /// [`SuccessorError`] if the caller would be locked out.
-    pub fn check(&self, cache: &Cache) -> Result<(), SuccessorError> {
+    pub fn check(&self, cache: &Cache) -> Result<Option<FilesDigest>, SuccessorError> {
         let read = |path: &Path| {
             let failed = |source| TlsError::Read { path: path.to_owned(), source };
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();

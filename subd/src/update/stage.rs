@@ -25,6 +25,7 @@ use crate::cache::{Cache, CacheError, Retrieved, Visible};
 use crate::fetch::policy::shortage;
 use crate::root::{Directory, Kind, Locks, Root, RootError, Status};
 use crate::state::directories::remove_all;
+use crate::state::persisted_state::PersistError;
 use crate::state::refusals::FailedChange;
 use crate::update::activate::is_gone;
 use crate::update::metadata::{Target, metadata_of, visible_difference};
@@ -84,6 +85,19 @@ pub enum StageError {
     LockedOut {
         #[source]
         source: SuccessorError,
+    },
+    #[error(
+        "these TLS files of subd are not tried again: {why}. Find out why it refused them, and \
+         order others, or let these be tried again with `subtool scan-now`"
+    )]
+    PutBack {
+        /// Why others were put back.
+        why: String,
+    },
+    #[error("cannot keep the present TLS files of subd, which it may need again")]
+    FormerFiles {
+        #[source]
+        source: PersistError,
     },
     #[error("subd is stopping")]
     Stopping,

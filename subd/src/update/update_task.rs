@@ -28,6 +28,7 @@ use crate::trust::verification::AcceptedImage;
 use crate::update::Updater;
 use crate::update::executor::{Executor, JournalState, Machine, Services, UpdateEnd};
 use crate::update::journal::JournalHead;
+use crate::update::own_certificates::OwnCertificates;
 use crate::update::prepared::{forget_taken, free};
 use crate::update::recovery::Resumed;
 use crate::update::running_update::{FailedStep, FinalTree, RunningUpdate};
@@ -242,7 +243,13 @@ impl Updater {
     /// Continues what was under way when subd was stopped. Called when subd starts.
     pub async fn start(self: &Arc<Self>, resumed: Resumed) {
         self.note_boot().await;
+        // Nothing else may begin before they are there.
+        let own = self.own_certificates.as_ref();
+        if let Some(update_id) = own.and_then(OwnCertificates::is_putting_back) {
+            self.report_state.change(|state| state.update = UpdatePhase::Preparing(update_id));
+        }
         self.resume(resumed);
+        self.tasks.spawn(Arc::clone(self).watch_own_certificates());
         self.check_health_after_installation();
         self.tasks.spawn(Arc::clone(self).watch_reboots());
     }

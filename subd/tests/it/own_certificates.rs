@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use api::access::IdentityKind;
 use api::file_generator::ComputedContent;
-use api::subd::{Activity, AddObjects, AddObjectsRequest, UpdateOutcome};
+use api::subd::{
+    Activity, AddObjects, AddObjectsRequest, PollReply, ScanNow, ScanNowRequest, UpdateOutcome,
+};
 use certs::authority::{Authority, AuthorityOptions, Issued, Request};
 use certs::files::Replace;
 use certs::pem::certificates_of;
@@ -18,6 +20,7 @@ use rpc::tls::Security;
 use testing::eventually_async;
 
 use crate::fixture::{Edit, Source, Sub, file, request};
+use crate::process::Process;
 
 const DIRECTORY: &str = "etc/dominator/tls";
 
@@ -47,8 +50,16 @@ struct Machine {
     updates: u64,
 }
 
-impl Machine {
-    async fn start() -> Self {
+/// The files of a machine and its dominator, before subd is started.
+struct Made {
+    authority: Authority,
+    place: tempfile::TempDir,
+    security: Security,
+    dominator: Security,
+}
+
+impl Made {
+    fn new() -> Self {
         let authority = root_authority();
         let place = tempfile::tempdir().unwrap();
         let root = place.path().join("root");
@@ -60,9 +71,22 @@ impl Machine {
             issued.write(directory, ca_pem, Replace::Own).unwrap();
             Security::open(directory).unwrap()
         };
-        let security = issue(&wanted("test", &["test", "127.0.0.4"]), &own);
+        let security = issue(&wanted("test", &["test", "127.0.0.4", "127.0.0.5"]), &own);
         let dominator = issue(&wanted("dominator", &[]), &place.path().join("dominator"));
-        let sub = Sub::start_with(&root, &[], &security, &dominator).await;
+        Self { authority, place, security, dominator }
+    }
+}
+
+impl Machine {
+    async fn start() -> Self {
+        let made = Made::new();
+        let root = made.place.path().join("root");
+        let sub = Sub::start_with(&root, &[], &made.security, &made.dominator).await;
+        Self::of(made, sub).await
+    }
+
+    async fn of(made: Made, sub: Sub) -> Self {
+        let Made { authority, place, dominator, .. } = made;
         let (_, first) = sub.tree().await;
         let source = Source::start().await;
         Self { sub, source, first, authority, dominator, _place: place, updates: 0 }
@@ -191,4 +215,100 @@ async fn no_update_of_its_own_certificates_locks_the_dominator_out() {
         Client::new(peer, &machine.dominator)
     };
     client.call::<api::subd::Poll>(&Default::default()).await.unwrap();
+}
+
+/// Starts the program on the machine's root. Returns it, and what a dominator with `dominator`
+/// calls.
+fn start_process(root: &Path, dominator: &Security, within: &str) -> (Process, Sub) {
+    let own = root.join(DIRECTORY);
+    let flags = ["--tls", own.to_str().unwrap(), "--hostname", "test", "--put-back-after", within];
+    let process = Process::start_with(root, &flags);
+    let client = Client::new(process.client.peer().clone(), dominator);
+    (process, Sub::elsewhere(root, client))
+}
+
+/// Waits until the files are `want`, and are in use: new connections are made with them.
+async fn wait_for_files(machine: &Machine, want: &[Vec<u8>]) -> PollReply {
+    eventually_async("the former files are back", async || {
+        if machine.files() == want { Ok(()) } else { Err("others are there") }
+    })
+    .await;
+    eventually_async("a dominator connects", async || {
+        let client = Client::new(machine.sub.client.peer().clone(), &machine.dominator);
+        let polled = client.call::<api::subd::Poll>(&Default::default()).await;
+        let idle = polled.map_err(|error| model::display::error_chain(&error))?;
+        if idle.activity == Activity::Idle { Ok(idle) } else { Err(format!("{idle:?}")) }
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn former_files_are_put_back_if_no_dominator_comes() {
+    let made = Made::new();
+    let root = made.place.path().join("root");
+    let (process, sub) = start_process(&root, &made.dominator, "8s");
+    let mut machine = Machine::of(made, sub).await;
+    let record = root.join(".subd/state/tls-files.json");
+    let recorded = || fs::read_to_string(&record).unwrap();
+    // The machine trusts another authority, and has a certificate of it. The dominator does not.
+    let other = root_authority();
+    let pair = other.issue(&wanted("test", &["test", "127.0.0.5"])).unwrap();
+    let both = format!("{}{}", machine.authority.ca_pem(), other.ca_pem());
+    let good = machine.authority.issue(&wanted("test", &["test", "127.0.0.5"])).unwrap();
+    let want = machine.with_pair(&good);
+    assert_eq!(machine.update(&want).await, None);
+    // The dominator comes with the other files, and the former ones are gone.
+    wait_for_files(&machine, &machine.files()).await;
+    eventually_async("no former key is kept", async || {
+        if recorded().contains("PRIVATE KEY") { Err(recorded()) } else { Ok(()) }
+    })
+    .await;
+    let before = machine.files();
+
+    let foreign = [
+        ("ca.pem", &*both, 0o644),
+        ("cert.pem", &*pair.certificate_pem, 0o644),
+        ("key.pem", &*pair.key_pem, 0o600),
+    ];
+    let want = machine.tree(&foreign);
+    assert_eq!(machine.update(&want).await, None);
+    assert_ne!(machine.files(), before);
+    assert_eq!(fs::metadata(&record).unwrap().permissions().mode() & 0o7777, 0o600);
+    let kept = recorded();
+    let reply = wait_for_files(&machine, &before).await;
+    let key = root.join(DIRECTORY).join("key.pem");
+    assert_eq!(fs::metadata(key).unwrap().permissions().mode() & 0o7777, 0o600);
+    assert!(!recorded().contains("PRIVATE KEY"), "{}", recorded());
+    let why = "no dominator reached subd within 8s after its own TLS files had changed";
+    let text = format!("{why}: the former ones were put back");
+    assert_eq!(reply.last_update.unwrap().outcome, UpdateOutcome::RolledBack(text));
+    // The same files are refused, until an operator looks again.
+    let refused = format!(
+        "these TLS files of subd are not tried again: {why}. Find out why it refused them, and \
+         order others, or let these be tried again with `subtool scan-now`"
+    );
+    assert_eq!(machine.update(&want).await, Some(refused.clone()));
+    assert_eq!(machine.files(), before);
+    let scan = ScanNowRequest { content: false, media: false };
+    machine.sub.client.call::<ScanNow>(&scan).await.unwrap();
+    assert_eq!(machine.update(&want).await, None);
+
+    // A kill starts the time again.
+    drop(process);
+    let (process, sub) = start_process(&root, &machine.dominator, "8s");
+    machine.sub = sub;
+    wait_for_files(&machine, &before).await;
+    assert_eq!(machine.update(&want).await, Some(refused));
+
+    // The power was cut while they were put back: one of them is the former already.
+    drop(process);
+    let mut cut: serde_json::Value = serde_json::from_str(&kept).unwrap();
+    let ordered = cut["former"]["ordered"][0].clone();
+    cut["former"]["putting_back"] = serde_json::json!({"files": ordered, "why": "cut"});
+    fs::write(&record, cut.to_string()).unwrap();
+    fs::write(root.join(DIRECTORY).join("key.pem"), &*pair.key_pem).unwrap();
+    let (process, sub) = start_process(&root, &machine.dominator, "8s");
+    machine.sub = sub;
+    wait_for_files(&machine, &before).await;
+    drop(process);
 }

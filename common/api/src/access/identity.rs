@@ -166,6 +166,13 @@ impl Identity {
         Self { kind: IdentityKind::Machine, groups: BTreeSet::new(), powers, ..self }
     }
 
+    /// Returns true if the holder has the power to call a method, and its authority may vouch for
+    /// that.
+    #[must_use]
+    pub fn may_call(&self, method: &str) -> bool {
+        self.powers.has(method) && self.zone.as_ref().is_none_or(|zone| zone.has(method))
+    }
+
     /// Returns the caller of a server that runs with `--insecure`: unknown, with all powers.
     #[must_use]
     pub fn insecure() -> Self {

@@ -174,6 +174,8 @@ impl Connection {
                 }
             })
         };
+        let proof = session.as_ref().map(PeerSession::proof);
+        let mut replaced = std::pin::pin!(self.service.routes.security.replaced(proof.as_deref()));
         let mut lost = std::pin::pin!(PeerSession::lost(session));
         let streams_max = match self.service.routes.limits.streams {
             streams if is_anonymous => streams.min(ANONYMOUS_STREAMS_MAX),
@@ -190,7 +192,10 @@ impl Connection {
             tokio::select! {
                 result = connection.as_mut() => break result,
                 why = lost.as_mut() => return tracing::info!(%address, "connection closed: {why}"),
-                () = self.stop.cancelled(), if !stopping => {
+                () = async { tokio::select! {
+                    () = self.stop.cancelled() => {}
+                    () = replaced.as_mut() => {}
+                } }, if !stopping => {
                     stopping = true;
                     connection.as_mut().graceful_shutdown();
                 }

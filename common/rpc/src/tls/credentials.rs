@@ -9,7 +9,7 @@ use rustls::server::NoServerSessionStorage;
 use rustls::{ClientConfig, ServerConfig};
 
 use super::explain::explain;
-use super::files::{self, Files, Stamp, TlsError};
+use super::files::{self, Files, FilesDigest, Stamp, TlsError};
 use super::trust::{Trust, TrustError};
 use super::verifier::{Callers, Servers};
 use api::certificate::Certificate;
@@ -22,6 +22,7 @@ pub(super) struct Credentials {
     pub(super) server: Arc<ServerConfig>,
     pub(super) client: Arc<ClientConfig>,
     pub(super) trust: Arc<Trust>,
+    pub(super) digest: FilesDigest,
     pub(super) stamp: Stamp,
 }
 
@@ -32,7 +33,7 @@ impl Credentials {
 
     /// Makes them from files of `dir`.
     pub(super) fn of(dir: &Path, files: Files) -> Result<Self, TlsError> {
-        let Files { chain, key, authorities, revoked, zones, stamp } = files;
+        let Files { chain, key, authorities, revoked, zones, digest, stamp } = files;
         let own_chain = chain.clone();
         let content = |path: PathBuf, what: String| TlsError::Content { path, what };
         let of_certificate = |what: String| content(dir.join(files::CERTIFICATE), what);
@@ -71,6 +72,6 @@ impl Credentials {
         client.alpn_protocols = vec![b"h2".to_vec()];
         client.resumption = Resumption::disabled();
         let (server, client) = (Arc::new(server), Arc::new(client));
-        Ok(Self { own, own_chain, server, client, trust, stamp })
+        Ok(Self { own, own_chain, server, client, trust, digest, stamp })
     }
 }

@@ -1,5 +1,6 @@
 //! The files of a directory with certificates.
 
+use std::cell::RefCell;
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::os::unix::fs::MetadataExt as _;
@@ -9,6 +10,7 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
 
 use super::zones::ZonesError;
+use model::object::{Algorithm, Hasher, ObjectId};
 
 /// The files of a directory with certificates, and their content.
 pub const FILES: [(&str, &str); 5] = [
@@ -75,6 +77,11 @@ pub(super) struct Mark {
     changed: (i64, i64),
 }
 
+/// The digest of the content of all files: which files a program uses, or is to use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(transparent)]
+pub struct FilesDigest(ObjectId);
+
 /// The content of the files.
 pub(super) struct Files {
     pub(super) chain: Vec<CertificateDer<'static>>,
@@ -83,6 +90,7 @@ pub(super) struct Files {
     pub(super) revoked: Vec<CertificateRevocationListDer<'static>>,
     /// `None` if there is no such file.
     pub(super) zones: Option<String>,
+    pub(super) digest: FilesDigest,
     pub(super) stamp: Stamp,
 }
 
@@ -100,6 +108,16 @@ impl Files {
 
     /// Reads the files of `dir` as `read` returns them.
     pub(super) fn of(dir: &Path, read: ReadFile<'_>) -> Result<Self, TlsError> {
+        let hasher = RefCell::new(Hasher::new(Algorithm::Blake3));
+        let read: ReadFile<'_> = &|path| {
+            let found = read(path);
+            let content = found.as_ref().ok().map(|(bytes, _mode)| bytes.as_slice());
+            // Each is read once, in this order. One that is absent is not an empty one.
+            let length = content.map_or(u64::MAX, |bytes| bytes.len() as u64);
+            hasher.borrow_mut().update(&length.to_le_bytes());
+            hasher.borrow_mut().update(content.unwrap_or_default());
+            found
+        };
         let chain = certificates(&dir.join(CERTIFICATE), read)?;
         let path = dir.join(KEY);
         let (bytes, mode) = read(&path)?;
@@ -127,7 +145,8 @@ impl Files {
             path: dir.join(ZONES),
             what: "it is not UTF-8".to_owned(),
         })?;
-        Ok(Self { chain, key, authorities, revoked, zones, stamp: Stamp::new() })
+        let digest = FilesDigest(hasher.borrow().finish());
+        Ok(Self { chain, key, authorities, revoked, zones, digest, stamp: Stamp::new() })
     }
 }
 

@@ -55,7 +55,8 @@ impl TlsConfig {
             refuse(stream, reply).await;
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the caller speaks no TLS"));
         }
-        let config = Arc::clone(&self.credentials.borrow().server);
+        let credentials = Arc::clone(&self.credentials.borrow());
+        let config = Arc::clone(&credentials.server);
         let accepted = TlsAcceptor::from(config).accept(stream).into_fallible().await;
         let stream = match accepted {
             Ok(stream) => stream,
@@ -71,6 +72,7 @@ impl TlsConfig {
         let proof = CallerProof {
             chain: shown.iter().map(|one| one.clone().into_owned()).collect(),
             server_name: stream.get_ref().1.server_name().map(str::to_owned),
+            files: credentials.digest,
         };
         let session = PeerSession::new(self.credentials.subscribe(), proof, Role::Caller);
         let session = session.map_err(|error| io::Error::other(explain(&error)))?;
@@ -86,12 +88,13 @@ impl TlsConfig {
         let name = ServerName::try_from(host.to_owned()).map_err(|_| {
             io::Error::other(format!("`{host}` is not a name that a certificate can have"))
         })?;
-        let config = Arc::clone(&self.credentials.borrow().client);
+        let credentials = Arc::clone(&self.credentials.borrow());
+        let config = Arc::clone(&credentials.client);
         let stream =
             TlsConnector::from(config).connect(name.clone(), stream).await.map_err(explained)?;
         let shown = stream.get_ref().1.peer_certificates().unwrap_or_default();
         let chain = shown.iter().map(|one| one.clone().into_owned()).collect();
-        let proof = CallerProof { chain, server_name: None };
+        let proof = CallerProof { chain, server_name: None, files: credentials.digest };
         let session = PeerSession::new(self.credentials.subscribe(), proof, Role::Server(name));
         let session = session.map_err(|error| io::Error::other(explain(&error)))?;
         Ok((ExplainedStream(stream), session))

@@ -1,13 +1,14 @@
 //! Judges files that are to take the place of those in use, so that nobody is locked out by them.
 
+use std::sync::Arc;
+
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 
 use super::credentials::Credentials;
 use super::explain::explain;
-use super::files::{Files, ReadFile, TlsError};
+use super::files::{Files, FilesDigest, ReadFile, TlsError};
 use super::tls_config::Security;
 use super::trust::VerifiedPeer;
-use api::access::Identity;
 use system::clock::since_epoch;
 
 /// How a caller has shown who it is, and who it takes the server for.
@@ -17,6 +18,16 @@ pub struct CallerProof {
     pub(super) chain: Vec<CertificateDer<'static>>,
     /// The name that it has connected to; `None` if that was an address.
     pub(super) server_name: Option<String>,
+    /// The files of this side that the connection was made with.
+    pub(super) files: FilesDigest,
+}
+
+impl CallerProof {
+    /// Returns which files of the server the connection was made with.
+    #[must_use]
+    pub fn files(&self) -> FilesDigest {
+        self.files
+    }
 }
 
 /// Why files lock a caller out.
@@ -38,6 +49,7 @@ impl Security {
     /// connected to.
     ///
     /// If the certificate in use is not of its own authorities, the new one need not be either.
+    /// Returns the digest of the files; `None` without TLS.
     ///
     /// # Errors
     ///
@@ -47,8 +59,8 @@ impl Security {
         read: ReadFile<'_>,
         proof: &CallerProof,
         local: std::net::IpAddr,
-    ) -> Result<(), SuccessorError> {
-        let Self::Tls(config) = self else { return Ok(()) };
+    ) -> Result<Option<FilesDigest>, SuccessorError> {
+        let Self::Tls(config) = self else { return Ok(None) };
         let present = config.credentials.borrow().clone();
         let dir = config.directory();
         let next = Credentials::of(dir, Files::of(dir, read)?)?;
@@ -58,7 +70,7 @@ impl Security {
         if let Ok(VerifiedPeer { identity, .. }) = present.trust.caller(&proof.chain, now) {
             let methods = api::methods().into_iter();
             let mut lost = methods
-                .filter(|method| may_call(&identity, method.name) && !may_call(&then, method.name));
+                .filter(|method| identity.may_call(method.name) && !then.may_call(method.name));
             if let Some(method) = lost.next() {
                 let why = format!("it may not call {} any more", method.name);
                 return Err(SuccessorError::Caller { why });
@@ -73,12 +85,26 @@ impl Security {
         };
         match own(&next) {
             Err(why) if own(&present).is_ok() => Err(SuccessorError::Own { name, why }),
-            _ => Ok(()),
+            _ => Ok(Some(next.digest)),
         }
     }
-}
 
-/// Returns true if a caller has the power to call a method, and its authority may vouch for that.
-fn may_call(identity: &Identity, method: &str) -> bool {
-    identity.powers.has(method) && identity.zone.as_ref().is_none_or(|zone| zone.has(method))
+    /// Returns the digest of the files as they are now, whether or not they are in use; `None`
+    /// without TLS, and if they cannot be read.
+    #[must_use]
+    pub fn present_files(&self) -> Option<FilesDigest> {
+        Some(Files::read(self.directory()?).ok()?.digest)
+    }
+
+    /// Waits until the program uses other files than the connection of `proof` was made with.
+    pub async fn replaced(&self, proof: Option<&CallerProof>) {
+        let (Self::Tls(config), Some(proof)) = (self, proof) else {
+            return std::future::pending().await;
+        };
+        let mut credentials = config.credentials.subscribe();
+        let is_other = |credentials: &Arc<Credentials>| credentials.digest != proof.files;
+        if credentials.wait_for(is_other).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
 }
