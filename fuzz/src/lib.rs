@@ -7,6 +7,7 @@
 pub mod archives;
 pub mod images;
 pub mod seeds;
+pub mod tasks;
 pub mod texts;
 pub mod trust;
 pub mod wire;
@@ -97,6 +98,7 @@ pub const TARGETS: &[Target] = &[
     Target::new("signature", 4 << 10, trust::signature),
     Target::new("stream", 16 << 10, wire::stream),
     Target::new("tar", 32 << 10, archives::tar).allowing(Allowance::ARCHIVE),
+    Target::new("task", 8 << 10, tasks::task),
     Target::new("texts", 1 << 10, texts::texts),
     Target::new("tree-text", 8 << 10, images::text),
     Target::new("trigger", 4 << 10, images::trigger).allowing(Allowance::PATTERNS),

@@ -9,10 +9,11 @@ use std::path::{Path, PathBuf};
 
 /// The folders of the crates of this workspace, in the order of their layers. A crate may depend
 /// only on those that are named behind it.
-const MAY_DEPEND: [(&str, &[&str]); 21] = [
+const MAY_DEPEND: [(&str, &[&str]); 22] = [
     ("common/model", &[]),
     ("common/api", &["model"]),
     ("common/system", &["model"]),
+    ("common/tasks", &["model"]),
     ("common/certs", &["api", "model", "system"]),
     ("common/rpc", &["api", "model", "system"]),
     ("common/daemon", &["api", "model", "rpc", "system"]),
@@ -22,12 +23,12 @@ const MAY_DEPEND: [(&str, &[&str]); 21] = [
     ("dominator", DAEMON),
     (
         "dominator/domtool",
-        &["api", "certs", "daemon", "dominator", "model", "rpc", "system", "tool"],
+        &["api", "certs", "daemon", "dominator", "model", "rpc", "system", "tasks", "tool"],
     ),
     ("dominator/mdbd", &["api", "daemon", "model", "rpc", "system", "web"]),
     ("filegen", &["api", "certs", "daemon", "model", "rpc", "system", "web"]),
     ("filegen/filegen-client", &["api", "daemon", "filegen", "model", "rpc", "system", "tool"]),
-    ("fuzz", &["api", "imagetool", "model", "rpc"]),
+    ("fuzz", &["api", "imagetool", "model", "rpc", "tasks"]),
     ("imageserver", &["api", "daemon", "model", "rpc", "system", "tool"]),
     ("imagetool", TOOL),
     ("localfleet", EVERYTHING),
@@ -61,6 +62,7 @@ const EVERYTHING: &[&str] = &[
     "subd",
     "subtool",
     "system",
+    "tasks",
     "testing",
     "tool",
 ];
@@ -69,7 +71,7 @@ const EVERYTHING: &[&str] = &[
 const TESTS: &[&str] = &["certs", "daemon", "domtool", "mdbd", "testing"];
 
 /// Crates that decide and do not act, whole: every file of theirs is a core.
-const PURE_CRATES: [&str; 2] = ["common/api/src/", "common/model/src/"];
+const PURE_CRATES: [&str; 3] = ["common/api/src/", "common/model/src/", "common/tasks/src/"];
 
 /// What pure crates must not depend on.
 const BANNED_IN_PURE_CRATES: [&str; 9] =

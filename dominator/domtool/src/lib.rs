@@ -4,6 +4,7 @@ mod audit;
 mod backup;
 mod cert;
 mod content;
+mod cron;
 mod database;
 mod events;
 mod lasting_orders;
@@ -14,6 +15,8 @@ mod orders;
 mod plan;
 mod settings;
 mod status;
+mod task;
+mod wall_clock;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -196,6 +199,30 @@ enum Command {
         domtool methods --format json\n\n\
         domtool cert show DIR lists the methods that the holder of a certificate may call.")]
     Methods(methods::Arguments),
+    /// Say when a cron expression fires: before a moment, after it, and whether at it
+    ///
+    /// The expression has five fields: minute, hour, day of the month, month, day of the week; or
+    /// six, with the second first. It fires at each instant at which the wall clock of the zone
+    /// shows what it names: never at a time that a change of the clock skips, and twice at one that
+    /// the clock shows twice. If day of the month and day of the week are both restricted, one of
+    /// them is enough; `*`, `?` and `*/1` do not restrict. PREVIOUS may be the moment itself, NEXT
+    /// is after it; both look no farther than five years.
+    ///
+    /// Needs neither a dominator nor a certificate.
+    #[command(after_help = "Examples:\n  \
+        domtool cron '0 9 * * MON-FRI' --zone America/Toronto\n  \
+        domtool cron '30 2 * * *' --zone America/Toronto --at 2027-03-14T12:00:00Z --prev\n  \
+        domtool cron '*/10 0 9 1 * ?' --next --format json\n  \
+        domtool cron @weekly --fires --at 2026-11-29T00:00:00Z\n\n\
+        docs/TASKS.md has the fields and the short forms.")]
+    Cron(cron::Arguments),
+    /// Ask about daemon tasks
+    ///
+    /// subd does not run tasks yet: an image with a trigger of Kind task is refused.
+    Task {
+        #[command(subcommand)]
+        command: task::Command,
+    },
     #[command(flatten)]
     Documents(Documents),
 }
@@ -226,6 +253,8 @@ pub async fn run(arguments: Arguments) -> ExitCode {
             };
         }
         Command::Methods(shown) => return methods::run(arguments.format, shown),
+        Command::Cron(asked) => return cron::run(arguments.format, asked),
+        Command::Task { command } => return task::run(arguments.format, command),
         Command::Mdb { command: machine_database::Command::Check { file } } => {
             return match machine_database::check(arguments.format, file) {
                 Ok(output) => output.print(),
@@ -347,6 +376,8 @@ async fn run_command(
         Command::Documents(_)
         | Command::Cert { .. }
         | Command::Methods(_)
+        | Command::Cron(_)
+        | Command::Task { .. }
         | Command::Database { .. } => {
             unreachable!("these commands run without a client")
         }
