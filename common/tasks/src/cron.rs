@@ -344,7 +344,7 @@ fn parse(text: &str, may_have_seconds: bool) -> Result<Cron, CronError> {
         return Err(CronError::whole(format!("`{}` is unknown; there are {known}", shown(&lower))));
     }
     let fields: Vec<&str> =
-        expanded.map_or(lower.as_str(), |(_, long)| long).split_ascii_whitespace().collect();
+        expanded.map_or(text, |(_, long)| long).split_ascii_whitespace().collect();
     let (second, fields) = match (fields.len(), may_have_seconds) {
         (5, _) => ("0", &fields[..]),
         (6, true) => (fields[0], &fields[1..]),

@@ -4,3 +4,4 @@
 
 mod certificates;
 mod methods;
+mod tasks;

@@ -6,7 +6,7 @@ use std::fs;
 use super::site::Site;
 
 /// What is run by each tool; it knows its server.
-const LINES: [&str; 44] = [
+const LINES: [&str; 49] = [
     "imagetool list",
     "imagetool diff web/1 web/1",
     "imagetool diff web/1 web/2",
@@ -34,6 +34,11 @@ const LINES: [&str; 44] = [
     "domtool list-subs --status unknown",
     "domtool list-subs --dominator 127.0.0.1:1",
     "domtool list-subs --unknown",
+    "domtool cron @daily",
+    "domtool cron @yearly",
+    "domtool cron @daily --at noon",
+    "domtool task schedule none",
+    "domtool task",
     "domtool cert show issued",
     "domtool cert show none",
     "domtool audit verify dominator/audit/audit.log",

@@ -169,6 +169,28 @@ fn machine(site: &Site, seen: &mut Seen) {
     seen.run(site, 2, &add, 0);
 }
 
+/// Asks about a task at moments that have all kinds of answers.
+fn schedules(site: &Site, seen: &mut Seen) {
+    let events =
+        r#"[{"action": "start", "cron": "0 9 * * *"}, {"action": "stop", "cron": "0 17 * * *"}]"#;
+    let hours = r#""schedule": {"zone": "UTC", "start_deadline_s": 60, "events": "#;
+    let task = format!(r#"{{"name": "job", "argv": ["/bin/job"], {hours}{events}}}}}"#);
+    site.write("job.json", &task);
+    let run = |day: u8, held: bool| {
+        let due = format!("2026-11-{day}T09:00:00Z");
+        json!({"name": format!("job-{day}"), "run_id": 0, "scheduled_at": due, "held": held})
+    };
+    site.write("former.json", &json!({"runs": [run(25, false)]}).to_string());
+    site.write("held.json", &json!({"runs": [run(26, true)]}).to_string());
+    let at = "domtool task schedule job.json --at 2026-11-26T09:00";
+    seen.run(site, 3, &format!("{at}:30Z"), 0);
+    seen.run(site, 3, &format!("{at}:30Z --runs former.json"), 0);
+    seen.run(site, 3, &format!("{at}:30Z --runs held.json"), 0);
+    seen.run(site, 3, "domtool task schedule job.json --at 2026-11-26T12:00:00Z", 0);
+    seen.run(site, 2, "domtool cron @daily", 0);
+    seen.run(site, 2, "domtool cron @yearly", 1);
+}
+
 /// Gives all kinds of orders, and looks at what comes of them.
 fn orders(site: &mut Site, seen: &mut Seen) {
     let [one, two] = [0, 1].map(|index| site.fleet.subs[index].address);
@@ -181,6 +203,7 @@ fn orders(site: &mut Site, seen: &mut Seen) {
     seen.run(site, 2, "domtool explain sub-1", 0);
     seen.run(site, 2, "domtool status", 0);
     seen.run(site, 2, "domtool methods", 0);
+    schedules(site, seen);
 
     site.write_mdb("candidate.json", &json!([{"Hostname": "sub-1", "RequiredImage": "web/2"}]));
     seen.run(site, 3, "domtool plan sub-1", 0);

@@ -53,6 +53,7 @@ fn words_of_json_stay() {
     let all: BTreeMap<&str, Vec<String>> = [
         ("access of a method", words::<Access>()),
         ("action on a path, in a plan", words::<model::plan::Action>()),
+        ("action of an event, in a schedule", words::<tasks::schedule::Action>()),
         ("activity of a sub", words::<subd::Activity>()),
         ("alarm of a sub", words::<subd::Alarm>()),
         ("algorithm of a digest", words::<object::Algorithm>()),
@@ -81,6 +82,7 @@ fn words_of_json_stay() {
         ("reason of a revocation", words::<record::Reason>()),
         ("record of an audit log", words::<audit::record::AuditEvent>()),
         ("source of a required image", words::<explain::ImageSource>()),
+        ("state of a run of a task", words::<tasks::RunState>()),
         ("status of a machine", words::<Status>()),
         ("stage of a change of content", words::<content::ContentStage>()),
         ("target of a trigger", words::<trigger::Kind>()),
