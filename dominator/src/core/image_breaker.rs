@@ -5,9 +5,9 @@
 //! stop when at least `failures_min` machines have failed, and
 //!
 //! * they are more than `percent` of all that were updated to it, and so many that the probability
-//!   is less than 1 in 10,000 if one machine in a hundred fails for reasons of its own: of the first
-//!   few machines of a rollout three may fail by chance. Whoever sets `failures_min` below three
-//!   wants no such test;
+//!   is less than 1 in 10,000 if one machine in a hundred fails for reasons of its own. Of the few
+//!   first machines of a rollout three may fail by chance. With `failures_min` below three there is
+//!   no such test;
 //! * they are so many more than with other images that the probability is less than 1 in 10,000
 //!   (Fisher's exact test, one-sided). The bound is that low because the test is repeated after
 //!   each failure; or
