@@ -4,7 +4,7 @@
 //! change of the clock skips does not exist, so nothing fires; a time that the clock shows twice
 //! fires twice. Between two changes of the clock the local time is the time in UTC plus a constant.
 //! So a search walks from change to change, and in between over days, and asks three bit masks
-//! for the time of day. It takes a few thousand steps even if nothing is found.
+//! for the time of day. It takes two thousand steps at most, even if nothing is found.
 
 use std::fmt;
 use std::str::FromStr;
@@ -93,6 +93,14 @@ impl Direction {
         match self {
             Self::Back => -1,
             Self::Ahead => 1,
+        }
+    }
+
+    /// True if a search that has come to `value` has left `last` behind.
+    fn passes<T: PartialOrd>(self, value: T, last: T) -> bool {
+        match self {
+            Self::Back => value < last,
+            Self::Ahead => value > last,
         }
     }
 
@@ -199,7 +207,7 @@ impl Cron {
     /// Returns the last instant at or before `now` at which it fires, within five years.
     #[must_use]
     pub fn previous(&self, zone: &TimeZone, now: Timestamp) -> Option<Timestamp> {
-        let mut at = whole_second(now)?;
+        let mut at = whole_second(now).filter(|_| self.can_fire())?;
         let limit = bound(at, -SEARCH_DAYS);
         loop {
             // The offset holds since the last change, which is at or before `at`.
@@ -221,7 +229,8 @@ impl Cron {
     /// Returns the first instant after `now` at which it fires, within five years.
     #[must_use]
     pub fn next(&self, zone: &TimeZone, now: Timestamp) -> Option<Timestamp> {
-        let mut at = whole_second(now)?.checked_add(1.second()).ok()?;
+        let mut at = whole_second(now).filter(|_| self.can_fire())?;
+        at = at.checked_add(1.second()).ok()?;
         let limit = bound(at, SEARCH_DAYS);
         while at <= limit {
             let offset = zone.to_offset(at);
@@ -274,26 +283,24 @@ impl Cron {
     /// Returns the first match from `from` on that does not pass `until`.
     fn nearest(&self, from: DateTime, until: DateTime, direction: Direction) -> Option<DateTime> {
         let (mut date, mut time) = (from.date(), from.time());
-        loop {
+        while !direction.passes(date, until.date()) {
             if self.has_day(date)
                 && let Some(time) = self.time_of_day(time, direction)
             {
                 let found = date.to_datetime(time);
-                let passes = match direction {
-                    Direction::Back => found < until,
-                    Direction::Ahead => found > until,
-                };
-                return (!passes).then_some(found);
+                return (!direction.passes(found, until)).then_some(found);
             }
-            if date == until.date() {
-                return None;
-            }
+            // A month that is not named is left as a whole.
+            let is_named = self.month.has(date.month());
             date = match direction {
-                Direction::Back => date.yesterday().ok()?,
-                Direction::Ahead => date.tomorrow().ok()?,
+                Direction::Back if is_named => date.yesterday().ok()?,
+                Direction::Back => date.first_of_month().yesterday().ok()?,
+                Direction::Ahead if is_named => date.tomorrow().ok()?,
+                Direction::Ahead => date.last_of_month().tomorrow().ok()?,
             };
             time = direction.first(Time::MIN, Time::constant(23, 59, 59, 0));
         }
+        None
     }
 
     /// Returns the first time of a day that is `from` or lies behind it.
