@@ -261,9 +261,7 @@ impl ComputedTable {
         for (hostname, stored) in &restored {
             let Some(trial) = &stored.trial else { continue };
             if let Some(change) = changes.get_mut(&trial.change) {
-                let machines =
-                    if trial.is_first { &mut change.trying } else { &mut change.getting };
-                machines.insert(hostname.clone());
+                change.got(hostname, trial.is_first);
             }
         }
         Self { restored, changes, is_saved: true, ..Self::default() }
@@ -331,7 +329,16 @@ impl ComputedTable {
             trial,
             is_renewing,
         };
-        self.changes.set_waiting(hostname, &files.waits());
+        // What was stored of a change may be older than what was stored of its machines.
+        let waits = files.waits();
+        for id in &waits {
+            self.changes.entry(ContentChangeId::clone(id), now.wall);
+        }
+        if let Some(trial) = &files.trial {
+            let (_, change) = self.changes.entry(ContentChangeId::clone(&trial.change), now.wall);
+            change.got(hostname, trial.is_first);
+        }
+        self.changes.set_waiting(hostname, &waits);
         self.machines.insert(hostname.clone(), files);
         if !is_same_image {
             // The image may have changed while the dominator was not running.

@@ -236,12 +236,12 @@ fn warnings(
 /// Says that a change of content is stopped, or that machines wait for it.
 fn content_warning(change: &ContentChange) -> Option<String> {
     let id = &change.id;
-    if let Some(text) = change.stopped_text() {
-        let since = utc(change.since);
-        return Some(format!("{text} (since {since}); domtool computed show {id}"));
+    if change.waiting == 0 {
+        return None;
     }
-    (change.waiting > 0).then(|| {
-        format!(
+    Some(match change.stopped_text() {
+        Some(text) => format!("{text} (since {}); domtool computed show {id}", utc(change.since)),
+        None => format!(
             "{} for the change of content {id}, which is being tried on {}; domtool computed show \
              {id}",
             match change.waiting {
@@ -249,7 +249,7 @@ fn content_warning(change: &ContentChange) -> Option<String> {
                 count => format!("{} wait", counted(count.into(), "machine")),
             },
             counted(change.trying.len() as u64, "machine")
-        )
+        ),
     })
 }
 

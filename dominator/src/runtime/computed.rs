@@ -25,7 +25,7 @@ use model::mdb::Machine;
 use model::object::{Algorithm, ObjectId};
 use rpc::client::{CallError, Client, Peer, PeerError};
 use rpc::tls::Security;
-use tokio::sync::{Notify, RwLock, RwLockReadGuard};
+use tokio::sync::{Mutex as AsyncMutex, Notify, RwLock, RwLockReadGuard};
 use tokio::time::{sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -110,6 +110,8 @@ pub struct ComputedService {
     store: ComputedStore,
     /// Notified when machines are to be told something, or it is to be saved.
     news: Notify,
+    /// Locked while what is known is saved.
+    saving: AsyncMutex<()>,
     /// Notified when servers may have to be told of orders.
     orders: Notify,
     /// Locked for writing while stored content is removed: what is being stored is not known yet.
@@ -138,6 +140,7 @@ impl ComputedService {
             store,
             news: Notify::new(),
             orders: Notify::new(),
+            saving: AsyncMutex::default(),
             cleaning: RwLock::default(),
             clients: Mutex::default(),
             clock,
@@ -339,6 +342,8 @@ impl ComputedService {
 
     /// Nudges the machines of which something else is known, and saves what it is.
     async fn tell(self: &Arc<Self>) {
+        // What was taken first is saved first.
+        let _saving = self.saving.lock().await;
         let (stored, changes) = {
             let mut inner = self.locked();
             let changed = inner.table.take_changed();

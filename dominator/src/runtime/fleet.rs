@@ -340,7 +340,7 @@ impl Fleet {
             raised.add(COMPUTED_FILES, &source, None, trouble);
         }
         for change in self.shared.computed.changes("") {
-            if let Some(text) = change.stopped_text() {
+            if let Some(text) = change.stopped_text().filter(|_| change.waiting > 0) {
                 raised.add(CONTENT_STOPPED, &change.id.to_string(), Some(change.since), text);
             }
         }

@@ -87,8 +87,8 @@ pub enum StageError {
         source: SuccessorError,
     },
     #[error(
-        "these TLS files of subd are not tried again: {why}. Find out why it refused them, and \
-         order others, or let these be tried again with `subtool scan-now`"
+        "these TLS files of subd are not tried again: {why}. Find out why no dominator connected, \
+         and order others, or let these be tried again with `subtool scan-now`"
     )]
     PutBack {
         /// Why others were put back.

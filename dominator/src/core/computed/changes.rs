@@ -99,6 +99,12 @@ impl Change {
         self.must_look = true;
     }
 
+    /// Takes that a machine has it, perhaps as one of the first.
+    pub(super) fn got(&mut self, hostname: &str, is_first: bool) {
+        let machines = if is_first { &mut self.trying } else { &mut self.getting };
+        machines.insert(hostname.to_owned());
+    }
+
     /// Begins anew with first machines.
     pub(super) fn restart(&mut self, now: Time) {
         self.set_stage(ContentStage::First, now);
@@ -136,9 +142,9 @@ impl Change {
         !self.in_vain.contains(hostname)
     }
 
-    /// True if nothing more happens to it.
+    /// True if nothing more happens to it, as long as no machine gets such content.
     fn is_over(&self) -> bool {
-        !matches!(self.stage, ContentStage::Stopped(_))
+        !self.must_tell
             && [&self.waiting, &self.trying, &self.getting].into_iter().all(BTreeSet::is_empty)
     }
 }
@@ -300,6 +306,13 @@ impl Changes {
         (change.stage == ContentStage::First && change.failed >= most).then(|| {
             format!("{}, which are enough of the first machines", change.results.summary())
         })
+    }
+
+    /// Takes that another change has replaced this one on a machine before it was verified.
+    pub(super) fn replaced(&mut self, id: &ContentChangeId, hostname: &str) {
+        if let Some(change) = self.all.get_mut(id) {
+            change.getting.remove(hostname);
+        }
     }
 
     /// Takes that a first machine could neither be updated nor failed. It is replaced.

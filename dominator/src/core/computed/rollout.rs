@@ -299,13 +299,15 @@ impl ComputedTable {
         change.must_look = false;
         for hostname in change.waiting.clone() {
             let Some(files) = self.machines.get_mut(&hostname) else { continue };
-            if files.trial.as_ref().is_some_and(|trial| trial.is_first && trial.change != *id) {
-                continue;
+            match &files.trial {
+                Some(trial) if trial.is_first && trial.change != *id => continue,
+                Some(former) => self.changes.replaced(&former.change, &hostname),
+                None => {}
             }
             files.promote(id, false, now.elapsed);
             self.changes.set_waiting(&hostname, &files.waits());
             if let Some(change) = self.changes.get_mut(id) {
-                change.getting.insert(hostname.clone());
+                change.got(&hostname, false);
             }
             self.changed.insert(hostname);
         }
@@ -371,7 +373,7 @@ impl ComputedTable {
             files.promote(id, true, now.elapsed);
             self.changes.set_waiting(&hostname, &files.waits());
             if let Some(change) = self.changes.get_mut(id) {
-                change.trying.insert(hostname.clone());
+                change.got(&hostname, true);
             }
             self.changed.insert(hostname);
         }

@@ -270,6 +270,12 @@ fn edits_of_records_are_changes_of_their_paths() {
     fleet.fail(&hosts[30..33]);
     assert!(matches!(fleet.stage(&of_path("/x")), Some(ContentStage::Stopped(_))));
     assert_eq!((fleet.having("1 ams"), fleet.having("1 nyc")), (0, 999));
+    // The edit is taken back: nothing is stopped any more.
+    for host in &fleet.hosts()[1..] {
+        fleet.asked.want(host, "nyc", &["/x"], fleet.at);
+    }
+    fleet.ask();
+    assert_eq!(fleet.stage(&of_path("/x")), None);
 }
 
 #[test]
@@ -285,6 +291,19 @@ fn a_machine_is_tried_with_one_change_at_a_time_and_left_out_when_its_image_chan
     // open.
     fleet.in_sync(&others);
     assert_eq!((fleet.having("3 nyc"), fleet.having("2 nyc")), (997, 3));
+    // One that does not get it is given the next, and the former one waits for nobody.
+    let edited = ["h00500", "h00501", "h00502", "h00503"].map(str::to_owned);
+    edited.iter().for_each(|host| fleet.asked.want(host, "sfo", &["/x"], fleet.at));
+    fleet.ask();
+    fleet.asked.0.order(&of_path("/x"), ContentOrder::Open, "", now(fleet.at)).unwrap();
+    let getting =
+        |fleet: &Fleet, id: &ContentChangeId| fleet.asked.0.changes.get(id).unwrap().getting.len();
+    assert_eq!(getting(&fleet, &of_path("/x")), 4);
+    assert_eq!(getting(&fleet, &revision(3)), 994 - 4);
+    edited.iter().for_each(|host| fleet.asked.want(host, "nyc", &["/x"], fleet.at));
+    fleet.ask();
+    fleet.asked.0.order(&of_path("/x"), ContentOrder::Open, "", now(fleet.at)).unwrap();
+    fleet.in_sync(&edited);
     fleet.in_sync(&first);
     assert_eq!(fleet.having("3 nyc"), 1_000);
     fleet.in_sync(&hosts);
