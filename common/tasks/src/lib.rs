@@ -4,8 +4,8 @@
 //! * [`cron`]: expressions, and the moments that they name.
 //! * [`zone`]: time zones by name.
 //! * [`runs`]: the runs of a task as they are observed.
-//! * [`decide`]: which runs are to be made, deleted and released.
-//! * [`condition`]: whether the task runs, and whether that is expected.
+//! * [`mod@decide`]: which runs are to be made, deleted and released.
+//! * [`mod@condition`]: whether the task runs, and whether that is expected.
 //!
 //! Everything here is a function of its arguments: it is told the time and the zones.
 //!
