@@ -121,6 +121,9 @@ fn manual_runs_live_outside_of_the_hours_until_the_next_stop() {
         (&daily(), "2022-12-12T08:00:00Z", &["job-0 12T07:00 manual"], "nothing"),
         (&daily(), NOON, &["job-0 12T07:00 manual"], "nothing"),
         (&daily(), "2022-12-12T17:00:00Z", &["job-0 12T07:00 manual"], "delete job-0"),
+        // Started at the moment of the stop: it is after it.
+        (&daily(), "2022-12-12T17:00:00Z", &["job-0 12T17:00 manual"], "nothing"),
+        (&daily(), "2022-12-12T17:00:00Z", &["job-0 12T16:59 manual"], "delete job-0"),
     ];
     for (fields, now, texts, expected) in table {
         check(fields, now, &runs(texts), expected);

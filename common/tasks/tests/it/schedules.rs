@@ -106,6 +106,12 @@ fn a_period_starts_with_the_first_start_after_the_last_stop() {
 
 #[test]
 fn events_say_what_matched_and_follow_each_other() {
+    for events in ["start 0 9 * * *; stop 0 9 * * *", "stop 0 9 * * *; start 0 9 * * *"] {
+        let task = task(&schedule("UTC", events));
+        let at_nine = task.moment(at("2022-01-20T09:00:00Z")).previous;
+        let before = task.moment(at("2022-01-20T08:00:00Z")).next;
+        assert_eq!([at_nine, before].map(|event| event.unwrap().action), [Action::Stop; 2]);
+    }
     let fields = schedule("UTC", "start 0 9 * * 1-5; stop 17:00 MON-FRI; start 0 9 * * FRI");
     let schedule = task(&fields).schedule.unwrap();
     let told: Vec<String> = schedule
