@@ -9,6 +9,7 @@ use api::file_generator::{
     GetGeneratorsRequest, GetSecrets, Load, LoadReply, OrderRevision, OrderRevisionReply,
     OrderRevisionRequest, RenewCertificates, RenewCertificatesReply, RenewCertificatesRequest,
 };
+use api::method::Method as _;
 use askama::Template;
 use model::display::{ago, error_chain, rough_duration, size, utc};
 use model::tree::Time;
@@ -42,8 +43,13 @@ pub fn methods(
 ) -> Router<Arc<Service>> {
     let stop = stop.clone();
     router
-        .method::<Generate, _>(async |service: Arc<Service>, caller, request| {
+        .method::<Generate, _>(async |service: Arc<Service>, caller, mut request| {
             caller.refuse_machines(NOT_FOR_MACHINES)?;
+            // Who gets a certificate for a key of its own can pretend to be the machine, as who
+            // gets the key of the machine can.
+            if !caller.identity.may_call(GetSecrets::NAME) {
+                request.machines.iter_mut().for_each(|machine| machine.key = None);
+            }
             service.generate(request).await
         })
         .method::<GetContents, _>(async |service: Arc<Service>, caller, request| {

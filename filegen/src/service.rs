@@ -338,7 +338,7 @@ impl Service {
         let pairs = self.pairs_of(&set, &request);
         let (mut machines, mut pending) = (Vec::new(), Vec::new());
         let mut made: BTreeMap<&TreePath, (u64, u64, String)> = BTreeMap::new();
-        for (index, WantedFiles { machine, algorithm, paths }) in
+        for (index, WantedFiles { machine, algorithm, paths, key: _ }) in
             request.machines.into_iter().enumerate()
         {
             let subject = Subject::new(machine);
@@ -413,12 +413,22 @@ impl Service {
         let now = self.now().wall_seconds;
         let made = |(path, (issuer, indices)): (&TreePath, (&PairIssuer, Vec<usize>))| {
             let authority = &issuer.register.authority().certificate().fingerprint;
-            let wanted = indices
-                .iter()
-                .map(|&index| issuer.settings.wanted(&request.machines[index].machine, authority));
-            let wanted: Vec<WantedPair> = wanted.collect();
-            let made = self.pairs.get_or_make(&issuer.register, &wanted, now);
-            (path.clone(), indices.into_iter().zip(made).collect())
+            let (mut made, mut asked) = (BTreeMap::new(), Vec::new());
+            let mut wanted: Vec<WantedPair> = Vec::new();
+            for index in indices {
+                let WantedFiles { machine, key, .. } = &request.machines[index];
+                let key = key.as_ref().map(|key| &*key.0);
+                match issuer.settings.wanted(machine, key, authority) {
+                    Ok(pair) => {
+                        asked.push(index);
+                        wanted.push(pair);
+                    }
+                    Err(why) => drop(made.insert(index, Err(why))),
+                }
+            }
+            let pairs = self.pairs.get_or_make(&issuer.register, &wanted, now);
+            made.extend(asked.into_iter().zip(pairs));
+            (path.clone(), made)
         };
         wanted.into_iter().map(made).collect()
     }

@@ -53,6 +53,11 @@ pub struct WantedFiles {
     /// The algorithm of the digests: that of the machine's image.
     pub algorithm: Algorithm,
     pub paths: Vec<TreePath>,
+    /// The public key of the machine, for a certificate whose private key stays there: that of the
+    /// certificate that the machine has shown to the caller (SubjectPublicKeyInfo in DER). `None`
+    /// if it is not known. It counts only if the caller may call [`GetSecrets`], which gives keys
+    /// of machines.
+    pub key: Option<ByteText>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -15,7 +15,7 @@ use std::time::Duration;
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateRevocationListParams, CustomExtension,
     DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod, KeyPair,
-    KeyUsagePurpose, PublicKeyData as _, RevokedCertParams, SerialNumber,
+    KeyUsagePurpose, PublicKeyData, RevokedCertParams, SerialNumber, SubjectPublicKeyInfo,
 };
 use x509_parser::prelude::{FromDer as _, ParsedExtension, X509Certificate};
 
@@ -110,7 +110,7 @@ pub struct Issued {
     pub certificate: Certificate,
     /// `cert.pem`: the certificate and the intermediate authorities.
     pub certificate_pem: String,
-    /// `key.pem`: the key, a secret.
+    /// `key.pem`: the key, a secret; empty if only its holder has it.
     pub key_pem: String,
 }
 
@@ -129,6 +129,11 @@ pub enum AuthorityError {
     Invalid { what: &'static str, text: String, why: &'static str },
     #[error("invalid validity of a certificate: {why}")]
     Validity { why: &'static str },
+    #[error(
+        "a certificate with this key was revoked: give its holder a new key and certificate, with \
+         `domtool cert issue`"
+    )]
+    RevokedKey,
     #[error("the authority expired on {end}: make another one")]
     Expired { end: String },
     #[error("cannot make the {what}: {source}")]
@@ -284,7 +289,8 @@ impl Authority {
     ///
     /// [`AuthorityError`] for an invalid request.
     pub fn issue(&self, request: &Request) -> Result<Issued, AuthorityError> {
-        self.issue_for(request, &new_key()?)
+        let key = new_key()?;
+        self.issue_for(request, &key, key.serialize_pem())
     }
 
     /// Issues a certificate for a key that the holder has, in PKCS#8 form.
@@ -298,10 +304,31 @@ impl Authority {
         key_pem: &str,
     ) -> Result<Issued, AuthorityError> {
         let key = KeyPair::from_pem(key_pem).map_err(cannot_make("certificate for the key"))?;
-        self.issue_for(request, &key)
+        self.issue_for(request, &key, key.serialize_pem())
     }
 
-    fn issue_for(&self, request: &Request, key: &KeyPair) -> Result<Issued, AuthorityError> {
+    /// Issues a certificate for a key of which only the public part is known here, in DER
+    /// (SubjectPublicKeyInfo). The caller answers for that the holder has the private part.
+    ///
+    /// # Errors
+    ///
+    /// As [`Authority::issue`]; also if that is no key.
+    pub fn issue_for_public_key(
+        &self,
+        request: &Request,
+        key: &[u8],
+    ) -> Result<Issued, AuthorityError> {
+        let key = SubjectPublicKeyInfo::from_der(key);
+        let key = key.map_err(cannot_make("certificate for the key"))?;
+        self.issue_for(request, &key, String::new())
+    }
+
+    fn issue_for(
+        &self,
+        request: &Request,
+        key: &impl PublicKeyData,
+        key_pem: String,
+    ) -> Result<Issued, AuthorityError> {
         let mut params = new_params(&request.name)?;
         let until = Some(self.certificate.not_after);
         set_time(&mut params, request.start, request.lifetime, until)?;
@@ -331,7 +358,7 @@ impl Authority {
         Ok(Issued {
             certificate: Certificate::read(made.der())?,
             certificate_pem: made.pem() + &self.chain_pem,
-            key_pem: key.serialize_pem(),
+            key_pem,
         })
     }
 

@@ -1,4 +1,5 @@
-//! Certificates that a server makes for machines, with the keys that it made for them.
+//! Certificates that a server makes for machines, with the keys that it made for them, or for keys
+//! that never leave their machines.
 //!
 //! They are kept in one file that only its owner can read, one line of JSON each; a later line
 //! replaces an earlier one of the same path, machine and request. A certificate is recorded by its
@@ -43,7 +44,7 @@ pub struct Pair {
     pub renew_at_seconds: u64,
     /// The certificate and the intermediate authorities.
     pub certificate_pem: String,
-    /// The key, a secret.
+    /// The key, a secret; empty if it is on the machine only.
     pub key_pem: String,
 }
 
@@ -68,6 +69,8 @@ pub struct WantedPair {
     pub path: String,
     /// Its name is that of the machine.
     pub request: Request,
+    /// The public key of the machine; `None` to make a key.
+    pub key: Option<Vec<u8>>,
     /// The digest of all that decides what the certificate says.
     pub made_from: ObjectId,
     /// After which part of its validity it is renewed, from 0 to 1.
@@ -181,7 +184,8 @@ impl PairStore {
                 return Err(PairError::Full);
             }
         }
-        let requests: Vec<&Request> = missing.iter().map(|wanted| &wanted.request).collect();
+        let requests: Vec<(&Request, Option<&[u8]>)> =
+            missing.iter().map(|wanted| (&wanted.request, wanted.key.as_deref())).collect();
         let issued = register.lock()?.issue_all(&requests)?;
         let last = register.authority().certificate().not_after;
         let made: Vec<Result<Arc<Pair>, AuthorityError>> = missing

@@ -206,17 +206,30 @@ impl LockedRegister<'_> {
         Ok(issued)
     }
 
-    /// Issues certificates with new keys, for all requests or for those that have no error.
+    /// Issues certificates, for all requests or for those that have no error: each with a new key,
+    /// or for the public key of its holder, which must be in no certificate that was revoked.
     ///
     /// # Errors
     ///
     /// If they cannot be recorded; then nothing was issued.
     pub fn issue_all(
         &self,
-        requests: &[&Request],
+        requests: &[(&Request, Option<&[u8]>)],
     ) -> Result<Vec<Result<Issued, AuthorityError>>, RegisterError> {
-        let issued: Vec<Result<Issued, AuthorityError>> =
-            requests.iter().map(|request| self.register.authority.issue(request)).collect();
+        let authority = &self.register.authority;
+        let revoked = match requests.iter().any(|(_, key)| key.is_some()) {
+            true => self.revoked()?,
+            false => Vec::new(),
+        };
+        let issue = |(request, key): &(&Request, Option<&[u8]>)| {
+            let Some(key) = key else { return authority.issue(request) };
+            let issued = authority.issue_for_public_key(request, key)?;
+            match key_status(&issued.certificate, &revoked) {
+                KeyStatus::Revoked => Err(AuthorityError::RevokedKey),
+                KeyStatus::Good | KeyStatus::Doubtful => Ok(issued),
+            }
+        };
+        let issued: Vec<Result<Issued, AuthorityError>> = requests.iter().map(issue).collect();
         let certificates: Vec<&Certificate> =
             issued.iter().flatten().map(|issued| &issued.certificate).collect();
         self.record(&certificates)?;

@@ -143,6 +143,13 @@ impl Client {
         &self.inner.peer
     }
 
+    /// Returns the public key of the server's certificate (SubjectPublicKeyInfo in DER), whose
+    /// private one the server has shown to have; `None` before there is a connection, and without
+    /// TLS.
+    pub async fn server_key(&self) -> Option<Arc<[u8]>> {
+        self.inner.connection.lock().await.as_ref()?.server_key()
+    }
+
     /// Calls `M`, within [`CALL_LIMIT`].
     pub async fn call<M: Method>(&self, request: &M::Request) -> Result<M::Reply, CallError> {
         self.call_within::<M>(request, CALL_LIMIT).await

@@ -24,6 +24,7 @@ use api::file_generator::{
     FILES_MAX, GenerateRequest, GeneratedContent, Generators, MACHINES_MAX, WantedFiles,
 };
 use model::backoff::{doubled, jittered};
+use model::escape::ByteText;
 use model::image::ComputedRule;
 use model::image::computed::{ComputedFile, ComputedFiles, Unknown};
 use model::mdb::Machine;
@@ -135,6 +136,8 @@ pub struct StoredFiles {
     /// The digest of the image that they belong to.
     pub image: Option<ObjectId>,
     pub trial: Option<Trial>,
+    /// The public key that the machine has shown last; see [`WantedFiles::key`].
+    pub key: Option<ByteText>,
 }
 
 /// One computed file of one machine.
@@ -239,6 +242,8 @@ pub type BatchAnswer = Vec<Result<KnownContent, Arc<str>>>;
 #[derive(Debug, Default)]
 pub struct ComputedTable {
     machines: BTreeMap<String, MachineFiles>,
+    /// The public keys that machines have shown last.
+    keys: BTreeMap<String, ByteText>,
     /// What was known before the dominator was restarted, of machines that want nothing yet.
     restored: BTreeMap<String, StoredFiles>,
     rules: BTreeSet<Arc<ComputedRule>>,
@@ -287,6 +292,7 @@ impl ComputedTable {
             Some(files) => StoredFiles {
                 image: Some(files.image),
                 trial: files.trial,
+                key: None,
                 files: Vec::from(files.files)
                     .into_iter()
                     .map(|file| (file.rule, file.contents))
@@ -299,6 +305,9 @@ impl ComputedTable {
                 self.changed.insert(hostname.clone());
             }
             return self.changes.forget(hostname);
+        }
+        if let Some(key) = stored.key {
+            self.keys.entry(hostname.clone()).or_insert(key);
         }
         let is_same_image = stored.image == Some(digest);
         let mut trial = stored.trial;
@@ -346,9 +355,37 @@ impl ComputedTable {
         }
     }
 
+    /// Takes the public key that a machine has shown. What could not be made, and what may be made
+    /// for another key, is asked for again. Returns false if it is the key that is known.
+    pub fn take_key(&mut self, hostname: &str, key: &[u8], now: Now) -> bool {
+        if self.key(hostname).is_some_and(|known| *known.0 == *key) {
+            return false;
+        }
+        self.keys.insert(hostname.to_owned(), ByteText(key.to_vec()));
+        let Some(files) = self.machines.get_mut(hostname) else { return true };
+        for file in &mut files.files {
+            let versions = self.generators.get(&file.rule.source);
+            let version = versions.and_then(|versions| versions.get(&file.rule.path));
+            // While it is being asked for, the answer tells.
+            let is_asked = file.why.is_some() || file.contents.newest().is_some();
+            if is_asked && version.is_none_or(|version| version.is_certificate) {
+                file.ask_at = Some(now.elapsed);
+            }
+        }
+        self.changed.insert(hostname.to_owned());
+        true
+    }
+
+    /// Returns the public key that a machine has shown last.
+    #[must_use]
+    pub fn key(&self, hostname: &str) -> Option<&ByteText> {
+        self.keys.get(hostname)
+    }
+
     /// Forgets a machine that is not managed any more.
     pub fn forget(&mut self, hostname: &str) {
         self.machines.remove(hostname);
+        self.keys.remove(hostname);
         self.restored.remove(hostname);
         self.changed.remove(hostname);
         self.changes.forget(hostname);
@@ -444,7 +481,8 @@ impl ComputedTable {
             count += paths.len();
             if !paths.is_empty() {
                 let machine = Machine::clone(&files.machine);
-                let wanted = WantedFiles { machine, algorithm: files.algorithm, paths };
+                let key = self.keys.get(&machine.hostname).cloned();
+                let wanted = WantedFiles { machine, algorithm: files.algorithm, paths, key };
                 batch.request.machines.push(wanted);
                 batch.records.push(files.record);
             }
@@ -460,7 +498,13 @@ impl ComputedTable {
         for ((wanted, record), answer) in
             batch.request.machines.iter().zip(&batch.records).zip(answers)
         {
+            let is_former = wanted.key.as_ref() != self.keys.get(&wanted.machine.hostname);
             for (path, answer) in wanted.paths.iter().zip(answer) {
+                // What was made for a former key does not fit.
+                if is_former && (answer.is_err() || self.may_be_certificate(path, &batch.source)) {
+                    self.ask_again(&wanted.machine.hostname, path, &batch.source, now);
+                    continue;
+                }
                 let file = (&*wanted.machine.hostname, path, &*batch.source);
                 self.take_file(file, wanted.algorithm, *record, answer, now, jitter);
             }
@@ -487,6 +531,22 @@ impl ComputedTable {
         let answer = |wanted: &WantedFiles| vec![Err(Arc::clone(&why)); wanted.paths.len()];
         let answers = batch.request.machines.iter().map(answer).collect();
         self.take(batch, answers, now, jitter);
+    }
+
+    /// Returns false if a server makes something else than certificates for a path.
+    fn may_be_certificate(&self, path: &TreePath, source: &str) -> bool {
+        let version = self.generators.get(source).and_then(|versions| versions.get(path));
+        version.is_none_or(|version| version.is_certificate)
+    }
+
+    /// Has a file asked for again that was asked for with a former key.
+    fn ask_again(&mut self, hostname: &str, path: &TreePath, source: &str, now: Now) {
+        let Some(files) = self.machines.get_mut(hostname) else { return };
+        let is_meant =
+            |file: &&mut FileState| file.rule.path == *path && file.rule.source == source;
+        if let Some(file) = files.files.iter_mut().find(is_meant) {
+            file.ask_at = Some(now.elapsed);
+        }
     }
 
     fn take_file(
@@ -616,6 +676,7 @@ impl ComputedTable {
             files: stored.map(|file| (Arc::clone(&file.rule), file.contents.clone())).collect(),
             image: Some(files.image),
             trial: files.trial.clone(),
+            key: self.keys.get(hostname).cloned(),
         }
     }
 

@@ -189,6 +189,15 @@ impl ComputedService {
         }
     }
 
+    /// Takes the public key that a machine has shown.
+    pub fn take_key(&self, hostname: &str, key: &[u8]) {
+        let mut inner = self.locked();
+        if inner.table.take_key(hostname, key, self.clock.now()) {
+            inner.servers.values().for_each(|server| server.notify_one());
+            self.news.notify_one();
+        }
+    }
+
     /// Forgets a machine that is not managed any more.
     pub fn forget(&self, hostname: &str) {
         let mut inner = self.locked();
@@ -265,6 +274,7 @@ impl ComputedService {
                 machine: machine.clone(),
                 algorithm: image.tree.algorithm(),
                 paths: rules.iter().map(|rule| rule.path.clone()).collect(),
+                key: self.locked().table.key(&machine.hostname).cloned(),
             };
             let request = GenerateRequest { machines: vec![wanted] };
             let made = match self.client(source) {

@@ -349,7 +349,8 @@ impl Driver {
         let future: BoxFuture<'static, Event> =
             match effect {
                 Effect::Poll(request_id, request) => {
-                    Box::pin(poll(client, shared, request_id, request))
+                    let machine = Arc::clone(&self.machine);
+                    Box::pin(poll(client, shared, machine, request_id, request))
                 }
                 Effect::ReadTree(request_id, root, former) => {
                     Box::pin(read_tree(client, shared, request_id, root, former))

@@ -82,7 +82,12 @@ async fn failures(
 ) -> Result<Vec<Failure>, ToolError> {
     let mut wanted: Vec<WantedFiles> = machines
         .iter()
-        .map(|machine| WantedFiles { machine: machine.clone(), algorithm, paths: paths.to_vec() })
+        .map(|machine| WantedFiles {
+            machine: machine.clone(),
+            algorithm,
+            paths: paths.to_vec(),
+            key: None,
+        })
         .collect();
     let mut count = usize::MAX;
     loop {

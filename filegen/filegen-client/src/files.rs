@@ -44,6 +44,7 @@ pub fn request<'a>(
         machine: machine.clone(),
         algorithm,
         paths: paths.to_vec(),
+        key: None,
     };
     GenerateRequest { machines: machines.into_iter().map(wanted).collect() }
 }

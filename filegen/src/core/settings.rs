@@ -16,7 +16,9 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 use web::{AddressError, WebAddress};
 
-use super::certificates::{CertificateSettings, LIFETIME as CERTIFICATE_LIFETIME, PairPart};
+use super::certificates::{
+    CertificateSettings, LIFETIME as CERTIFICATE_LIFETIME, PairPart, keeps_key,
+};
 use super::selection::{Selector, SelectorError};
 
 /// The key of the tables.
@@ -309,12 +311,17 @@ impl Table<'_> {
         self.check_keys(&[&COMMON, *keys].concat())?;
         let path = self.path("path")?;
         let kind = self.kind(&kind, &path)?;
-        let is_default = matches!(kind, Kind::Program(_) | Kind::Certificate(..));
+        let key_path = match &kind {
+            Kind::Certificate(settings, _) => settings.key_path.clone(),
+            _ => None,
+        };
+        // A certificate whose key is elsewhere is for everybody to see.
+        let is_default = matches!(kind, Kind::Program(_)) || key_path.is_some();
         let is_secret = self.truth("secret", is_default)?;
         let allow_empty = self.truth("allow_empty", false)?;
-        let key = match &kind {
-            Kind::Certificate(settings, _) => Some(Definition {
-                path: settings.key_path.clone(),
+        let key = match (&kind, key_path) {
+            (Kind::Certificate(settings, _), Some(path)) => Some(Definition {
+                path,
                 kind: Kind::Certificate(Arc::clone(settings), PairPart::Key),
                 is_secret: true,
                 allow_empty,
@@ -334,10 +341,15 @@ impl Table<'_> {
 
     fn certificate(&self, path: &TreePath) -> Result<CertificateSettings, SettingsError> {
         let authority = self.file("authority")?;
-        if self.need("key", self.text("key")?)? != "server" {
-            let expected = "\"server\": filegen-server makes the key";
-            return Err(self.at("key", Fault::Type { key: "key", expected }));
-        }
+        let is_on_machine = match self.text("key")?.as_deref() {
+            None => keeps_key(path),
+            Some("machine") => true,
+            Some("server") => false,
+            Some(_) => {
+                let expected = "\"machine\", where the key is and stays, or \"server\"";
+                return Err(self.at("key", Fault::Type { key: "key", expected }));
+            }
+        };
         let powers = self.words("powers", "a list of methods that machines call")?;
         let powers = powers.unwrap_or_default();
         if let Some(power) = powers.iter().find(|power| !MACHINE_METHODS.contains(&power.as_str()))
@@ -347,10 +359,18 @@ impl Table<'_> {
         let lifetime = self.duration("lifetime", CERTIFICATE_LIFETIME, CERTIFICATE_LIFETIME_MAX)?;
         let (default, latest) = (lifetime.mul_f64(2.0 / 3.0), lifetime.mul_f64(0.9));
         let renew_after = self.duration("renew_after", default, latest)?;
+        let key_path = match is_on_machine {
+            true if self.table.get("key_path").is_some() => {
+                let expected = "left out, because the key stays on the machine";
+                return Err(self.at("key_path", Fault::Type { key: "key_path", expected }));
+            }
+            true => None,
+            false => Some(self.path("key_path")?),
+        };
         Ok(CertificateSettings {
             authority,
             path: path.clone(),
-            key_path: self.path("key_path")?,
+            key_path,
             powers,
             with_address: self.truth("with_address", false)?,
             lifetime,
@@ -530,7 +550,7 @@ lifetime = "9d"
         let settings = CertificateSettings {
             authority: "ca".into(),
             path: "/etc/tls/cert.pem".parse().unwrap(),
-            key_path: "/etc/tls/key.pem".parse().unwrap(),
+            key_path: Some("/etc/tls/key.pem".parse().unwrap()),
             powers: vec!["ObjectServer.GetObjects".to_owned()],
             with_address: true,
             lifetime: Duration::from_secs(9 * 86_400),
@@ -586,8 +606,21 @@ lifetime = "9d"
             (of(pair), "line 2: `key_path` is missing"),
             (of(&format!("{pair}powers = [\"\"]")), "line 7: `powers` must be a list of methods"),
             (
-                of("kind = \"certificate\"\nauthority = \"a\"\nkey = \"machine\""),
-                "line 6: `key` must be \"server\": filegen-server makes the key",
+                of("kind = \"certificate\"\nauthority = \"a\"\nkey = \"sub\""),
+                "line 6: `key` must be \"machine\", where the key is and stays, or \"server\"",
+            ),
+            (
+                of(
+                    "kind = \"certificate\"\nauthority = \"a\"\nkey = \"machine\"\nkey_path = \"/b\"",
+                ),
+                "line 7: `key_path` must be left out, because the key stays on the machine",
+            ),
+            (of("kind = \"certificate\"\nauthority = \"a\""), "line 2: `key_path` is missing"),
+            (
+                "[[generator]]\npath = \"/etc/dominator/tls/cert.pem\"\nkind = \"certificate\"\n\
+                 authority = \"a\"\nkey_path = \"/b\""
+                    .into(),
+                "line 5: `key_path` must be left out",
             ),
             (
                 of(&format!("{pair}key_path = \"/a\"")),

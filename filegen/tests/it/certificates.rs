@@ -7,11 +7,16 @@ use std::os::unix::fs::PermissionsExt as _;
 use api::access::{Identity, IdentityKind, Powers};
 use api::certificate::Certificate;
 use api::fault::FaultCode;
-use api::file_generator::{GeneratedFile, RenewCertificates, RenewCertificatesRequest};
+use api::file_generator::{
+    GeneratedFile, RenewCertificates, RenewCertificatesRequest, WantedFiles,
+};
 use certs::authority::{Authority, AuthorityOptions};
 use certs::pem::{certificates_of, is_signed_by, key_belongs};
+use certs::record::{Reason, RevocationTarget};
 use certs::register::Register;
+use model::escape::ByteText;
 use model::mdb::Machine;
+use model::object::Algorithm;
 use testing::eventually_async;
 
 use crate::server::{Server, machine};
@@ -241,4 +246,92 @@ async fn certificates_are_renewed_by_order_and_their_readers_are_told() {
     let sub = server.client_with("sub", IdentityKind::Machine, &["*.*"]);
     let refused = sub.call::<RenewCertificates>(&RenewCertificatesRequest::default()).await;
     assert_eq!(refused.unwrap_err().code(), Some(FaultCode::Denied));
+}
+
+const OWN: &str = "/etc/dominator/tls/cert.pem";
+
+/// A key, and its public part in DER.
+fn machine_key(server: &Server, name: &str) -> ByteText {
+    let made = Authority::create(&AuthorityOptions::default()).unwrap();
+    fs::write(server.path(name), made.key_pem()).unwrap();
+    // SubjectPublicKeyInfo of P-256.
+    let head = [0x30, 0x59, 0x30, 0x13, 0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01];
+    let at = made.der().windows(head.len()).position(|bytes| bytes == head).unwrap();
+    ByteText(made.der()[at..at + 91].to_vec())
+}
+
+/// The certificate that a machine with this key gets, or why it gets none.
+async fn own_certificate(
+    server: &Server,
+    hostname: &str,
+    key: Option<&ByteText>,
+) -> Result<String, String> {
+    let wanted = WantedFiles {
+        machine: machine(hostname, "nyc"),
+        algorithm: Algorithm::Blake3,
+        paths: vec![OWN.parse().unwrap()],
+        key: key.cloned(),
+    };
+    match server.generate_for(vec![wanted]).await.remove(0).remove(0) {
+        GeneratedFile::Failed(why) => Err(why),
+        GeneratedFile::Made(made) if made.is_secret => Err("it is secret".to_owned()),
+        GeneratedFile::Made(made) => Ok(server.content(&made, hostname).await),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_gets_a_certificate_for_the_key_that_it_has() {
+    let mut server = Server::secured();
+    make_authority(&server, "ca", true);
+    let config = format!("[[generator]]\npath = '{OWN}'\nkind = 'certificate'\nauthority = 'ca'\n");
+    server.configure(&config);
+    server.start().await;
+    let [one, two] = ["one", "two"].map(|name| machine_key(&server, name));
+    let unknown = "the key of the machine is not known: a dominator tells it that has connected to \
+                   the machine by TLS, and that may call FileGenerator.GetSecrets";
+    assert_eq!(own_certificate(&server, "web1", None).await, Err(unknown.to_owned()));
+    let made = own_certificate(&server, "web1", Some(&one)).await.unwrap();
+    let chain = |text: &str| {
+        fs::write(server.path("cert.pem"), text).unwrap();
+        certificates_of(&server.path("cert.pem")).unwrap()
+    };
+    let issued = chain(&made);
+    assert!(key_belongs(&server.path("one"), &issued[0]).unwrap());
+    let first = Certificate::read(&issued[0]).unwrap();
+    assert_eq!((first.hosts, first.identity.kind), (vec!["web1".into()], IdentityKind::Machine));
+    assert!(!made.contains("PRIVATE KEY"));
+
+    // It is the same one for the same key, also after a restart, and another one for another.
+    server.kill();
+    server.start().await;
+    assert_eq!(own_certificate(&server, "web1", Some(&one)).await.as_ref(), Ok(&made));
+    let other = own_certificate(&server, "web1", Some(&two)).await.unwrap();
+    fs::write(server.path("cert.pem"), &other).unwrap();
+    let issued = certificates_of(&server.path("cert.pem")).unwrap();
+    assert!(key_belongs(&server.path("two"), &issued[0]).unwrap());
+    assert_eq!(own_certificate(&server, "web1", Some(&one)).await.as_ref(), Ok(&made));
+    let renew = RenewCertificatesRequest {
+        hostnames: Some(vec!["web1".to_owned()]),
+        why: "a test".to_owned(),
+    };
+    assert_eq!(server.client.call::<RenewCertificates>(&renew).await.unwrap().hostnames, ["web1"]);
+    let renewed = own_certificate(&server, "web1", Some(&one)).await.unwrap();
+    assert_ne!(renewed, made);
+
+    // What is no key, and a key that was revoked.
+    let bad = ByteText(vec![0x30, 0x03, 0x02, 0x01, 0x00]);
+    let why = own_certificate(&server, "web1", Some(&bad)).await.unwrap_err();
+    assert!(why.starts_with("cannot make the certificate for the key"), "{why}");
+    let register = Register::open(&server.path("ca")).unwrap();
+    let serial = Certificate::read(&issued[0]).unwrap();
+    let target = RevocationTarget::from_certificate(&serial);
+    register.lock().unwrap().revoke(&[target], Reason::KeyCompromise).unwrap();
+    server.client.call::<RenewCertificates>(&renew).await.unwrap();
+    let why = own_certificate(&server, "web1", Some(&two)).await.unwrap_err();
+    assert!(why.starts_with("a certificate with this key was revoked"), "{why}");
+
+    // Who may not read secrets could pretend to be a machine.
+    let powers = ["FileGenerator.Generate"];
+    server.client = server.client_with("viewer", IdentityKind::User, &powers);
+    assert_eq!(own_certificate(&server, "web1", Some(&one)).await, Err(unknown.to_owned()));
 }

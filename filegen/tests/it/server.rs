@@ -219,8 +219,14 @@ impl Server {
             machine: machine.clone(),
             algorithm: Algorithm::Blake3,
             paths: paths.iter().map(|path| path.parse().unwrap()).collect(),
+            key: None,
         };
-        let request = GenerateRequest { machines: machines.iter().map(wanted).collect() };
+        self.generate_for(machines.iter().map(wanted).collect()).await
+    }
+
+    /// The same of these questions.
+    pub async fn generate_for(&self, machines: Vec<WantedFiles>) -> Vec<Vec<GeneratedFile>> {
+        let request = GenerateRequest { machines };
         self.client.call_within::<Generate>(&request, PATIENCE).await.unwrap().machines
     }
 
@@ -237,7 +243,7 @@ impl Server {
         files
     }
 
-    async fn content(&self, made: &GeneratedContent, hostname: &str) -> String {
+    pub async fn content(&self, made: &GeneratedContent, hostname: &str) -> String {
         let reply = if made.is_secret {
             secrets(&self.client, made.id, hostname).await.unwrap()
         } else {

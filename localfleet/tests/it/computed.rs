@@ -373,3 +373,75 @@ fn a_changed_template_is_tried_on_first_machines_taken_back_and_corrected() {
     generators.write_template("third");
     wait_for(&mut scenario, &[third.as_str(); 5]);
 }
+
+/// Moves the TLS files of a sub below its root, as on a machine.
+fn own_files_below_root(scenario: &mut Scenario) -> PathBuf {
+    let flags = scenario.fleet.certificates().flags(&scenario.fleet.subs[0].hostname);
+    let before = PathBuf::from(&flags[1]);
+    let sub = &mut scenario.fleet.subs[0];
+    sub.daemon.stop().unwrap();
+    let own = sub.root.join("etc/dominator/tls");
+    fs::create_dir_all(own.parent().unwrap()).unwrap();
+    fs::rename(&before, &own).unwrap();
+    std::os::unix::fs::symlink(&own, &before).unwrap();
+    sub.daemon.start_again().unwrap();
+    own
+}
+
+#[test]
+fn a_sub_gets_other_certificates_for_the_key_that_never_leaves_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    let mut scenario = Scenario::start(1);
+    scenario.fleet.certificates().make_authority_for_machines(&path("ca")).unwrap();
+    let config = "[[generator]]\npath = \"/etc/dominator/tls/cert.pem\"\nkind = \"certificate\"\n\
+                  authority = \"ca\"\npowers = [\"ObjectServer.GetObjects\"]\n\
+                  with_address = true\nlifetime = 30\nrenew_after = 10\n";
+    fs::write(path("config.toml"), config).unwrap();
+    let source = scenario.fleet.addresses().filegen.to_string();
+    fs::write(path("computed"), format!("/etc/dominator/tls/cert.pem {source}\n")).unwrap();
+    trees::make(&path("tree"), 1);
+    fs::create_dir_all(path("tree/etc/dominator/tls")).unwrap();
+    fs::write(path("tree/etc/dominator/tls/cert.pem"), "a placeholder").unwrap();
+    let filter = scenario.directory.path().join("filter");
+    let lines = fs::read_to_string(&filter).unwrap() + "/etc/dominator/tls/(ca|key)[.]pem$\n";
+    fs::write(&filter, lines).unwrap();
+    let own = own_files_below_root(&mut scenario);
+    let key = fs::read(own.join("key.pem")).unwrap();
+    let serial = || {
+        let chain = certificates_of(&own.join("cert.pem")).map_err(|error| error.to_string())?;
+        let certificate = Certificate::read(&chain[0]).map_err(|error| error.to_string())?;
+        match key_belongs(&own.join("key.pem"), &chain[0]) {
+            Ok(true) => Ok(certificate.serial),
+            other => Err(format!("{other:?}")),
+        }
+    };
+    let mut before = serial().unwrap();
+    add(&scenario, "test/1", &path("tree"), &path("computed"));
+    let server = scenario.fleet.start_filegen(&path("config.toml")).unwrap();
+    scenario.fleet.keep(server);
+    scenario.converge("test/1");
+    let process = scenario.fleet.subs[0].daemon.id();
+    // For longer than the first of them is valid.
+    for _ in 0..5 {
+        before = eventually("there is another certificate for the same key", || {
+            scenario.fleet.check().unwrap();
+            serial().and_then(|now| if now == before { Err(now) } else { Ok(now) })
+        });
+    }
+    assert_eq!(fs::read(own.join("key.pem")).unwrap(), key);
+    assert_eq!(scenario.fleet.subs[0].daemon.id(), process);
+    scenario.fleet.wait_synced("test/1", CONVERGE_MAX, |_| {}).unwrap();
+    // The dominator has come with the new ones each time, so that no former key is kept.
+    let record = scenario.fleet.subs[0].root.join(".subd/state/tls-files.json");
+    eventually("no former key is kept", || {
+        let text = fs::read_to_string(&record).unwrap();
+        if text.contains("PRIVATE KEY") { Err("it is kept") } else { Ok(()) }
+    });
+    // Nobody else has the key.
+    let text = String::from_utf8(key).unwrap();
+    let line = text.lines().nth(1).unwrap();
+    for name in ["dominator", "filegen-server", "imageserver", "log"] {
+        assert!(!contains(&scenario.directory.path().join(name), line), "the key is in {name}");
+    }
+}

@@ -14,6 +14,7 @@ fn wanted(hostname: &str) -> WantedPair {
     WantedPair {
         path: "/etc/tls/cert.pem".to_owned(),
         request: Request { name: hostname.to_owned(), lifetime, ..Request::default() },
+        key: None,
         made_from: Algorithm::Blake3.digest(hostname.as_bytes()),
         renew_after: 0.5,
     }

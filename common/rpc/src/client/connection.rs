@@ -57,6 +57,8 @@ pub(super) struct Connection {
     task: AbortOnDropHandle<()>,
     /// True if the authority of the server certifies machines only.
     is_of_machine: bool,
+    /// The public key of the server.
+    server_key: Option<Arc<[u8]>>,
 }
 
 impl Connection {
@@ -107,6 +109,7 @@ impl Connection {
         let heard = Arc::new(LastHeard::new());
         let listening = Arc::clone(&heard);
         let is_of_machine = session.as_ref().is_some_and(PeerSession::is_of_machines);
+        let server_key = session.as_ref().and_then(PeerSession::public_key);
         // Boxed, because each layer of a task would reserve its memory.
         let task = Box::pin(async move {
             tokio::select! {
@@ -122,13 +125,18 @@ impl Connection {
             }
         });
         let task = AbortOnDropHandle::new(tokio::spawn(task));
-        Ok(Self { sender, heard, task, is_of_machine })
+        Ok(Self { sender, heard, task, is_of_machine, server_key })
     }
 
     /// Returns true if the server may answer `method`, or pages if that is no method.
     pub(super) fn may_answer(&self, method: &str) -> bool {
         let is_of_sub = |(service, _)| service == MACHINE_SERVICE;
         !self.is_of_machine || method.split_once('.').is_none_or(is_of_sub)
+    }
+
+    /// Returns the public key of the server, whose private one it has shown to have.
+    pub(super) fn server_key(&self) -> Option<Arc<[u8]>> {
+        self.server_key.clone()
     }
 
     /// Returns true if the connection has ended.

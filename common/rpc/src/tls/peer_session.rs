@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use tokio::sync::watch;
+use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use super::credentials::Credentials;
 use super::explain::explain;
@@ -65,6 +66,12 @@ impl PeerSession {
     /// Returns how the peer has shown who it is.
     pub(crate) fn proof(&self) -> Arc<CallerProof> {
         Arc::clone(&self.proof)
+    }
+
+    /// Returns the public key of the peer, in DER (SubjectPublicKeyInfo).
+    pub(crate) fn public_key(&self) -> Option<Arc<[u8]>> {
+        let (_, certificate) = X509Certificate::from_der(self.proof.chain.first()?).ok()?;
+        Some(certificate.tbs_certificate.subject_pki.raw.into())
     }
 
     /// Returns true if an authority of the peer certifies machines only.

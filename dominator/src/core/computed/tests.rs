@@ -326,3 +326,51 @@ fn what_was_stored_of_machines_that_are_gone_is_forgotten() {
     asked.want("plain", "nyc", &[], 0);
     assert_eq!(asked.0.needed().0, ["a".to_owned()].into());
 }
+
+#[test]
+fn certificates_are_asked_for_with_the_key_that_the_machine_has_shown_last() {
+    let mut asked = Asked(ComputedTable::default());
+    let mut all = generators(1, &[("/cert", "/cert", 1), ("/x", "/x", 1)]);
+    all.generators[0].kind = "certificate".to_owned();
+    asked.set_generators(&all, 0);
+    asked.want("a", "nyc", &["/cert", "/x"], 0);
+    // As a server answers that needs a key.
+    let by_key = |asked: &mut Asked, at| {
+        let key = asked.0.key("a").map(|key| String::from_utf8(key.0.clone()).unwrap());
+        asked.answer(at, 600, |path, machine| match (path, &key) {
+            ("/cert", None) => None,
+            ("/cert", Some(key)) => Some(format!("for {key}")),
+            _ => by_location(path, machine),
+        })
+    };
+    let cert = |asked: &Asked| {
+        let known = asked.known("a").into_iter();
+        known.filter(|(path, _)| path == "/cert").map(|(_, id)| id).next()
+    };
+    assert_eq!(by_key(&mut asked, 0), ["/cert of a", "/x of a"]);
+    assert_eq!(asked.unknown("a"), [("/cert".to_owned(), "it failed".to_owned())]);
+    asked.in_sync(0);
+    assert!(asked.0.take_key("a", b"one", now(0)) && !asked.0.take_key("a", b"one", now(0)));
+    assert_eq!(by_key(&mut asked, 0), ["/cert of a"]);
+    assert_eq!(cert(&asked), Some(id("for one")));
+    asked.in_sync(0);
+
+    // The answer for a former key comes too late; that for another file does not.
+    assert!(asked.0.take_key("a", b"two", now(10)));
+    let late = asked.0.next_batch(&SOURCE.into(), now(10)).unwrap();
+    assert_eq!(late.request.machines[0].key, Some(ByteText(b"two".to_vec())));
+    assert!(asked.0.take_key("a", b"three", now(10)));
+    asked.0.failed(&late, "of no use", now(10), 500);
+    assert_eq!(by_key(&mut asked, 10), ["/cert of a"]);
+    assert_eq!(cert(&asked), Some(id("for three")));
+
+    // It is known after a restart, so that nothing is asked for.
+    let stored = [("a".to_owned(), asked.0.stored("a"))];
+    let mut asked = Asked(ComputedTable::new(stored.into(), Vec::new()));
+    asked.set_generators(&all, 20);
+    asked.want("a", "nyc", &["/cert", "/x"], 20);
+    assert!(!asked.0.take_key("a", b"three", now(20)));
+    assert_eq!(by_key(&mut asked, 21), [""; 0]);
+    asked.0.forget("a");
+    assert_eq!(asked.0.key("a"), None);
+}

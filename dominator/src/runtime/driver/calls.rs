@@ -12,6 +12,7 @@ use api::subd::{
     SubVersion,
 };
 use model::display::error_chain;
+use model::mdb::Machine;
 use model::object::ObjectId;
 use model::plan::RefusedChanges;
 use model::tree::Tree;
@@ -47,6 +48,7 @@ const SCAN_LIMIT: Duration = Duration::from_secs(300);
 pub(super) async fn poll(
     client: Client,
     shared: Arc<Shared>,
+    machine: Arc<Machine>,
     request_id: RequestId,
     request: PollRequest,
 ) -> Event {
@@ -57,6 +59,9 @@ pub(super) async fn poll(
     match client.call_within::<Poll>(&request, limit).await {
         Ok(reply) => {
             shared.metrics.polled(true);
+            if let Some(key) = client.server_key().await {
+                shared.computed.take_key(&machine.hostname, &key);
+            }
             Event::Polled(request_id, Box::new(reply))
         }
         Err(error) => {

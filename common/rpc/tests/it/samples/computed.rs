@@ -31,7 +31,8 @@ pub fn generate() -> (GenerateRequest, GenerateReply) {
         ..Machine::default()
     };
     let paths = vec![path("/etc/resolv.conf"), path("/etc/motd")];
-    let wanted = WantedFiles { machine, algorithm: Algorithm::Sha512, paths };
+    let key = Some(ByteText(vec![0x30, 0x59, 0xff]));
+    let wanted = WantedFiles { machine, algorithm: Algorithm::Sha512, paths, key };
     let made = GeneratedContent {
         id: sha512(0x44),
         size_bytes: 513,
