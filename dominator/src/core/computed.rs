@@ -285,21 +285,11 @@ impl ComputedTable {
             // Whatever happens next may be due to the image.
             self.withdraw(hostname);
         }
-        let former = self.machines.remove(hostname);
-        let round = former.as_ref().map_or(0, |files| files.round + 1);
-        let is_renewing = former.as_ref().is_some_and(|files| files.is_renewing);
-        let stored = match former {
-            Some(files) => StoredFiles {
-                image: Some(files.image),
-                trial: files.trial,
-                key: None,
-                files: Vec::from(files.files)
-                    .into_iter()
-                    .map(|file| (file.rule, file.contents))
-                    .collect(),
-            },
-            None => self.restored.remove(hostname).unwrap_or_default(),
+        let stored = match self.machines.contains_key(hostname) {
+            true => self.stored(hostname),
+            false => self.restored.remove(hostname).unwrap_or_default(),
         };
+        let former = self.machines.remove(hostname);
         if rules.is_empty() {
             if !stored.files.is_empty() {
                 self.changed.insert(hostname.clone());
@@ -310,10 +300,7 @@ impl ComputedTable {
             self.keys.entry(hostname.clone()).or_insert(key);
         }
         let is_same_image = stored.image == Some(digest);
-        let mut trial = stored.trial;
-        if let Some(trial) = &mut trial {
-            trial.since = trial.since.max(now.elapsed);
-        }
+        let trial = stored.trial.map(|trial| Trial { since: now.elapsed, ..trial });
         let mut before: BTreeMap<Arc<ComputedRule>, Contents> = stored.files.into_iter().collect();
         for contents in before.values_mut() {
             contents.retain(|known| known.object.id().algorithm() == algorithm);
@@ -333,21 +320,12 @@ impl ComputedTable {
             record,
             algorithm,
             image: digest,
-            round,
+            round: former.as_ref().map_or(0, |files| files.round + 1),
             standing: Standing::Away,
             trial,
-            is_renewing,
+            is_renewing: former.is_some_and(|files| files.is_renewing),
         };
-        // What was stored of a change may be older than what was stored of its machines.
-        let waits = files.waits();
-        for id in &waits {
-            self.changes.entry(ContentChangeId::clone(id), now.wall);
-        }
-        if let Some(trial) = &files.trial {
-            let (_, change) = self.changes.entry(ContentChangeId::clone(&trial.change), now.wall);
-            change.got(hostname, trial.is_first);
-        }
-        self.changes.set_waiting(hostname, &waits);
+        self.changes.take_machine(hostname, &files.waits(), files.trial.as_ref(), now.wall);
         self.machines.insert(hostname.clone(), files);
         if !is_same_image {
             // The image may have changed while the dominator was not running.

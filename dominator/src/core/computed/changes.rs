@@ -13,6 +13,7 @@ use api::dominator::content::{ContentCause, ContentChangeId, ContentStage};
 use model::tree::Time;
 use serde::{Deserialize, Serialize};
 
+use super::rollout::Trial;
 use crate::core::image_breaker::{FailureLimits, UpdateFailure, UpdateResults};
 
 /// The least number of first machines.
@@ -246,6 +247,25 @@ impl Changes {
                 change.must_look = true;
             }
         }
+    }
+
+    /// Takes for which changes a machine waits, and which is tried on it. What was stored of a
+    /// change may be older than what was stored of its machines.
+    pub(super) fn take_machine(
+        &mut self,
+        hostname: &str,
+        waits: &BTreeSet<Arc<ContentChangeId>>,
+        trial: Option<&Trial>,
+        now: Time,
+    ) {
+        for id in waits {
+            self.entry(ContentChangeId::clone(id), now);
+        }
+        if let Some(trial) = trial {
+            let (_, change) = self.entry(ContentChangeId::clone(&trial.change), now);
+            change.got(hostname, trial.is_first);
+        }
+        self.set_waiting(hostname, waits);
     }
 
     /// Notes that a machine that waits can get other content now.
