@@ -20,8 +20,9 @@ pub const LIFETIME: Duration = Duration::from_secs(30 * 86_400);
 const SPREAD: f64 = 0.1;
 
 /// Why there is no certificate for a key of a machine.
-const KEY_NOT_KNOWN: &str = "the key of the machine is not known: a dominator tells it that has connected to the machine \
-     by TLS, and that may call FileGenerator.GetSecrets";
+const KEY_NOT_KNOWN: &str = "the key of the machine is not known: a dominator tells it that has \
+                             connected to the machine by TLS, and that may call \
+                             FileGenerator.GetSecrets";
 
 /// Machines whose own TLS files are below this directory keep their keys.
 const OWN_DIRECTORY: &str = "/etc/dominator/tls";

@@ -610,9 +610,8 @@ lifetime = "9d"
                 "line 6: `key` must be \"machine\", where the key is and stays, or \"server\"",
             ),
             (
-                of(
-                    "kind = \"certificate\"\nauthority = \"a\"\nkey = \"machine\"\nkey_path = \"/b\"",
-                ),
+                of("kind = \"certificate\"\nauthority = \"a\"\nkey = \"machine\"\n\
+                     key_path = \"/b\""),
                 "line 7: `key_path` must be left out, because the key stays on the machine",
             ),
             (of("kind = \"certificate\"\nauthority = \"a\""), "line 2: `key_path` is missing"),

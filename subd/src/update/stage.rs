@@ -87,12 +87,14 @@ pub enum StageError {
         source: SuccessorError,
     },
     #[error(
-        "these TLS files of subd are not tried again: {why}. Find out why no dominator connected, \
-         and order others, or let these be tried again with `subtool scan-now`"
+        "these TLS files of subd are not tried again before {until}: {why}. Find out why no \
+         dominator connected, and order others, or let these be tried at once with `subtool \
+         scan-now`"
     )]
     PutBack {
         /// Why others were put back.
         why: String,
+        until: String,
     },
     #[error("cannot keep the present TLS files of subd, which it may need again")]
     FormerFiles {

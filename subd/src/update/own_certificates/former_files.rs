@@ -12,11 +12,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::subd::{UpdateOutcome, UpdatePhase};
-use model::display::error_chain;
+use model::display::{error_chain, utc};
 use model::escape::ByteText;
 use model::lock::locked;
 use rpc::server::Caller;
 use rpc::tls::{FILE_BYTES_MAX, FILES, FilesDigest, TlsError, read_file};
+use system::clock::wall;
 use system::durable::{Durable, DurableError, PrettyJson};
 use tokio::time::Instant;
 
@@ -132,15 +133,14 @@ impl ChangedCertificates {
     ) -> Result<(), StageError> {
         let Record { former, refused } = Record::clone(&own.record.get());
         let begun = former.as_ref().and_then(|former| former.putting_back.as_ref());
-        if let Some(RefusedFiles { why, .. }) =
-            begun.or(refused.as_ref().filter(|refused| refused.files == ordered))
-        {
-            return Err(StageError::PutBack { why: why.clone() });
+        let refused = refused.as_ref().filter(|refused| refused.is_in_force(ordered, wall()));
+        if let Some(RefusedFiles { why, until, .. }) = begun.or(refused) {
+            return Err(StageError::PutBack { why: why.clone(), until: utc(*until) });
         }
         let present = own.security.present_files();
         let reached = [Some(self.proof.files()), *locked(&own.reached)];
         let is_tried = |former: &FormerFiles| {
-            present.is_some_and(|present| former.ordered.contains(&present))
+            present.is_none_or(|present| former.ordered.contains(&present))
                 && !reached.contains(&present)
         };
         let former = match former.filter(is_tried) {
@@ -247,7 +247,7 @@ impl Updater {
                     Next::Nothing => {}
                     Next::Wait(left) => wait = Some(left),
                     Next::Forget => {
-                        if let Err(error) = own.record.modify(|record| record.former = None) {
+                        if let Err(error) = own.record.modify(|record| record.forget(&seen)) {
                             tracing::error!("{}", error_chain(&error));
                             wait = Some(RETRY_AFTER);
                         }
@@ -341,8 +341,8 @@ impl Updater {
             "no dominator reached subd within {} after its own TLS files had changed",
             format_args!("{:?}", own.reached_within)
         );
-        let refused = RefusedFiles { files, why };
         own.record.modify(|record| {
+            let refused = RefusedFiles::new(files, why, record.refused.as_ref(), wall());
             if let Some(former) = &mut record.former
                 && former.putting_back.is_none()
             {

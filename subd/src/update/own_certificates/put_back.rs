@@ -10,13 +10,20 @@ use core::time::Duration;
 use std::collections::BTreeMap;
 
 use api::subd::UpdatePhase;
+use model::backoff::doubled;
 use model::escape::ByteText;
 use model::path::TreePath;
+use model::time_parse::later;
+use model::tree::Time;
 use rpc::tls::FilesDigest;
 use serde::{Deserialize, Serialize};
 
 /// The most sets of files that are ordered one after the other and not reached.
 const ORDERED_MAX: usize = 16;
+
+/// How long files are refused first, and at most.
+const REFUSED_FIRST: Duration = Duration::from_secs(3_600);
+const REFUSED_LONGEST: Duration = Duration::from_secs(24 * 3_600);
 
 /// The content of `tls-files.json`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,11 +67,31 @@ impl fmt::Debug for FormerFile {
     }
 }
 
-/// Files that are not tried again.
+/// Files for which others were put back. They are tried again after a while, because it may have
+/// been the dominator that was away.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RefusedFiles {
     pub files: FilesDigest,
     pub why: String,
+    /// How often in a row others were put back for them.
+    pub times: u32,
+    /// Until when they are refused, by the machine's clock.
+    pub until: Time,
+}
+
+impl RefusedFiles {
+    /// Returns these files, refused from `now` on; `before` has what was refused last.
+    pub fn new(files: FilesDigest, why: String, before: Option<&Self>, now: Time) -> Self {
+        let before = before.filter(|before| before.files == files);
+        let times = before.map_or(0, |before| before.times).saturating_add(1);
+        let until = later(now, doubled(REFUSED_FIRST, REFUSED_LONGEST, times));
+        Self { files, why, times, until }
+    }
+
+    /// True if the files are refused at `now`. No clock makes that last for longer than a day.
+    pub fn is_in_force(&self, files: FilesDigest, now: Time) -> bool {
+        self.files == files && now < self.until && self.until <= later(now, REFUSED_LONGEST)
+    }
 }
 
 /// What is the case now.
@@ -123,6 +150,15 @@ pub fn next(former: &FormerFiles, seen: &Seen, limit: Duration) -> Next {
     }
 }
 
+impl Record {
+    /// Forgets former files that are not needed any more, and that others were refused which a
+    /// dominator has reached now.
+    pub fn forget(&mut self, seen: &Seen) {
+        self.former = None;
+        self.refused.take_if(|refused| seen.reached == Some(refused.files));
+    }
+}
+
 impl FormerFiles {
     /// Notes that the update `update_id` orders the files `ordered`.
     pub fn order(&mut self, update_id: u64, ordered: FilesDigest) {
@@ -145,6 +181,10 @@ mod tests {
     fn digest(name: &str) -> FilesDigest {
         let id = Algorithm::Blake3.digest(name.as_bytes());
         serde_json::from_value(serde_json::to_value(id).unwrap()).unwrap()
+    }
+
+    fn at(seconds: i64) -> Time {
+        Time { seconds, nanoseconds: 0 }
     }
 
     fn former(ordered: &[&str]) -> FormerFiles {
@@ -197,7 +237,7 @@ mod tests {
             let got = next(&former(&["new", "newer"]), &seen, LIMIT);
             assert_eq!(got, want, "{present} {update:?} {is_stuck} {reached:?} {seconds}");
             // What was begun is done, whatever is there meanwhile.
-            let refused = RefusedFiles { files: digest("new"), why: String::new() };
+            let refused = RefusedFiles::new(digest("new"), String::new(), None, at(0));
             let begun = FormerFiles { putting_back: Some(refused), ..former(&["new"]) };
             assert_eq!(next(&begun, &seen, LIMIT), back);
         }
@@ -213,6 +253,23 @@ mod tests {
         }
         assert_eq!(former.ordered.len(), ORDERED_MAX);
         assert_eq!(former.ordered[0], digest("0"));
+    }
+
+    #[test]
+    fn files_are_refused_for_longer_each_time_and_others_are_not() {
+        let refuse = |files, before, now| {
+            RefusedFiles::new(digest(files), "they do not fit".to_owned(), before, at(now))
+        };
+        let first = refuse("a", None, 0);
+        let in_force =
+            |refused: &RefusedFiles, files, now| refused.is_in_force(digest(files), at(now));
+        assert!(in_force(&first, "a", 3_599) && !in_force(&first, "a", 3_600));
+        assert!(!in_force(&first, "b", 0) && !in_force(&first, "a", -100_000));
+        let second = refuse("a", Some(&first), 4_000);
+        assert_eq!((second.times, second.until), (2, at(11_200)));
+        let last = RefusedFiles { times: 99, ..second };
+        assert_eq!(refuse("a", Some(&last), 0).until, at(86_400));
+        assert_eq!(refuse("b", Some(&last), 0).until, at(3_600));
     }
 
     #[test]
