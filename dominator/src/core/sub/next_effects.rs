@@ -109,6 +109,7 @@ impl Sub {
 
     fn check_all(&mut self, view: &View, step: &mut Step<'_>) -> Check<StatusAndDetail> {
         self.check_identity(view, &mut step.effects)?;
+        self.note_undone(view);
         self.check_not_finishing_update(view)?;
         self.check_not_updating(view)?;
         self.check_holder(step.now)?;

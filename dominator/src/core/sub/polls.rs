@@ -325,7 +325,6 @@ impl Sub {
             self.polls.busy = Some(step.now.elapsed);
         }
         self.view = Some(view);
-        self.note_undone();
         self.record_update_end(step);
         self.record_fetch_end(step);
     }

@@ -5,7 +5,7 @@
 use api::subd::UpdateOutcome;
 use model::image::ImageName;
 
-use super::Sub;
+use super::{Sub, View};
 
 /// An update that was undone because the health check of its image failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,12 +32,9 @@ impl Sub {
         self.undone.last = Some(undone);
     }
 
-    /// Takes what the machine says of its last update.
-    pub(super) fn note_undone(&mut self) {
-        let Some(last) = self.view.as_ref().and_then(|view| view.report.last_update.as_ref())
-        else {
-            return;
-        };
+    /// Takes what the machine says of its last update. It must be the right machine.
+    pub(super) fn note_undone(&mut self, view: &View) {
+        let Some(last) = &view.report.last_update else { return };
         let required = match self.image.ready() {
             Some(image) => Some(image.name().clone()),
             None => self.required(),

@@ -183,6 +183,29 @@ fn an_image_whose_health_check_failed_is_retried_only_by_an_order() {
 }
 
 #[test]
+fn an_update_of_another_machine_says_nothing_of_this_one() {
+    let base = image("base", &[("/a", "1")]);
+    let mut script = Script::new(base.clone());
+    let (update_id, image) = (1, ImageName::new("base").unwrap());
+    script.sub.remember_undone(UndoneUpdate { update_id, image, why: "exit code 1".into() });
+    // Another machine has got its address, and has the image.
+    let right = script.reply.clone();
+    script.mismatch = Some("answers as web2".into());
+    script.reply.version.instance += 1;
+    script.ended(5, UpdateOutcome::Done, Some(4));
+    script.poll();
+    assert_eq!(script.sub.status(), Status::WrongMachine);
+    // The right one, which was installed anew meanwhile, is not updated to that image again.
+    script.mismatch = None;
+    script.reply = right;
+    script.reply.scope = Scope::of(&base.ready().unwrap().scan, &script.reply.exclusions);
+    script.scan(&[]);
+    script.poll();
+    assert_eq!(script.sub.status(), Status::HealthFailed);
+    assert!(script.called.is_none());
+}
+
+#[test]
 fn a_machine_that_was_put_back_is_kept_at_its_former_image() {
     let (old, new) = (image("old", &[("/a", "1")]), image("base", &[("/a", "2")]));
     let why = || UpdateOutcome::Undone("exit code 1".into());

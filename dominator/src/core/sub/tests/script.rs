@@ -71,6 +71,8 @@ pub(super) struct Script {
     scanned: Tree,
     /// The changes that the sub refuses; `None` for an earlier release.
     pub(super) refused: Option<RefusedChanges>,
+    /// Why it is another machine that answers.
+    pub(super) mismatch: Option<Arc<str>>,
     /// Why the machine takes orders from another dominator.
     pub(super) other_holder: Option<String>,
     /// The former image that can be loaded.
@@ -111,6 +113,7 @@ impl Script {
             reply,
             scanned,
             refused: Some(RefusedChanges::default()),
+            mismatch: None,
             other_holder: None,
             former: None,
             polled: RequestId(0),
@@ -286,7 +289,8 @@ impl Script {
                     assert!(former.is_none(), "two calls at one time");
                 }
                 Effect::ReportIdentity(IdentityReport::Seen(number, _)) => {
-                    next.push(Event::IdentityJudged(IdentityVerdict { number, mismatch: None }));
+                    let mismatch = self.mismatch.clone();
+                    next.push(Event::IdentityJudged(IdentityVerdict { number, mismatch }));
                 }
                 Effect::ReportIdentity(_) | Effect::OrderAnswered(_) => {}
                 Effect::Scan(request_id, _) => {
