@@ -153,6 +153,9 @@ impl Model {
         self.is_up = true;
         self.sub.start(random.number());
         let boots = std::mem::take(&mut self.boots);
+        if boots {
+            Arc::make_mut(&mut self.sub.identity).boot_id.push_str(", again");
+        }
         if let Some(last) = &mut self.sub.last_update {
             last.awaits_boot &= !boots;
             if last.awaits_boot {

@@ -95,10 +95,11 @@ impl Sub {
     /// True if the last update was one within the image, which the machine still has.
     fn was_content_undone(&self) -> bool {
         let last = self.view.as_ref().map(|view| &view.report);
-        self.identity.is_verified() && last.is_some_and(|report| {
-            let last = report.last_update.as_ref();
-            last.is_some_and(|last| report.last_image.as_ref() == Some(&last.image))
-        })
+        self.identity.is_verified()
+            && last.is_some_and(|report| {
+                let last = report.last_update.as_ref();
+                last.is_some_and(|last| report.last_image.as_ref() == Some(&last.image))
+            })
     }
 
     /// Returns the number of the files if an update of the machine brings changed content, and no
