@@ -8,6 +8,7 @@ use api::file_generator::{
     GENERATORS_WAIT_MS_MAX, Generate, GetContents, GetGenerators, GetGeneratorsReply,
     GetGeneratorsRequest, GetSecrets, Load, LoadReply, OrderRevision, OrderRevisionReply,
     OrderRevisionRequest, RenewCertificates, RenewCertificatesReply, RenewCertificatesRequest,
+    SignContents,
 };
 use api::method::Method as _;
 use askama::Template;
@@ -79,6 +80,10 @@ pub fn methods(
             let ordered =
                 ordered.map_err(|error| Fault::new(FaultCode::Internal, error_chain(&error)))?;
             Ok(OrderRevisionReply { number: ordered? })
+        })
+        .method::<SignContents, _>(async |service: Arc<Service>, caller, request| {
+            caller.refuse_machines(NOT_FOR_MACHINES)?;
+            service.sign(request).await
         })
         .method::<Load, _>(move |service: Arc<Service>, caller, _request| {
             let orders = orders.clone();
@@ -201,6 +206,8 @@ struct StatusPage {
     /// The stopped revisions, and why.
     stopped: Vec<String>,
     kept: String,
+    /// The public key that signs contents; empty if none does.
+    signer: String,
     rows: Vec<Row>,
 }
 
@@ -254,6 +261,7 @@ fn body(service: &Service, now: Time) -> String {
         revision: published.kept.revision,
         stopped: stopped.collect(),
         kept: size(service.content_bytes() as u64),
+        signer: published.signer.as_deref().unwrap_or_default().to_owned(),
         rows: published.set.by_path.values().map(row).collect(),
     };
     page.render().expect("writing to a String cannot fail")

@@ -5,12 +5,13 @@
 //! [`core::contents`] keeps it, [`core::results`] knows what programs and web servers gave.
 //! [`loading`] reads the configuration with all of its files as one set of [`generators`],
 //! [`watching`] takes changes, [`outside`] asks programs and web servers,
-//! [`revisions`] numbers what is in force, [`service`] answers the methods of [`interface`].
+//! [`revisions`] numbers what is in force, [`signing`] signs contents, [`service`] answers the
+//! methods of [`interface`].
 //!
 //! # Invariants
 //!
-//! * Nothing is kept about machines, except the certificates that were made for them: each request
-//!   brings their records.
+//! * Nothing is kept about machines, except the certificates that were made for them and, if
+//!   contents are signed, their digests: each request brings their records.
 //! * A set of generators is taken as a whole or not at all.
 //! * Equal records, paths and versions of generators give equal files, except what programs and web
 //!   servers give, and certificates that are renewed.
@@ -31,6 +32,7 @@ pub mod loading;
 pub mod outside;
 pub mod revisions;
 pub mod service;
+pub mod signing;
 pub mod watching;
 
 use std::path::PathBuf;
@@ -55,7 +57,8 @@ use tokio_util::task::TaskTracker;
 use crate::core::settings::KEY;
 use crate::loading::{LoadError, load};
 use crate::revisions::Revisions;
-use crate::service::Service;
+use crate::service::{Service, Stores};
+use crate::signing::{Signer, SignerError};
 use crate::watching::Watcher;
 
 pub const NAME: &str = "filegen-server";
@@ -90,8 +93,8 @@ pub struct Arguments {
     #[arg(long, value_name = "ADDR", default_value = "[::]:6972")]
     pub listen: String,
 
-    /// Directory for the audit log, the numbers of content revisions, and the certificates of
-    /// machines with their keys
+    /// Directory for the audit log, the numbers of content revisions, the certificates of machines
+    /// with their keys, and what was made for which machine
     #[arg(long, value_name = "DIR", default_value = "/var/lib/filegen-server")]
     pub state: PathBuf,
 
@@ -103,6 +106,11 @@ pub struct Arguments {
         value_parser = clap::value_parser!(u32).range(16..=65_536)
     )]
     pub content_cache: u32,
+
+    /// Private key of OpenSSH, without a passphrase, that signs which content machines get, for
+    /// images that name its public key; `domtool cert signing-key FILE` makes one
+    #[arg(long, value_name = "FILE")]
+    pub signing_key: Option<PathBuf>,
 
     /// What is logged, and how.
     #[command(flatten)]
@@ -146,6 +154,8 @@ pub enum StartError {
     Audit(#[from] AuditError),
     #[error(transparent)]
     Pairs(#[from] PairError),
+    #[error(transparent)]
+    Signer(#[from] SignerError),
     #[error("cannot keep the number of the content revision")]
     Revisions(#[from] DurableError),
     #[error("cannot listen")]
@@ -174,8 +184,10 @@ pub async fn run(
     let tasks = TaskTracker::new();
     let bytes_max = (arguments.content_cache as usize) << 20;
     let pairs = PairStore::open(&arguments.state)?;
+    let key_file = arguments.signing_key.as_deref();
+    let signer = key_file.map(|file| Signer::open(&arguments.state, file)).transpose()?;
     let (audits, tracker) = (audit.clone(), tasks.clone());
-    let kept = (pairs, Revisions::open(&arguments.state));
+    let kept = Stores { pairs, revisions: Revisions::open(&arguments.state), signer };
     let service = Service::new(set, bytes_max, kept, audits, tracker, stop.clone())?;
     let (orders, ordered) = mpsc::channel(1);
     tasks.spawn(Watcher::new(file, taken, Arc::clone(&service)).run(ordered, stop.clone()));

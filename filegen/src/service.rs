@@ -7,7 +7,8 @@ use std::time::Duration;
 use api::fault::{Fault, FaultCode};
 use api::file_generator::{
     BATCH_BYTES, ComputedContent, FILES_MAX, GenerateReply, GenerateRequest, GeneratedContent,
-    GeneratedFile, Generators, GetContentsReply, IDS_MAX, MACHINES_MAX, WantedFiles,
+    GeneratedFile, Generators, GetContentsReply, IDS_MAX, MACHINES_MAX, SignContentsReply,
+    SignContentsRequest, WantedFiles,
 };
 use certs::pairs::{Pair, PairError, PairStore, WantedPair};
 use model::display::error_chain;
@@ -31,6 +32,7 @@ use super::generators::{GeneratorSet, LoadedGenerator, Maker, PairIssuer, Subjec
 use super::loading::LoadError;
 use super::outside::{Answer, ask};
 use super::revisions::{Kept, Revisions};
+use super::signing::{MadeContents, Signer};
 
 /// How long a request waits for programs and web servers. Callers wait 30 s.
 const OUTSIDE_WAIT: Duration = Duration::from_secs(20);
@@ -45,11 +47,19 @@ pub struct Published {
     pub error: String,
     /// The revisions.
     pub kept: Arc<Kept>,
+    /// The public key that signs contents, if one does.
+    pub signer: Option<Arc<str>>,
 }
 
 impl Published {
-    fn new(set: Arc<GeneratorSet>, error: String, kept: Arc<Kept>) -> Self {
-        let mut published = Self { version: Algorithm::Blake3.digest(b""), set, error, kept };
+    fn new(
+        set: Arc<GeneratorSet>,
+        error: String,
+        kept: Arc<Kept>,
+        signer: Option<Arc<str>>,
+    ) -> Self {
+        let version = Algorithm::Blake3.digest(b"");
+        let mut published = Self { version, set, error, kept, signer };
         published.version = digest(&published.told());
         published
     }
@@ -64,6 +74,7 @@ impl Published {
             numbering: self.kept.numbering,
             revision: self.kept.revision,
             orders: self.kept.orders.values().cloned().collect(),
+            signer: self.signer.as_deref().map(str::to_owned),
         }
     }
 }
@@ -92,6 +103,15 @@ type Work = watch::Receiver<Option<Made>>;
 /// the machine in the request.
 type Pairs = BTreeMap<TreePath, BTreeMap<usize, Result<Arc<Pair>, String>>>;
 
+/// What is kept over restarts.
+#[derive(Debug)]
+pub struct Stores {
+    pub pairs: PairStore,
+    pub revisions: Revisions,
+    /// `None` if contents are not signed.
+    pub signer: Option<Signer>,
+}
+
 /// The state of filegen-server.
 #[derive(Debug)]
 pub struct Service {
@@ -103,6 +123,7 @@ pub struct Service {
     statistics: Mutex<BTreeMap<TreePath, Statistics>>,
     pairs: PairStore,
     revisions: Revisions,
+    signer: Option<Arc<Signer>>,
     /// Limits rendering to the processors.
     renderers: Arc<Semaphore>,
     audit: AuditLog,
@@ -155,9 +176,24 @@ impl Drop for Making {
     }
 }
 
+/// Returns the content that was made for these paths of machines.
+fn contents_made<'a>(
+    wanted: &'a [(String, Vec<TreePath>)],
+    machines: &[Vec<GeneratedFile>],
+) -> MadeContents<'a> {
+    let mut all = MadeContents::new();
+    for ((hostname, paths), files) in wanted.iter().zip(machines) {
+        for (path, file) in paths.iter().zip(files) {
+            if let GeneratedFile::Made(content) = file {
+                all.insert((hostname.as_str(), path), content.id);
+            }
+        }
+    }
+    all
+}
+
 impl Service {
-    /// Returns a service with the generators `set`, which keeps `bytes_max` bytes of content, and
-    /// pairs and the numbers of revisions for good.
+    /// Returns a service with the generators `set`, which keeps `bytes_max` bytes of content.
     ///
     /// # Errors
     ///
@@ -165,14 +201,15 @@ impl Service {
     pub fn new(
         set: GeneratorSet,
         bytes_max: usize,
-        (pairs, revisions): (PairStore, Revisions),
+        Stores { pairs, revisions, signer }: Stores,
         audit: AuditLog,
         tasks: TaskTracker,
         stop: CancellationToken,
     ) -> Result<Arc<Self>, DurableError> {
         let set = Arc::new(set.renewed(pairs.renewals()));
         revisions.number(&set.versions())?;
-        let published = Published::new(set, String::new(), revisions.kept());
+        let line = signer.as_ref().map(|signer| signer.public_line().into());
+        let published = Published::new(set, String::new(), revisions.kept(), line);
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         Ok(Arc::new(Self {
             published: watch::Sender::new(Arc::new(published)),
@@ -182,6 +219,7 @@ impl Service {
             statistics: Mutex::default(),
             pairs,
             revisions,
+            signer: signer.map(Arc::new),
             renderers: Arc::new(Semaphore::new(processors)),
             audit,
             start: Instant::now(),
@@ -265,7 +303,8 @@ impl Service {
                 (Arc::clone(&before.set), format!("{why}: {}", error_chain(&error)))
             }
         };
-        let new = Arc::new(Published::new(set, error, self.revisions.kept()));
+        let signer = before.signer.clone();
+        let new = Arc::new(Published::new(set, error, self.revisions.kept(), signer));
         self.published.send_replace(Arc::clone(&new));
         (before, new)
     }
@@ -322,6 +361,11 @@ impl Service {
         let internal = |error: &str| Fault::new(FaultCode::Internal, error);
         let permit = Arc::clone(&self.renderers).acquire_owned().await;
         let permit = permit.map_err(|error| internal(&error.to_string()))?;
+        let wanted = |wanted: &WantedFiles| (wanted.machine.hostname.clone(), wanted.paths.clone());
+        let wanted: Vec<_> = match &self.signer {
+            Some(_) => request.machines.iter().map(wanted).collect(),
+            None => Vec::new(),
+        };
         let service = Arc::clone(&self);
         let made = tokio::task::spawn_blocking(move || {
             let _permit = permit;
@@ -329,7 +373,35 @@ impl Service {
         });
         let (mut machines, pending) = made.await.map_err(|error| internal(&error.to_string()))?;
         self.wait_outside(&mut machines, pending).await;
+        let Some(signer) = self.signer.clone() else { return Ok(GenerateReply { machines }) };
+        let remembered = tokio::task::spawn_blocking(move || {
+            if let Err(error) = signer.remember(&contents_made(&wanted, &machines)) {
+                tracing::error!("new content is not signed: {}", error_chain(&error));
+            }
+            machines
+        });
+        let machines = remembered.await.map_err(|error| internal(&error.to_string()))?;
         Ok(GenerateReply { machines })
+    }
+
+    /// Signs contents.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` for content that was not made for the machine, `BadRequest` without a key.
+    pub async fn sign(
+        self: Arc<Self>,
+        request: SignContentsRequest,
+    ) -> Result<SignContentsReply, Fault> {
+        let Some(signer) = self.signer.clone() else {
+            let text = "this filegen-server signs nothing: start it with --signing-key";
+            return Err(Fault::new(FaultCode::BadRequest, text));
+        };
+        let now = self.now().wall_seconds;
+        let signed = tokio::task::spawn_blocking(move || signer.sign(request, now)).await;
+        let signed =
+            signed.map_err(|error| Fault::new(FaultCode::Internal, error_chain(&error)))?;
+        Ok(SignContentsReply { signatures: signed? })
     }
 
     /// Makes the files that need nothing from outside. Returns the others too.
@@ -642,7 +714,7 @@ mod tests {
         let set = GeneratorSet::default();
         let directory = tempfile::tempdir().unwrap();
         let pairs = PairStore::open(directory.path()).unwrap();
-        let kept = (pairs, Revisions::open(directory.path()));
+        let kept = Stores { pairs, revisions: Revisions::open(directory.path()), signer: None };
         let service = Service::new(set, 1 << 20, kept, AuditLog::none(), tasks, stop).unwrap();
         let digest = Algorithm::Blake3.digest(b"");
         let definition = Definition {

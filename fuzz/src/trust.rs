@@ -3,7 +3,7 @@
 use api::access::{IdentityKind, Owners};
 use api::audit::verify::Verifier;
 use api::certificate::{Certificate, NAME_BYTES_MAX, NAMES_MAX};
-use model::signing::{Signature, Statement, TrustedKeys};
+use model::signing::{ContentSigner, ContentsStatement, Signature, Statement, TrustedKeys};
 use rpc::tls::zones;
 
 /// Reads a certificate before it is verified.
@@ -53,15 +53,26 @@ pub fn signature(bytes: &[u8]) {
     if let Ok(read) = &read {
         assert_eq!(read.to_string(), statement, "two texts of one statement");
     }
+    let contents = statement.parse::<ContentsStatement>();
+    if let Ok(contents) = &contents {
+        assert_eq!(contents.to_string(), statement, "two texts of one statement");
+        assert!(read.is_err(), "a text for two purposes");
+    }
     let signature = Signature { statement: statement.to_owned(), signature: signature.to_owned() };
     if let Ok(checked) = signature.check() {
         assert_eq!(Ok(checked.statement), read);
+    }
+    if let Ok((checked, _)) = signature.check_contents() {
+        assert_eq!(Ok(checked), contents);
     }
 }
 
 /// Reads a file of trusted keys.
 pub fn keys(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
+    if let Ok(signers) = ContentSigner::read_list(text) {
+        assert!(signers.iter().all(|signer| signer.public_key().is_ok()));
+    }
     let Ok(keys) = TrustedKeys::read(text, 1) else { return };
     assert!(!keys.is_empty() && keys.len() <= text.lines().count());
     assert_eq!(keys.names().count(), keys.len());

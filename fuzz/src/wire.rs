@@ -101,6 +101,8 @@ pub const METHODS: &[Decoders] = decoders![
     dominator::settings::GetSubConfiguration,
     mdb::GetMdb,
     subd::OfferImage,
+    subd::OfferContents,
+    subd::ForgetIssued,
     subd::GetRefusedChanges,
     subd::HoldMachine,
     subd::TakeOver,
@@ -120,6 +122,7 @@ pub const METHODS: &[Decoders] = decoders![
     file_generator::GetSecrets,
     file_generator::GetGenerators,
     file_generator::OrderRevision,
+    file_generator::SignContents,
     file_generator::Load,
     file_generator::RenewCertificates,
 ];

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use model::filter::Filter;
 use model::image::HealthCheck;
+use model::signing::ContentSigner;
 use model::tree::Tree;
 use model::trigger::Triggers;
 use serde::Deserialize;
@@ -85,6 +86,27 @@ pub fn parse_triggers(path: &Path, text: &str) -> Result<Triggers, Failure> {
     checked.map_err(|error| {
         Failure::from_text(format!("{}: {}", path.display(), model::display::error_chain(&error)))
     })
+}
+
+/// Reads the keys that sign the content of computed files; without a file there are none.
+pub fn read_signers(path: Option<&Path>) -> Result<Vec<ContentSigner>, Failure> {
+    let Some(path) = path else { return Ok(Vec::new()) };
+    let text = read_text(path, "keys that sign the content of computed files")?;
+    ContentSigner::read_list(&text)
+        .map_err(|error| Failure::from_text(format!("{}: {error}", path.display())))
+}
+
+/// Describes a key that signs the content of computed files.
+pub fn signer_text(signer: &ContentSigner) -> String {
+    let key = match signer.public_key() {
+        Ok(key) => key.fingerprint(),
+        Err(why) => format!("bad key: {why}"),
+    };
+    if signer.paths.is_empty() {
+        return key;
+    }
+    let paths: Vec<String> = signer.paths.iter().map(ToString::to_string).collect();
+    format!("{key} ({})", paths.join(", "))
 }
 
 pub fn read_health_check(path: &Path) -> Result<HealthCheck, Failure> {

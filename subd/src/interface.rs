@@ -16,9 +16,9 @@ use api::subd::{
     AddObjects, Cleanup, Commit, Configuration, CountOwners, DIRECTORIES_MAX, EncodedDirectory,
     Fetch, GetConfiguration, GetDirectories, GetDirectoriesReply, GetDirectoryBlocks,
     GetDirectoryBlocksReply, GetDirectoryBlocksRequest, GetLimits, GetRefusedChanges,
-    GetRefusedChangesReply, HAVE_MAX, OfferImage, POLL_WAIT_MS_MAX, Poll, PollReply, PollRequest,
-    Prepare, PreviewScan, PreviewScanReply, PreviewScanRequest, ScanCounters, SetConfiguration,
-    SetConfigurationRequest,
+    GetRefusedChangesReply, HAVE_MAX, OfferContents, OfferImage, POLL_WAIT_MS_MAX, Poll, PollReply,
+    PollRequest, Prepare, PreviewScan, PreviewScanReply, PreviewScanRequest, ScanCounters,
+    SetConfiguration, SetConfigurationRequest,
 };
 use model::display::error_chain;
 use model::escape::ByteText;
@@ -285,6 +285,10 @@ pub fn router(service: &Arc<Service>, security: &Security) -> Router<Arc<Service
             let snapshot = service.report_state.read(|state| state.snapshot.clone());
             let scanned = snapshot.and_then(|snapshot| snapshot.tree.clone());
             trust.offer(request, scanned).await.map(|()| Done {})
+        })
+        .method::<OfferContents, _>(async |service, _, request| {
+            let Some(trust) = &service.updater.trust else { return Ok(Done {}) };
+            trust.offer_contents(request.signatures).map(|()| Done {})
         })
         .method::<Cleanup, _>(async |service, _, request| {
             blocking(move || service.cleanup(&request.objects)).await

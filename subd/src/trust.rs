@@ -3,6 +3,7 @@
 //! | module | what |
 //! |---|---|
 //! | [`verification`] | decides whether a plan leads to the signed tree and nothing else (core) |
+//! | [`contents`] | decides whether the content of computed files is signed (core) |
 //! | [`accepted_image`] | the file with the image that was accepted last |
 //!
 //! A dominator offers the signed part of the image, its signatures and the address of an object
@@ -31,7 +32,9 @@ use model::filter::Patterns;
 use model::image::Content;
 use model::image::required::RequiredImage;
 use model::lock::locked;
+use model::path::TreePath;
 use model::plan::RefusedChanges;
+use model::signing::contents::are_contents_bounded;
 use model::signing::keys::TEXT_BYTES_MAX;
 use model::signing::signature::are_bounded;
 use model::signing::{Signature, TrustedKeys};
@@ -50,6 +53,7 @@ use crate::trust::verification::{
 };
 
 pub mod accepted_image;
+pub mod contents;
 pub mod verification;
 
 /// How long an offer waits for the directories of the tree before it answers `Busy`.
@@ -93,6 +97,10 @@ pub struct Trust {
     allow_older: bool,
     state: Arc<StateDirectory>,
     offered: Mutex<Option<Arc<OfferedImage>>>,
+    /// The signatures of the content of computed files that were offered last.
+    contents: Mutex<Arc<[Signature]>>,
+    /// The host name of the machine.
+    hostname: String,
     /// Held while directories are fetched.
     turn: Arc<tokio::sync::Mutex<()>>,
     reader: Arc<TreeReader>,
@@ -101,11 +109,13 @@ pub struct Trust {
     stop: CancellationToken,
 }
 
-/// The trusted keys, the image accepted last, and the time, as they are now.
+/// The trusted keys, the image accepted last, the time and the names, as they are now.
 struct TrustState {
     keys: TrustedKeys,
     last: Option<AcceptedImage>,
     now: u64,
+    /// The names of the machine: those of its certificate, or its host name without TLS.
+    names: Vec<String>,
 }
 
 impl Trust {
@@ -116,6 +126,7 @@ impl Trust {
         args: &TrustArgs,
         state: Arc<StateDirectory>,
         security: Security,
+        hostname: String,
         tasks: TaskTracker,
         stop: CancellationToken,
     ) -> Option<Arc<Self>> {
@@ -137,6 +148,8 @@ impl Trust {
             allow_older: args.allow_older_images,
             state,
             offered: Mutex::default(),
+            contents: Mutex::default(),
+            hostname,
             turn: Arc::default(),
             reader: Arc::new(TreeReader::new(1)),
             security,
@@ -177,7 +190,8 @@ impl Trust {
         let last = accepted_image::load(&self.state);
         let last = last.map_err(|error| Refusal::Local { why: error_chain(&error) })?;
         let now = u64::try_from(wall().seconds).unwrap_or_default();
-        Ok(TrustState { keys, last, now })
+        let names = self.security.own_hosts().unwrap_or_else(|| vec![self.hostname.clone()]);
+        Ok(TrustState { keys, last, now, names })
     }
 
     fn policy<'a>(&self, trust_state: &'a TrustState) -> SigningPolicy<'a> {
@@ -187,6 +201,7 @@ impl Trust {
             now: trust_state.now,
             allow_older: self.allow_older,
             last: trust_state.last.as_ref(),
+            names: &trust_state.names,
         }
     }
 
@@ -240,6 +255,36 @@ impl Trust {
             Ok(Err(error)) => Err(Fault::new(FaultCode::Internal, error.to_string())),
             Err(_) => Err(busy()),
         }
+    }
+
+    /// Takes the signatures of the content of computed files. They are verified with the next
+    /// update.
+    ///
+    /// # Errors
+    ///
+    /// `TooLarge`.
+    pub fn offer_contents(&self, signatures: Vec<Signature>) -> Result<(), Fault> {
+        if !are_contents_bounded(&signatures) {
+            let text = "there are too many signatures of contents, or they are too long";
+            return Err(Fault::new(FaultCode::TooLarge, text));
+        }
+        *locked(&self.contents) = signatures.into();
+        Ok(())
+    }
+
+    /// Forgets when the content of a computed file was signed. Returns what is forgotten. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// `Internal` if that cannot be read or written.
+    pub fn forget_issued(&self, path: &TreePath) -> Result<Option<u64>, Fault> {
+        let internal =
+            |error: &dyn std::error::Error| Fault::new(FaultCode::Internal, error_chain(error));
+        let last = accepted_image::load(&self.state).map_err(|error| internal(&error))?;
+        let Some(mut last) = last else { return Ok(None) };
+        let Some(forgotten) = last.contents.remove(path) else { return Ok(None) };
+        accepted_image::store(&self.state, &last).map_err(|error| internal(&error))?;
+        Ok(Some(forgotten.issued))
     }
 
     /// Replaces the signatures of the image that was offered last; false if `content` is another
@@ -323,7 +368,8 @@ impl Trust {
             .filter(|offered| offered.image.digest == request.image_digest)
             .ok_or_else(|| Refusal::Unsigned { image: request.image.clone() })?;
         let OfferedImage { image, signatures } = &*offered;
-        let case = UpdateCase { request, image, signatures, scan, refused, exclusions };
+        let contents = &*Arc::clone(&locked(&self.contents));
+        let case = UpdateCase { request, image, signatures, contents, scan, refused, exclusions };
         verification::verify_update(&case, &self.policy(&trust_state))
     }
 }

@@ -17,6 +17,7 @@ use model::escape::ByteText;
 use model::mdb::Machine;
 use model::object::{Algorithm, ObjectId};
 use model::path::TreePath;
+use model::signing::Signature;
 
 /// The largest content of a computed file, in bytes.
 pub const CONTENT_BYTES_MAX: usize = 4 << 20;
@@ -204,6 +205,8 @@ pub struct Generators {
     pub revision: u64,
     /// The last order about each revision that had one, sorted by revision.
     pub orders: Vec<RevisionOrder>,
+    /// The public key that signs contents, as OpenSSH writes it; `None` if nothing is signed.
+    pub signer: Option<String>,
 }
 
 /// Whether machines may get the content of a revision.
@@ -310,6 +313,41 @@ impl Method for OrderRevision {
             .with("order", order)
             .why(&request.why)
     }
+}
+
+/// Signs which content files of a machine have, for machines that accept only signed content. Only
+/// content is signed that was made for this machine and path, and is among the last few.
+pub enum SignContents {}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SignContentsRequest {
+    /// The host name of the machine.
+    pub hostname: String,
+    /// At most [`model::signing::contents::SIGNED_FILES_MAX`], each path once.
+    pub files: Vec<FileContent>,
+}
+
+/// The content of a file, by digest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileContent {
+    pub path: TreePath,
+    pub id: ObjectId,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SignContentsReply {
+    /// Together they are about all files of the request.
+    pub signatures: Vec<Signature>,
+}
+
+impl Method for SignContents {
+    const NAME: &'static str = "FileGenerator.SignContents";
+    const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Tells;
+    const REQUEST_BYTES_MAX: usize = 16 << 20;
+    const REPLY_BYTES_MAX: usize = 16 << 20;
+    type Request = SignContentsRequest;
+    type Reply = SignContentsReply;
 }
 
 /// Takes the configuration and its files as they are now, without waiting until nobody changes them

@@ -13,6 +13,7 @@ mod directory_blocks;
 mod holder;
 mod limits;
 mod limits_in_force;
+mod offer_contents;
 mod operator;
 mod poll;
 mod preview_scan;
@@ -50,6 +51,9 @@ pub use holder::{
 pub use limits::{Alarm, Limits, LimitsReport, Load, ResourceUse};
 pub use limits_in_force::{
     GetLimits, GetLimitsReply, Hurry, LimitInForce, LimitReason, SpeedSource,
+};
+pub use offer_contents::{
+    ForgetIssued, ForgetIssuedReply, ForgetIssuedRequest, OfferContents, OfferContentsRequest,
 };
 pub use operator::{
     CheckHealth, CheckHealthReply, GetFiles, GetFilesReply, GetFilesRequest, PIECE_BYTES_MAX,

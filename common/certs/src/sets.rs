@@ -77,6 +77,41 @@ const FLEET: &[&str] = &[
     "Dominator.WatchSub",
 ];
 
+/// What a dominator calls.
+const DOMINATOR: &[&str] = &[
+    "FileGenerator.Generate",
+    "FileGenerator.GetContents",
+    "FileGenerator.GetGenerators",
+    "FileGenerator.GetSecrets",
+    "FileGenerator.OrderRevision",
+    "FileGenerator.SignContents",
+    "ImageServer.GetImage",
+    // It plans for machines of private images, and so reads them.
+    "ImageServer.GetPrivateDirectories",
+    "ImageServer.HoldImages",
+    "MdbServer.GetMdb",
+    "ObjectServer.GetObjects",
+    "Subd.AddObjects",
+    "Subd.Cleanup",
+    "Subd.Commit",
+    "Subd.CountOwners",
+    "Subd.Fetch",
+    "Subd.GetDirectories",
+    "Subd.GetDirectoryBlocks",
+    "Subd.GetLimits",
+    "Subd.GetRefusedChanges",
+    "Subd.HoldMachine",
+    "Subd.Hurry",
+    "Subd.OfferContents",
+    "Subd.OfferImage",
+    "Subd.Poll",
+    "Subd.Prepare",
+    "Subd.PreviewScan",
+    "Subd.RetryTriggers",
+    "Subd.ScanNow",
+    "Subd.SetConfiguration",
+];
+
 impl Set {
     /// Returns the name on the command line.
     #[must_use]
@@ -112,37 +147,7 @@ impl Set {
     #[must_use]
     pub fn powers(self) -> Vec<String> {
         let lists: &[&[&str]] = match self {
-            Self::Dominator => &[&[
-                "FileGenerator.Generate",
-                "FileGenerator.GetContents",
-                "FileGenerator.GetGenerators",
-                "FileGenerator.GetSecrets",
-                "FileGenerator.OrderRevision",
-                "ImageServer.GetImage",
-                // It plans for machines of private images, and so reads them.
-                "ImageServer.GetPrivateDirectories",
-                "ImageServer.HoldImages",
-                "MdbServer.GetMdb",
-                "ObjectServer.GetObjects",
-                "Subd.AddObjects",
-                "Subd.Cleanup",
-                "Subd.Commit",
-                "Subd.CountOwners",
-                "Subd.Fetch",
-                "Subd.GetDirectories",
-                "Subd.GetDirectoryBlocks",
-                "Subd.GetLimits",
-                "Subd.GetRefusedChanges",
-                "Subd.HoldMachine",
-                "Subd.Hurry",
-                "Subd.OfferImage",
-                "Subd.Poll",
-                "Subd.Prepare",
-                "Subd.PreviewScan",
-                "Subd.RetryTriggers",
-                "Subd.ScanNow",
-                "Subd.SetConfiguration",
-            ]],
+            Self::Dominator => &[DOMINATOR],
             Self::Imageserver => &[&[
                 "ImageServer.Forward",
                 "ImageServer.GetImage",
@@ -162,6 +167,7 @@ impl Set {
                     "FileGenerator.Load",
                     "FileGenerator.OrderRevision",
                     "FileGenerator.RenewCertificates",
+                    "Subd.ForgetIssued",
                     "Subd.Pause",
                     "Subd.PreviewScan",
                     "Subd.Resume",

@@ -1,8 +1,10 @@
 //! The key that signs images: a private key of OpenSSH.
 // tidy: core
 
+use ssh_key::rand_core::OsRng;
 use ssh_key::{Algorithm, HashAlg, LineEnding, PrivateKey};
 
+use model::signing::contents::{CONTENTS_NAMESPACE, ContentsStatement};
 use model::signing::openssh::PublicKey;
 use model::signing::signature::Signature;
 use model::signing::statement::{NAMESPACE, Statement};
@@ -23,6 +25,8 @@ pub enum KeyError {
     Encrypted,
     #[error("wrong passphrase of the key")]
     Passphrase,
+    #[error("a key cannot be made: {why}")]
+    Make { why: String },
     #[error("signing failed: {why}")]
     Sign { why: String },
 }
@@ -48,11 +52,44 @@ impl SigningKey {
         }
     }
 
+    /// Makes a key without a passphrase.
+    ///
+    /// # Errors
+    ///
+    /// [`KeyError::Make`].
+    pub fn generate(comment: &str) -> Result<Self, KeyError> {
+        let mut key = PrivateKey::random(&mut OsRng, Algorithm::Ed25519)
+            .map_err(|error| KeyError::Make { why: error.to_string() })?;
+        key.set_comment(comment);
+        Ok(Self(key))
+    }
+
+    /// Returns the text of a key file.
+    ///
+    /// # Errors
+    ///
+    /// [`KeyError::Make`].
+    pub fn private_text(&self) -> Result<String, KeyError> {
+        let text = self.0.to_openssh(LineEnding::LF);
+        match text {
+            Ok(text) => Ok(text.as_str().to_owned()),
+            Err(error) => Err(KeyError::Make { why: error.to_string() }),
+        }
+    }
+
     /// Signs `statement`.
     pub fn sign(&self, statement: &Statement) -> Result<Signature, KeyError> {
-        let text = statement.to_string();
+        self.sign_text(NAMESPACE, statement.to_string())
+    }
+
+    /// Signs the content of computed files.
+    pub fn sign_contents(&self, statement: &ContentsStatement) -> Result<Signature, KeyError> {
+        self.sign_text(CONTENTS_NAMESPACE, statement.to_string())
+    }
+
+    fn sign_text(&self, namespace: &str, text: String) -> Result<Signature, KeyError> {
         let failed = |error: ssh_key::Error| KeyError::Sign { why: error.to_string() };
-        let signature = self.0.sign(NAMESPACE, HashAlg::Sha512, text.as_bytes()).map_err(failed)?;
+        let signature = self.0.sign(namespace, HashAlg::Sha512, text.as_bytes()).map_err(failed)?;
         let signature = signature.to_pem(LineEnding::LF).map_err(failed)?;
         Ok(Signature { statement: text, signature })
     }

@@ -149,7 +149,10 @@ fn other_formats_are_refused_in_words() {
     assert!(matches!(broken("x".to_owned()), SignatureError::Format { .. }));
     assert_eq!(broken("x".repeat(2_049)), SignatureError::TooLong { length: 2_049 });
     let elsewhere = include_str!("keys/other-namespace.sig").to_owned();
-    assert_eq!(broken(elsewhere), SignatureError::Namespace { namespace: "file".to_owned() });
+    assert_eq!(
+        broken(elsewhere),
+        SignatureError::Namespace { namespace: "file".to_owned(), wanted: "dominator-image-v1" }
+    );
     let ecdsa = include_str!("keys/ecdsa.sig").to_owned();
     assert_eq!(broken(ecdsa), SignatureError::Kind { kind: "ecdsa-sha2-nistp256".to_owned() });
     // Every byte of the statement matters.

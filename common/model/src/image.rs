@@ -4,6 +4,7 @@
 //! unsigned part ([`Notes`]), which may change.
 
 pub mod computed;
+mod encoding;
 pub mod required;
 pub mod tags;
 
@@ -16,12 +17,16 @@ use crate::filter::{Filter, PatternError};
 use crate::object::{Algorithm, ObjectId};
 use crate::path::TreePath;
 use crate::scope::{Attributes, Coverage, SUBD_DIRECTORY, ScanSettings};
-use crate::signing::Signature;
+use crate::signing::contents::{SIGNED_FILES_MAX, SIGNERS_MAX};
+use crate::signing::{ContentSigner, Signature};
 use crate::tree::{Leaf, Node, Time, Tree};
 use crate::trigger::{TriggerError, Triggers};
 
-/// The format of [`Content`] that this release writes.
+/// The format of a [`Content`] without [`Content::signers`].
 pub const FORMAT: u32 = 1;
+
+/// The format of a [`Content`] with [`Content::signers`].
+pub const FORMAT_WITH_SIGNERS: u32 = 2;
 
 /// The tag of an image that should no longer be used; its value may name a replacement.
 pub const DEPRECATED: &str = "deprecated";
@@ -227,9 +232,9 @@ impl HealthCheck {
 }
 
 /// The signed part of an image, which never changes.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Content {
-    /// The format of this record: [`FORMAT`].
+    /// The format of this record: [`FORMAT`] or [`FORMAT_WITH_SIGNERS`].
     pub format: u32,
     /// The name of the image.
     pub name: ImageName,
@@ -242,6 +247,9 @@ pub struct Content {
     pub computed: Vec<ComputedRule>,
     /// How to check a machine after an update to this image.
     pub health_check: Option<HealthCheck>,
+    /// The keys that sign the content of the computed files. If there are any, a machine that
+    /// accepts only signed images accepts only such content.
+    pub signers: Vec<ContentSigner>,
 }
 
 /// One package that is installed in an image.
@@ -294,7 +302,10 @@ pub struct Image {
 #[non_exhaustive]
 pub enum ImageError {
     /// The format is unknown.
-    #[error("image format {format} is unknown: this release knows {FORMAT}")]
+    #[error(
+        "image format {format} is unknown: this release knows {FORMAT}, and with signers of \
+         computed files {FORMAT_WITH_SIGNERS}"
+    )]
     Format {
         /// The format of the image.
         format: u32,
@@ -323,6 +334,9 @@ pub enum ImageError {
         /// The first path that differs.
         path: TreePath,
     },
+    /// The keys that sign the content of computed files are bad.
+    #[error("bad signers of computed files: {why}")]
+    Signers { why: String },
     /// The triggers are bad.
     #[error("bad triggers")]
     Triggers {
@@ -335,11 +349,18 @@ pub enum ImageError {
 }
 
 impl Content {
-    /// Returns the digest over the encoding `image-1` of `docs/IMAGE-FORMAT.md`, which identifies
-    /// the image and is signed.
+    /// Returns the format of images with these signers of computed files.
+    #[must_use]
+    pub fn format_for(signers: &[ContentSigner]) -> u32 {
+        if signers.is_empty() { FORMAT } else { FORMAT_WITH_SIGNERS }
+    }
+
+    /// Returns the digest over the encoding `image-1` or `image-2` of `docs/IMAGE-FORMAT.md`, which
+    /// identifies the image and is signed.
     #[must_use]
     pub fn digest(&self) -> ObjectId {
-        let mut bytes = b"image-1\0".to_vec();
+        let start: &[u8] = if self.format == FORMAT { b"image-1\0" } else { b"image-2\0" };
+        let mut bytes = start.to_vec();
         let mut item = |tag: u8, content: &[u8]| {
             bytes.push(tag);
             bytes.extend_from_slice(&(content.len() as u64).to_le_bytes());
@@ -368,6 +389,10 @@ impl Content {
             item(13, &check.within_seconds.to_le_bytes());
             item(14, &[u8::from(check.undo)]);
             check.command.iter().for_each(|word| item(15, word.as_bytes()));
+        }
+        for signer in &self.signers {
+            item(16, signer.key.as_bytes());
+            signer.paths.iter().for_each(|path| item(17, path.as_bytes()));
         }
         self.root.algorithm().digest(&bytes)
     }
@@ -413,15 +438,49 @@ impl Content {
         Ok(())
     }
 
+    /// Refuses signers that are no keys, that sign nothing, or that do not sign all computed files.
+    fn verify_signers(&self) -> Result<(), String> {
+        let Self { signers, computed, .. } = self;
+        if signers.is_empty() {
+            return Ok(());
+        }
+        if computed.is_empty() {
+            return Err("the image has no computed files".to_owned());
+        }
+        if signers.len() > SIGNERS_MAX || computed.len() > SIGNED_FILES_MAX {
+            return Err(format!(
+                "an image has at most {SIGNERS_MAX} of them, and then at most {SIGNED_FILES_MAX} \
+                 computed files"
+            ));
+        }
+        for (index, signer) in signers.iter().enumerate() {
+            signer.public_key().map_err(|why| format!("`{}`: {why}", signer.key))?;
+            if signers[..index].iter().any(|other| other.key == signer.key) {
+                return Err(format!("`{}` is named twice", signer.key));
+            }
+            let is_absent = |path: &&TreePath| computed.iter().all(|rule| rule.path != **path);
+            if let Some(path) = signer.paths.iter().find(is_absent) {
+                return Err(format!("{path}, which a key may sign, is not a computed file"));
+            }
+        }
+        let is_unsigned =
+            |rule: &&ComputedRule| !signers.iter().any(|signer| signer.may_sign(&rule.path));
+        match computed.iter().find(is_unsigned) {
+            Some(rule) => Err(format!("no key may sign {}", rule.path)),
+            None => Ok(()),
+        }
+    }
+
     /// Refuses an image that no machine could ever equal, or that this release cannot serve.
     ///
     /// # Errors
     ///
     /// [`ImageError`] names the path.
     pub fn verify(&self, tree: &Tree) -> Result<(), ImageError> {
-        if self.format != FORMAT {
+        if self.format != Self::format_for(&self.signers) {
             return Err(ImageError::Format { format: self.format });
         }
+        self.verify_signers().map_err(|why| ImageError::Signers { why })?;
         if self.root != tree.digest() {
             return Err(ImageError::Root { want: self.root, got: tree.digest() });
         }
@@ -534,6 +593,7 @@ mod tests {
                 triggers: Triggers::default(),
                 computed: Vec::new(),
                 health_check: None,
+                signers: Vec::new(),
             };
             content.verify(&tree).map_err(|error| error.to_string())
         };

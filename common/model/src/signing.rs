@@ -8,12 +8,14 @@
 //! An image server keeps signatures and trusts nobody; a machine has a list of keys of its own
 //! ([`TrustedKeys`]), and [`endorse`] says whether enough of them stand behind an image.
 
+pub mod contents;
 pub mod endorsement;
 pub mod keys;
 pub mod openssh;
 pub mod signature;
 pub mod statement;
 
+pub use contents::{ContentSigner, ContentsStatement};
 pub use endorsement::{Endorsed, Policy, Unendorsed, endorse};
 pub use keys::TrustedKeys;
 pub use signature::{Checked, SIGNATURES_MAX, Signature, SignatureError};

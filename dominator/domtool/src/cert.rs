@@ -6,6 +6,7 @@ mod issue;
 mod renewal;
 mod revoke;
 mod show;
+mod signing_key;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,6 +18,7 @@ use certs::files::FilesError;
 use certs::pem::PemError;
 use certs::record::Record;
 use certs::register::{Register, RegisterError};
+use certs::signing_key::KeyError;
 use clap::{Args, Subcommand, ValueEnum};
 use daemon::mdb_file::MdbFileError;
 use model::display::{rough_duration, utc};
@@ -82,6 +84,15 @@ pub(super) enum Command {
         domtool cert revoke --ca /root/ca alice --reason key-compromise\n  \
         domtool cert revoke --ca /root/ca /root/tls/web1/cert.pem")]
     Revoke(revoke::Arguments),
+    /// Make a key with which a filegen-server signs the content of computed files
+    ///
+    /// Writes the private key FILE, without a passphrase, which only its owner can read, and the
+    /// public key FILE.pub. Images name the public key; machines that accept only signed images
+    /// then accept only such content.
+    #[command(after_help = "Example:\n  \
+        domtool cert signing-key /etc/filegen-server/signing-key\n\n\
+        docs/SIGNING.md has all steps.")]
+    SigningKey(signing_key::Arguments),
 }
 
 /// What a holder is.
@@ -158,6 +169,14 @@ pub(super) enum CertError {
     Unknown { target: String },
     #[error("{path} was issued by another authority")]
     OtherIssuer { path: String },
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    #[error("cannot make {}", path.display())]
+    Write {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
     #[error("interrupted")]
     Interrupted,
 }
@@ -202,6 +221,7 @@ pub(super) async fn run(format: Format, command: &Command) -> Result<Output, Cer
         }
         Command::Show(arguments) => show::run(format, arguments),
         Command::Revoke(arguments) => revoke::run(format, arguments),
+        Command::SigningKey(arguments) => signing_key::run(format, arguments),
     }
 }
 

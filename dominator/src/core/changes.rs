@@ -134,6 +134,7 @@ pub(crate) mod tests {
             triggers: Triggers::default(),
             computed: computed.iter().map(rule).collect(),
             health_check: None,
+            signers: Vec::new(),
         };
         let image = Arc::new(RequiredImage::new(content, want.clone()));
         let scope = Scope::of(&ScanSettings::default(), &[]);

@@ -511,6 +511,15 @@ impl ComputedTable {
         self.take(batch, answers, now, jitter);
     }
 
+    /// Has the files of a machine asked for again, because a server does not know any more what it
+    /// made for it.
+    pub fn make_again(&mut self, hostname: &str, source: &str, now: Now) {
+        let Some(files) = self.machines.get_mut(hostname) else { return };
+        for file in files.files.iter_mut().filter(|file| file.rule.source == source) {
+            file.ask_at = Some(now.elapsed);
+        }
+    }
+
     /// Returns false if a server makes something else than certificates for a path.
     fn may_be_certificate(&self, path: &TreePath, source: &str) -> bool {
         let version = self.generators.get(source).and_then(|versions| versions.get(path));

@@ -54,7 +54,8 @@ pub use claims::{
     REBOOTING_MACHINE_VANISHED_AFTER, UNUSED_LONGEST, UPDATE_LONGEST, VANISHED_AFTER,
 };
 pub use event::{
-    Call, Context, Effect, Event, Failure, FailureKind, ImageState, RequestId, SubOrder,
+    Call, ContentsToSign, Context, Effect, Event, Failure, FailureKind, ImageState, RequestId,
+    SubOrder,
 };
 pub use polls::View;
 pub use report::PreviewInput;

@@ -7,11 +7,12 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use api::dominator::content::{ContentChange, ContentChangeId, ContentOrder};
+use api::fault::FaultCode;
 use api::file_generator::{
-    BATCH_BYTES, CONTENT_BYTES_MAX, ComputedContent, GENERATORS_WAIT_MS_MAX, Generate,
+    BATCH_BYTES, CONTENT_BYTES_MAX, ComputedContent, FileContent, GENERATORS_WAIT_MS_MAX, Generate,
     GenerateRequest, GeneratedContent, GeneratedFile, GetContents, GetContentsRequest,
     GetGenerators, GetGeneratorsRequest, GetSecrets, GetSecretsRequest, IDS_MAX, OrderRevision,
-    OrderRevisionReply, OrderRevisionRequest, WantedFiles,
+    OrderRevisionReply, OrderRevisionRequest, SignContents, SignContentsRequest, WantedFiles,
 };
 use api::subd::{AddObjects, AddObjectsRequest};
 use model::backoff::{doubled, jittered};
@@ -23,6 +24,7 @@ use model::image::required::RequiredImage;
 use model::lock::locked;
 use model::mdb::Machine;
 use model::object::{Algorithm, ObjectId};
+use model::signing::Signature;
 use rpc::client::{CallError, Client, Peer, PeerError};
 use rpc::tls::Security;
 use tokio::sync::{Mutex as AsyncMutex, Notify, RwLock, RwLockReadGuard};
@@ -35,6 +37,7 @@ use crate::core::computed::{
     Batch, BatchAnswer, ComputedTable, KnownContent, KnownFiles, MadeFrom, WantedImage,
 };
 use crate::core::image_breaker::FailureLimits;
+use crate::core::sub::ContentsToSign;
 use crate::core::timing::{HOLD_LONGEST, RETRY_FIRST};
 use crate::runtime::clock::{Clock, jitter};
 use crate::storage::StorageError;
@@ -672,6 +675,41 @@ impl ComputedService {
             contents = rest;
         }
         Ok(())
+    }
+
+    /// Has the servers sign what the computed files of a machine will be.
+    ///
+    /// # Errors
+    ///
+    /// Says which server does not sign, and why.
+    pub async fn sign(&self, contents: &ContentsToSign) -> Result<Vec<Signature>, String> {
+        let ContentsToSign { hostname, files } = contents;
+        let mut by_source: BTreeMap<&str, Vec<FileContent>> = BTreeMap::new();
+        for (rule, id) in files {
+            let file = FileContent { path: rule.path.clone(), id: *id };
+            by_source.entry(&rule.source).or_default().push(file);
+        }
+        let mut signatures = Vec::new();
+        for (source, files) in by_source {
+            let failed = |error: &dyn std::error::Error| {
+                format!("{source}: {}", safe_text(&error_chain(error), WHY_BYTES_MAX))
+            };
+            let client = self.client(source).map_err(|error| failed(&error))?;
+            let request = SignContentsRequest { hostname: hostname.clone(), files };
+            let reply = client.call_within::<SignContents>(&request, CONTENT_LIMIT).await;
+            let reply = reply.map_err(|error| {
+                if error.code() == Some(FaultCode::NotFound) {
+                    let mut inner = self.locked();
+                    inner.table.make_again(hostname, source, self.clock.now());
+                    if let Some(server) = inner.servers.get(source) {
+                        server.notify_one();
+                    }
+                }
+                failed(&error)
+            })?;
+            signatures.extend(reply.signatures);
+        }
+        Ok(signatures)
     }
 
     /// Removes stored content that no machine needs, now and then. Never returns.

@@ -180,6 +180,7 @@ mod tests {
             triggers: Triggers::default(),
             computed: Vec::new(),
             health_check: None,
+            signers: Vec::new(),
         };
         let image = Arc::new(RequiredImage::new(content, image));
         let scope = Scope::of(&ScanSettings::default(), &[]);

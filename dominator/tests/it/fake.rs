@@ -96,6 +96,7 @@ impl ImageServer {
             triggers: Triggers::from_json(triggers).unwrap(),
             computed: computed_rules(tree),
             health_check: None,
+            signers: Vec::new(),
         };
         self.objects.lock().unwrap().extend(directories(tree));
         self.images.lock().unwrap().insert(name, Image { content, notes: Notes::default() });
@@ -326,7 +327,8 @@ impl FakeSub {
             })
             .method::<Prepare, _>(move |(), _, request| {
                 let sub = prepare.clone();
-                async move { sub.ask("prepare", Request::Call(Call::Prepare(Box::new(request)))) }
+                let call = Call::Prepare(Box::new(request), None);
+                async move { sub.ask("prepare", Request::Call(call)) }
             })
             .method::<Commit, _>(move |(), _, request| {
                 let sub = commit.clone();

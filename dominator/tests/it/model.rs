@@ -324,7 +324,7 @@ impl Model {
             // A model trusts everybody.
             Request::Call(Call::Offer(_) | Call::Hold | Call::RetryTriggers) => Ok(None),
             Request::Call(Call::Fetch(request)) => self.sub.fetch(request),
-            Request::Call(Call::Prepare(request)) => {
+            Request::Call(Call::Prepare(request, _)) => {
                 self.sub.prepare(request, |is_forced| permits(random, is_forced))
             }
             Request::Commit(id) => self.sub.commit(id, |is_forced| permits(random, is_forced)),

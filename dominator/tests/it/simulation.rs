@@ -66,6 +66,7 @@ pub fn image(name: &str, tree: Tree, filter: Option<&[&str]>) -> Arc<RequiredIma
         triggers: Triggers::default(),
         computed: computed_rules(&tree),
         health_check: None,
+        signers: Vec::new(),
     };
     content.verify(&tree).unwrap();
     Arc::new(RequiredImage::new(content, tree))

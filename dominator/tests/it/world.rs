@@ -782,7 +782,7 @@ impl World {
             Effect::Call(request_id, call) => {
                 self.must_be_known(host);
                 self.must_be_met(host, call.name());
-                if let Call::Prepare(request) = &call {
+                if let Call::Prepare(request, _) = &call {
                     self.must_be_allowed(host, &request.image);
                     self.stages(host, request);
                 }

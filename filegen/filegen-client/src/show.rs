@@ -49,7 +49,9 @@ pub async fn list(client: &Client, format: Format) -> Result<Output, ToolError> 
                 generator.version.hex()[..DIGITS].to_owned(),
             ]);
         }
-        format!("{}\n", table.trim_fmt())
+        let signer =
+            generators.signer.as_ref().map(|line| format!("\nContents are signed by {line}\n"));
+        format!("{}\n{}", table.trim_fmt(), signer.unwrap_or_default())
     });
     Ok(Output { text, code })
 }

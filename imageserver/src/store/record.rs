@@ -115,6 +115,7 @@ mod tests {
             triggers: Triggers::default(),
             computed: Vec::new(),
             health_check: None,
+            signers: Vec::new(),
         };
         let created_on = Time { seconds: 1_700_000_000, nanoseconds: 5 };
         let notes = Notes { created_on, ..Notes::default() };

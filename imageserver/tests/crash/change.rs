@@ -422,6 +422,7 @@ fn content_of(image: &str) -> Content {
         triggers: Triggers::default(),
         computed: computed_rules(&tree),
         health_check: None,
+        signers: Vec::new(),
     }
 }
 

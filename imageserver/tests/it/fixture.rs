@@ -367,6 +367,7 @@ pub fn image_of(image: &str, tree: &Tree) -> Content {
         triggers: Triggers::default(),
         computed: computed_rules(tree),
         health_check: None,
+        signers: Vec::new(),
     }
 }
 

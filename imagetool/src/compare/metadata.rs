@@ -8,8 +8,9 @@ use model::trigger::Trigger;
 use serde::Serialize;
 
 use super::{Ignore, IgnoredPart};
-use crate::input_files::{health_check_text, triggers};
+use crate::input_files::{health_check_text, signer_text, triggers};
 use crate::packages::printable;
+use model::signing::ContentSigner;
 
 /// What two lists differ in.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -61,6 +62,8 @@ pub struct MetadataChanges {
     pub triggers: Option<ListChange<Trigger>>,
     /// Computed files.
     pub computed: Option<ListChange<ComputedRule>>,
+    /// The keys that sign the content of computed files.
+    pub signers: Option<ListChange<ContentSigner>>,
     /// Health checks.
     pub health_check: Option<ValueChange<Option<HealthCheck>>>,
     /// PackageChanges.
@@ -85,6 +88,7 @@ impl MetadataChanges {
         }
         if compares(IgnoredPart::Computed) {
             changes.computed = lists(&old.computed, &new.computed);
+            changes.signers = lists(&old.signers, &new.signers);
         }
         if compares(IgnoredPart::Health) {
             changes.health_check = values(old.health_check.clone(), new.health_check.clone());
@@ -105,7 +109,7 @@ impl MetadataChanges {
         let all = [
             (self.sparse.is_some() || self.filter.is_some(), "filter"),
             (self.triggers.is_some(), "triggers"),
-            (self.computed.is_some(), "computed files"),
+            (self.computed.is_some() || self.signers.is_some(), "computed files"),
             (self.health_check.is_some(), "health check"),
             (self.packages.is_some(), "packages"),
         ];
@@ -127,6 +131,7 @@ impl MetadataChanges {
         push_list_lines(&mut lines, "trigger", self.triggers.as_ref(), triggers::trigger_text);
         let rule = |rule: &ComputedRule| format!("{} by {}", rule.path, rule.source);
         push_list_lines(&mut lines, "computed file", self.computed.as_ref(), rule);
+        push_list_lines(&mut lines, "signer", self.signers.as_ref(), signer_text);
         if let Some(check) = &self.health_check {
             let words = |check: &Option<HealthCheck>| {
                 check.as_ref().map_or_else(|| "none".to_owned(), health_check_text)
@@ -229,6 +234,7 @@ mod tests {
             triggers: Triggers::from_json(triggers).unwrap(),
             computed: Vec::new(),
             health_check: None,
+            signers: Vec::new(),
         };
         let packages = packages.iter().map(package).collect();
         Image { content, notes: Notes { packages, ..Notes::default() } }

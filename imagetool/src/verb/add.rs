@@ -12,7 +12,7 @@ use api::object_server::AddObjects;
 use api::object_stream::ObjectHead;
 use model::filter::Filter;
 use model::image::tags::{self, Tags};
-use model::image::{Content, FORMAT, ImageName, Notes, Package, computed_rules};
+use model::image::{Content, ImageName, Notes, Package, computed_rules};
 use model::object::{Algorithm, ObjectId};
 use model::path::TreePath;
 use model::time_parse;
@@ -29,7 +29,8 @@ use super::{Context, VerbResult, get_image, server, service_warnings};
 use crate::image_checks::{self, RequiredPaths, Warnings};
 use crate::image_source::{Source, SourceArgs, SourceTree};
 use crate::input_files::{
-    ComputedList, read_bytes, read_filter, read_health_check, read_text, read_triggers,
+    ComputedList, read_bytes, read_filter, read_health_check, read_signers, read_text,
+    read_triggers,
 };
 use crate::output::failure::{Failure, Outcome};
 use crate::output::{plural, plural_entries, size};
@@ -88,6 +89,11 @@ pub struct AddArgs {
     /// machine. The content that they have is ignored.
     #[arg(long, value_name = "FILE")]
     pub computed: Option<PathBuf>,
+    /// Public keys of OpenSSH, one a line: machines that accept only signed images accept only
+    /// content of computed files that one of these keys has signed (of `filegen-server
+    /// --signing-key`). `paths="/etc/a,/etc/b"` before a key lets it sign only these.
+    #[arg(long, value_name = "FILE")]
+    pub computed_signer: Option<PathBuf>,
     /// JSON: how a machine is checked after an update to the image; see below.
     #[arg(long, value_name = "FILE")]
     pub health_check: Option<PathBuf>,
@@ -144,6 +150,7 @@ pub async fn run(context: &Context, args: AddArgs) -> VerbResult {
     let filter = read_filter(&args.filter_file)?;
     let triggers = read_triggers(&args.trigger_file)?;
     let computed = ComputedList::read(args.computed.as_deref())?;
+    let signers = read_signers(args.computed_signer.as_deref())?;
     let health_check = args.health_check.as_deref().map(read_health_check).transpose()?;
     let owners = args.owners.clone().owners()?;
     let signer = args.signer.signer()?;
@@ -160,13 +167,14 @@ pub async fn run(context: &Context, args: AddArgs) -> VerbResult {
     let finished = read(context, &args, filter.as_ref(), computed).await?;
     let former = service_warnings::latest_beside(context, &args.name).await;
     let content = Content {
-        format: FORMAT,
+        format: Content::format_for(&signers),
         name: args.name.clone(),
         root: finished.tree.digest(),
         filter,
         triggers,
         computed: computed_rules(&finished.tree),
         health_check,
+        signers,
     };
     let build_log = send_build_log(context, build_log).await?;
     let Owners { groups, users } = owners.unwrap_or_default();

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use api::image_server::{AddImage, AddImageRequest};
 use daemon::SUBD_PORT;
 use model::filter::Filter;
-use model::image::{Content, FORMAT, ImageName, Notes, computed_rules};
+use model::image::{Content, ImageName, Notes, computed_rules};
 use model::path::TreePath;
 use model::scope::Coverage;
 use model::tree::Tree;
@@ -19,7 +19,9 @@ use super::add::{
 use super::{Context, VerbResult, service_warnings};
 use crate::image_checks::{self, RequiredPaths};
 use crate::image_source::sub::{Snapshot, SubError, SubReader};
-use crate::input_files::{ComputedList, read_filter, read_health_check, read_triggers};
+use crate::input_files::{
+    ComputedList, read_filter, read_health_check, read_signers, read_triggers,
+};
 use crate::output::failure::Failure;
 use crate::transfer::contents::TreeObjects;
 use crate::transfer::upload::{UploadError, UploadScope, upload};
@@ -58,6 +60,9 @@ pub struct AddFromSubArgs {
     /// machine. Their content is not read.
     #[arg(long, value_name = "FILE")]
     pub computed: Option<PathBuf>,
+    /// Public keys that sign the content of computed files, as for `add`.
+    #[arg(long, value_name = "FILE")]
+    pub computed_signer: Option<PathBuf>,
     /// JSON: how a machine is checked after an update to the image; see `add --help`.
     #[arg(long, value_name = "FILE")]
     pub health_check: Option<PathBuf>,
@@ -72,6 +77,7 @@ pub async fn run(context: &Context, args: AddFromSubArgs) -> VerbResult {
     let filter = read_filter(&args.filter_file)?;
     let triggers = read_triggers(&args.trigger_file)?;
     let computed = ComputedList::read(args.computed.as_deref())?;
+    let signers = read_signers(args.computed_signer.as_deref())?;
     let health_check = args.health_check.as_deref().map(read_health_check).transpose()?;
     let peer = Peer::parse(&args.host, SUBD_PORT).map_err(|error| Failure::new(&error).misuse())?;
     check_name_is_free(context, &args.name).await?;
@@ -118,13 +124,14 @@ pub async fn run(context: &Context, args: AddFromSubArgs) -> VerbResult {
         }
     };
     let content = Content {
-        format: FORMAT,
+        format: Content::format_for(&signers),
         name: args.name.clone(),
         root: tree.digest(),
         filter,
         triggers,
         computed: computed_rules(&tree),
         health_check,
+        signers,
     };
     content.verify(&tree).map_err(|error| Failure::new(&error))?;
     let packages = packages_of(context, &tree).await?;

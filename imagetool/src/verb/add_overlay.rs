@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use model::filter::Filter;
-use model::image::{Content, FORMAT, Image, ImageName, Notes, computed_rules};
+use model::image::{Content, Image, ImageName, Notes, computed_rules};
 use model::object::ObjectId;
 
 use super::add::{FinishedTree, ImageOptions, check_name_is_free, finish_tree, make_image};
@@ -12,7 +12,9 @@ use super::{Context, VerbResult};
 use crate::archive::layer::LayeredTree;
 use crate::image_checks::{self, RequiredPaths};
 use crate::image_source::{Source, SourceArgs};
-use crate::input_files::{ComputedList, is_dash, read_filter, read_health_check, read_triggers};
+use crate::input_files::{
+    ComputedList, is_dash, read_filter, read_health_check, read_signers, read_triggers,
+};
 use crate::output::failure::Failure;
 use crate::transfer::download;
 use crate::transfer::joined;
@@ -49,6 +51,10 @@ pub struct AddOverlayArgs {
     /// sources of those.
     #[arg(long, value_name = "FILE")]
     pub computed: Option<PathBuf>,
+    /// Public keys that sign the content of computed files, as for `add`; those of the base without
+    /// it. `-` for none.
+    #[arg(long, value_name = "FILE")]
+    pub computed_signer: Option<PathBuf>,
     /// Health check of the new image, as for `add`. Default: that of the base; `-` for none.
     #[arg(long, value_name = "FILE")]
     pub health_check: Option<PathBuf>,
@@ -76,18 +82,25 @@ pub async fn run(context: &Context, args: AddOverlayArgs) -> VerbResult {
         None => None,
     };
     let computed = ComputedList::read(args.computed.as_deref())?;
+    let signers = match args.computed_signer.as_deref() {
+        Some(path) if is_dash(path) => Some(Vec::new()),
+        path @ Some(_) => Some(read_signers(path)?),
+        None => None,
+    };
     check_name_is_free(context, &args.name).await?;
     let Image { content: base, notes: _ } = context.image(&args.base).await?;
     let filter = filter.unwrap_or(base.filter);
     let finished = read(context, &args, base.root, filter.as_ref(), computed).await?;
+    let signers = signers.unwrap_or(base.signers);
     let content = Content {
-        format: FORMAT,
+        format: Content::format_for(&signers),
         name: args.name,
         root: finished.tree.digest(),
         filter,
         triggers: triggers.unwrap_or(base.triggers),
         computed: computed_rules(&finished.tree),
         health_check: health_check.unwrap_or(base.health_check),
+        signers,
     };
     let notes = Notes { source_image: Some(args.base.clone()), ..Notes::default() };
     let required = &args.required_paths;

@@ -15,7 +15,7 @@ use serde::Serialize;
 use tool::Format;
 
 use super::{Context, VerbResult, print, print_bytes, print_json, signatures};
-use crate::input_files::{health_check_text, triggers};
+use crate::input_files::{health_check_text, signer_text, triggers};
 use crate::output::failure::{Failure, Outcome};
 use crate::output::{size, time};
 use crate::packages::printable;
@@ -219,6 +219,7 @@ fn describe(image: &Image, tree: &Tree) -> String {
     text.line("Health:", &check);
     let rules = content.computed.iter().map(|rule| format!("{} by {}", rule.path, rule.source));
     text.list("Computed:", rules);
+    text.list("Signers:", content.signers.iter().map(signer_text));
     text.0
 }
 

@@ -112,9 +112,12 @@ impl Signer {
 
 /// Warns about parts of the image that no signature covers.
 fn warn_of_computed_files(content: &Content) {
-    if let Some(rule) = content.computed.first() {
+    if let Some(rule) = content.computed.first()
+        && content.signers.is_empty()
+    {
         eprintln!(
-            "warning: computed files are signed without their content, such as {} by {}",
+            "warning: computed files are signed without their content, such as {} by {}; \
+             --computed-signer names keys that must sign it",
             rule.path, rule.source
         );
     }

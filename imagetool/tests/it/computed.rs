@@ -123,3 +123,50 @@ fn a_layer_keeps_adds_and_changes_computed_files() {
         "#]],
     );
 }
+
+#[test]
+fn an_image_names_the_keys_that_sign_its_computed_files() {
+    const KEYS: [&str; 2] = [
+        "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIByiw1+aBsmSKnIN6HU2aMNBHg7vUqfdKq0rPsn81BJj",
+        "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIKW/4eAgR9XAfJ6/YObyrXT+0VwW3otipP+QMd+F0o6n",
+    ];
+    let place = place();
+    place.write("list", "/etc/resolv.conf files.example\n/etc/motd files.example\n");
+    place.write("layer.tar", archive([Member::file(b"etc/zone", b"")]));
+    place.write("all", format!("{} filegen\n", KEYS[0]));
+    place.write("some", format!("{}\npaths=\"/etc/motd\" {}\n", KEYS[0], KEYS[1]));
+    place.write("partly", format!("paths=\"/etc/motd\" {}\n", KEYS[0]));
+    place.write("elsewhere", format!("paths=\"/etc/none\" {}\n", KEYS[0]));
+    place.write("bad", "ssh-rsa AAAA\n");
+    let add = |name: &'static str, signers: &'static str| {
+        let words = ["add", name, "root", "-", "-", "--computed", "list", "--computed-signer"];
+        [&words[..], &[signers]].concat()
+    };
+    let overlay = ["add-overlay", "layer", "b", "layer.tar"];
+    let plain = ["add-overlay", "plain", "b", "layer.tar", "--computed-signer", "-"];
+    let steps: [&[&str]; 12] = [
+        &add("a", "all"),
+        &add("b", "some"),
+        &["show", "b"],
+        &["diff", "a", "b"],
+        &overlay,
+        &["diff", "b", "layer"],
+        &plain,
+        &["diff", "b", "plain"],
+        &add("c", "partly"),
+        &add("c", "elsewhere"),
+        &add("c", "bad"),
+        &["add", "c", "root", "-", "-", "--computed-signer", "all"],
+    ];
+    let shown: String = steps
+        .iter()
+        .map(|step| format!("$ imagetool {}\n{}\n", step.join(" "), place.run(step)))
+        .collect();
+    expect_file!["expected/computed-signers.txt"].assert_eq(&shown);
+    let state = place.server.state();
+    let formats = state.images.iter().map(|(name, image)| (name.to_string(), image.content.format));
+    let mut formats: Vec<_> = formats.collect();
+    formats.sort();
+    let want = [("a", 2), ("b", 2), ("layer", 2), ("plain", 1)];
+    assert_eq!(formats, want.map(|(name, format)| (name.to_owned(), format)));
+}

@@ -68,6 +68,7 @@ fn the_image_digest_of_the_document_holds() {
         triggers: Triggers::from_json(&examples["triggers"]).unwrap(),
         computed: computed_rules(&tree),
         health_check: None,
+        signers: Vec::new(),
     };
     content.verify(&tree).unwrap();
     let bytes = bytes_of(&examples["image"]);

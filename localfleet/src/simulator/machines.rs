@@ -579,6 +579,7 @@ mod tests {
             triggers: Triggers::default(),
             computed: Vec::new(),
             health_check: None,
+            signers: Vec::new(),
         };
         let no = Duration::ZERO;
         let options = MachineOptions {

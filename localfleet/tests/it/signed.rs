@@ -1,6 +1,7 @@
 //! Machines that take only signed images, with a dominator and an image server that somebody has
 //! stolen. Nothing unsigned gets onto a machine, and the honest update passes after.
 
+mod contents;
 mod store;
 mod thief;
 

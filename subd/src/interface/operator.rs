@@ -15,9 +15,10 @@ use std::time::Duration;
 use api::Done;
 use api::fault::{Fault, FaultCode};
 use api::subd::{
-    CheckHealth, GetFiles, GetFilesReply, GetFilesRequest, HoldMachine, HoldMachineRequest, Hurry,
-    PIECE_BYTES_MAX, PIECES_MAX, Pause, Paused, Piece, PieceContent, Resume, RetryTriggers,
-    ScanNow, TakeOver, TakeOverReply, TakeOverRequest,
+    CheckHealth, ForgetIssued, ForgetIssuedReply, ForgetIssuedRequest, GetFiles, GetFilesReply,
+    GetFilesRequest, HoldMachine, HoldMachineRequest, Hurry, PIECE_BYTES_MAX, PIECES_MAX, Pause,
+    Paused, Piece, PieceContent, Resume, RetryTriggers, ScanNow, TakeOver, TakeOverReply,
+    TakeOverRequest, UpdatePhase,
 };
 use model::display::error_chain;
 use model::escape::ByteText;
@@ -81,6 +82,19 @@ pub fn add_methods(router: Router<Arc<Service>>) -> Router<Arc<Service>> {
         .method::<RetryTriggers, _>(async |service, _, ()| {
             service.updater.retry_triggers()?;
             Ok(Done {})
+        })
+        .method::<ForgetIssued, _>(async |service, _, request| {
+            service.report_state.read(|state| match state.update {
+                UpdatePhase::Idle => Ok(()),
+                _ => Err(Fault::new(FaultCode::Busy, "an update is staged or carried out")),
+            })?;
+            let ForgetIssuedRequest { path, why } = request;
+            let Some(trust) = service.updater.trust.clone() else {
+                return Ok(ForgetIssuedReply { issued: None });
+            };
+            tracing::warn!(%path, why, "it is forgotten when its content was signed");
+            let issued = blocking(move || trust.forget_issued(&path)).await?;
+            Ok(ForgetIssuedReply { issued })
         })
         .method::<GetFiles, _>(async |service, _, request| {
             // One call at a time limits the memory.

@@ -19,7 +19,7 @@ use crate::trust::verification::AcceptedImage;
 const NAME: &str = "accepted.json";
 
 /// The largest file that is read, in bytes.
-const BYTES_MAX: u64 = 1 << 20;
+const BYTES_MAX: u64 = 64 << 20;
 
 /// The file cannot be read.
 #[derive(Debug, thiserror::Error)]

@@ -12,7 +12,8 @@
 //!   that the signed tree does not have. Or it only removes, to make room on a full disk, paths
 //!   that the image that was accepted last does not have.
 //! * The scan used the settings of the signed image, so that the filter in force is the signed one.
-//! * The content of computed files is not signed; their path, mode, owner and attributes are.
+//! * Of computed files path, mode, owner and attributes are signed with the image. Their content is
+//!   signed for this machine, if the image names signers of it ([`super::contents`]).
 // tidy: core
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,6 +35,7 @@ use model::signing::{Endorsed, Policy, Signature, TrustedKeys, endorse};
 use model::tree::{Child, Leaf, Node, Time, Tree, TreeBuilder, TreeError};
 use serde::{Deserialize, Serialize};
 
+use super::contents::{AcceptedContents, ContentsPolicy, verify_contents};
 use crate::state::Snapshot;
 
 /// The image that was accepted last.
@@ -44,6 +46,9 @@ pub struct AcceptedImage {
     pub digest: ObjectId,
     /// When it was signed by as many keys as are needed, in seconds after 1970-01-01 UTC.
     pub signed: u64,
+    /// The signed content that computed files have, or had last.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub contents: AcceptedContents,
 }
 
 impl fmt::Display for AcceptedImage {
@@ -53,7 +58,7 @@ impl fmt::Display for AcceptedImage {
 }
 
 /// The time that is so many seconds after 1970-01-01 UTC, for people.
-fn time_text(seconds: u64) -> String {
+pub(super) fn time_text(seconds: u64) -> String {
     utc(Time { seconds: i64::try_from(seconds).unwrap_or(i64::MAX), nanoseconds: 0 })
 }
 
@@ -69,6 +74,8 @@ pub struct SigningPolicy<'a> {
     pub allow_older: bool,
     /// The image that was accepted last.
     pub last: Option<&'a AcceptedImage>,
+    /// The names of the machine, for content that is signed for it.
+    pub names: &'a [String],
 }
 
 /// An update to verify.
@@ -79,6 +86,8 @@ pub struct UpdateCase<'a> {
     pub image: &'a RequiredImage,
     /// The signatures of the image.
     pub signatures: &'a [Signature],
+    /// The signatures of the content of its computed files.
+    pub contents: &'a [Signature],
     /// The scan that the plan is staged upon.
     pub scan: &'a Snapshot,
     /// Changes that have failed on this machine.
@@ -138,6 +147,8 @@ pub enum Refusal {
     },
     #[error("{path} would not be the computed file that is signed")]
     Computed { path: TreePath },
+    #[error("the content of {path} is not signed as {path} needs it: {why}")]
+    Content { path: TreePath, why: String },
     #[error("the plan changes {path}, which the signed image does not have")]
     NotSigned { path: TreePath },
     #[error("the plan changes {path} in place, where only a new file is safe ({why})")]
@@ -182,7 +193,12 @@ pub fn verify_signatures(
         Some(last) if signed <= last.signed && !is_last && !policy.allow_older => {
             Err(Refusal::Older { image: image.clone(), signed, last: last.clone() })
         }
-        _ => Ok(AcceptedImage { image: image.clone(), digest, signed }),
+        last => Ok(AcceptedImage {
+            image: image.clone(),
+            digest,
+            signed,
+            contents: last.map(|last| last.contents.clone()).unwrap_or_default(),
+        }),
     }
 }
 
@@ -191,8 +207,8 @@ pub fn verify_update(
     case: &UpdateCase<'_>,
     policy: &SigningPolicy<'_>,
 ) -> Result<VerifiedUpdate, Refusal> {
-    let UpdateCase { request, image, signatures, scan, refused, exclusions } = *case;
-    let accepted = verify_signatures(&image.content, signatures, policy)?;
+    let UpdateCase { request, image, signatures, contents, scan, refused, exclusions } = *case;
+    let mut accepted = verify_signatures(&image.content, signatures, policy)?;
     expect_same_order(request, image)?;
     let name = || image.name().clone();
     let (Some(have), Some(report)) = (&scan.tree, &scan.report) else {
@@ -204,6 +220,9 @@ pub fn verify_update(
     let after = apply(have, &request.plan).map_err(|source| Refusal::Misfit { source })?;
     let want = required_tree(image, exclusions).map_err(|source| Refusal::Tree { source })?;
     let want = with_computed(&want, &after)?;
+    let before = policy.last.map(|last| &last.contents);
+    let contents_policy = ContentsPolicy { names: policy.names, now: policy.now, before };
+    accepted.contents = verify_contents(image, contents, &want, &contents_policy)?;
     let left = plan_between(&after, &want, report, refused);
     let is_last = policy.last.is_some_and(|last| last.digest == accepted.digest);
     let makes_room = is_last && removes_extras_alone(&request.plan, &want);

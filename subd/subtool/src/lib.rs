@@ -131,6 +131,20 @@ enum Command {
         #[arg(long, value_name = "NAME")]
         dominator: Option<String>,
     },
+    /// Forget when the content of a computed file was signed
+    ///
+    /// A machine that accepts only signed images refuses content that was signed before what it
+    /// has. After this, the file can get content again that a filegen-server whose clock was wrong,
+    /// or that was restored, signs. A certificate needs the power Subd.ForgetIssued.
+    #[command(after_help = "Example: subtool --subd web1 forget-issued /etc/shadow \
+        --why 'the clock of filegen was wrong'")]
+    ForgetIssued {
+        /// The path of the computed file
+        path: TreePath,
+        /// Why, for the audit log of the machine
+        #[arg(long, value_name = "TEXT")]
+        why: String,
+    },
     /// Show what an update to an image would change, and why; nothing is changed
     ///
     /// A machine that does not scan with the settings of the image does so once for this, within

@@ -9,19 +9,20 @@ use api::fault::FaultCode;
 use api::object_server::IDS_MAX;
 use api::planning::preview::{FormerImage, Preview};
 use api::subd::{
-    Activity, CheckHealth, Cleanup, CleanupRequest, Configuration, GetConfiguration, GetLimits,
-    GetLimitsReply, Health, POLL_WAIT_MS_MAX, Pause, Paused, Poll, PollReply, PollRequest, Resume,
-    RetryTriggers, ScanNow, ScanNowRequest, SetConfiguration, SetConfigurationRequest, TakeOver,
-    TakeOverRequest,
+    Activity, CheckHealth, Cleanup, CleanupRequest, Configuration, ForgetIssued,
+    ForgetIssuedRequest, GetConfiguration, GetLimits, GetLimitsReply, Health, POLL_WAIT_MS_MAX,
+    Pause, Paused, Poll, PollReply, PollRequest, Resume, RetryTriggers, ScanNow, ScanNowRequest,
+    SetConfiguration, SetConfigurationRequest, TakeOver, TakeOverRequest,
 };
 use daemon::{EXIT_DONE, EXIT_FAILED, EXIT_PARTLY, IMAGESERVER_PORT, SUBD_PORT};
-use model::display::{counted, error_chain, size};
+use model::display::{counted, error_chain, size, utc};
 use model::image::ImageName;
 use model::image::required::RequiredImage;
 use model::object::ObjectId;
+use model::path::TreePath;
 use model::time_parse;
 use model::tree::text::to_text;
-use model::tree::{Leaf, Node};
+use model::tree::{Leaf, Node, Time};
 use rpc::client::{Client, Peer};
 use rpc::trees::TreeReader;
 use serde::Serialize;
@@ -84,6 +85,7 @@ pub(super) async fn run(arguments: &Arguments, security: &Security) -> Result<Ou
             eprintln!("Until now {former} gave orders.");
             Ok(session.data(&reply, String::new).into())
         }
+        Command::ForgetIssued { path, why } => session.forget_issued(path, why).await,
         Command::ShowUpdate { image } => session.show_update(image, &mut progress).await,
         Command::PushImage { image, force_unsafe, force_disruption, go_on, source } => {
             let sources = match source.as_slice() {
@@ -218,6 +220,20 @@ impl Session<'_> {
              nothing."
         );
         self.get_config().await
+    }
+
+    async fn forget_issued(&self, path: &TreePath, why: &str) -> Result<Output, ToolError> {
+        let request = ForgetIssuedRequest { path: path.clone(), why: why.to_owned() };
+        let reply = self.machine.call::<ForgetIssued>(&request).await?;
+        match reply.issued {
+            Some(issued) => {
+                let seconds = i64::try_from(issued).unwrap_or(i64::MAX);
+                let time = utc(Time { seconds, nanoseconds: 0 });
+                eprintln!("Its content was signed at {time}; that is forgotten.");
+            }
+            None => eprintln!("The machine knows of no signed content of {path}."),
+        }
+        Ok(self.data(&reply, String::new).into())
     }
 
     async fn pause(&self, pause: &PauseArgs) -> Result<Output, ToolError> {

@@ -38,6 +38,7 @@ fn offer(image: u64, want: &Tree, signed: u64, sources: &[&Source]) -> OfferImag
         triggers: Triggers::default(),
         computed: Vec::new(),
         health_check: None::<HealthCheck>,
+        signers: Vec::new(),
     };
     let (image, digest) = (content.name.clone(), content.digest());
     let statement = Statement { image, digest, signed, expires: None };

@@ -34,6 +34,7 @@ fn sets_may_call_what_they_must() {
             FileGenerator.GetGenerators
             FileGenerator.GetSecrets
             FileGenerator.OrderRevision
+            FileGenerator.SignContents
             ImageServer.GetImage
             ImageServer.GetPrivateDirectories
             ImageServer.HoldImages
@@ -50,6 +51,7 @@ fn sets_may_call_what_they_must() {
             Subd.GetRefusedChanges
             Subd.HoldMachine
             Subd.Hurry
+            Subd.OfferContents
             Subd.OfferImage
             Subd.Poll
             Subd.Prepare
@@ -120,6 +122,7 @@ fn sets_may_call_what_they_must() {
             MdbServer.GetMdb
             ObjectServer.CheckObjects
             ObjectServer.GetObjects
+            Subd.ForgetIssued
             Subd.GetConfiguration
             Subd.GetDirectories
             Subd.GetDirectoryBlocks

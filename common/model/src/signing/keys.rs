@@ -136,24 +136,32 @@ impl TrustedKeys {
 }
 
 fn read_line(line: &str) -> Result<TrustedKey, String> {
-    let (images, rest) = match line.strip_prefix("images=") {
-        None => (None, line),
-        Some(rest) => {
-            let cut = match rest.strip_prefix('"') {
-                Some(quoted) => quoted.split_once("\" "),
-                None => rest.split_once(' '),
-            };
-            let (list, rest) = cut.ok_or("after images=\"NAME,DIRECTORY/\" comes a key")?;
-            (Some(image_list(list)?), rest.trim_start())
-        }
+    let (images, rest) = split_list(line, "images=")
+        .ok_or_else(|| "after images=\"NAME,DIRECTORY/\" comes a key".to_owned())?;
+    let images = images.map(image_list).transpose()?;
+    let (key, comment) = read_key(rest)?;
+    Ok(TrustedKey { key, comment: comment.to_owned(), images })
+}
+
+/// Takes the list apart that `start` begins, if `line` has one: returns the list, without the
+/// quotation marks around it, and the rest. `None` if nothing follows the list.
+pub(super) fn split_list<'a>(line: &'a str, start: &str) -> Option<(Option<&'a str>, &'a str)> {
+    let Some(rest) = line.strip_prefix(start) else { return Some((None, line)) };
+    let (list, rest) = match rest.strip_prefix('"') {
+        Some(quoted) => quoted.split_once("\" ")?,
+        None => rest.split_once(' ')?,
     };
-    let (key, comment) = PublicKey::parse_line(rest).map_err(|invalid| match invalid {
+    Some((Some(list), rest.trim_start()))
+}
+
+/// Parses a key, and returns it with its comment. The error says what is wrong.
+pub(super) fn read_key(text: &str) -> Result<(PublicKey, &str), String> {
+    PublicKey::parse_line(text).map_err(|invalid| match invalid {
         Invalid::KeyType(kind) => format!("a key of the kind {kind}: only {KEY_TYPE} counts"),
         Invalid::Format(why) => {
             format!("it is no ed25519 key as `ssh-keygen` writes it to a .pub file: {why}")
         }
-    })?;
-    Ok(TrustedKey { key, comment: comment.to_owned(), images })
+    })
 }
 
 fn image_list(list: &str) -> Result<Vec<String>, String> {

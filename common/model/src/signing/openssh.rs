@@ -50,12 +50,21 @@ impl PublicKey {
         bytes.try_into().map(Self).map_err(|_| Invalid::Format("the public key is not of 32 bytes"))
     }
 
-    /// Returns the fingerprint, as `ssh-keygen -l` shows it.
-    pub fn fingerprint(&self) -> String {
+    fn blob(&self) -> Vec<u8> {
         let mut blob = Vec::new();
         put_string(&mut blob, KEY_TYPE.as_bytes());
         put_string(&mut blob, &self.0);
-        format!("SHA256:{}", BASE64_NOPAD.encode(&Sha256::digest(blob)))
+        blob
+    }
+
+    /// Returns the line of a `.pub` file, without a comment.
+    pub(super) fn to_line(self) -> String {
+        format!("{KEY_TYPE} {}", BASE64.encode(&self.blob()))
+    }
+
+    /// Returns the fingerprint, as `ssh-keygen -l` shows it.
+    pub fn fingerprint(&self) -> String {
+        format!("SHA256:{}", BASE64_NOPAD.encode(&Sha256::digest(self.blob())))
     }
 }
 

@@ -27,7 +27,7 @@ pub struct Signature {
 #[non_exhaustive]
 pub enum SignatureError {
     /// The signed text is not a statement.
-    #[error("the signed text is not a statement on an image")]
+    #[error("the signed text is not a statement")]
     Statement {
         /// What is wrong with it.
         #[source]
@@ -49,8 +49,8 @@ pub enum SignatureError {
     #[error("it is by a key of the kind {kind}: only {KEY_TYPE} counts")]
     Kind { kind: String },
     /// It was made for another purpose.
-    #[error("it was made for `{namespace}`, not for `{NAMESPACE}`")]
-    Namespace { namespace: String },
+    #[error("it was made for `{namespace}`, not for `{wanted}`")]
+    Namespace { namespace: String, wanted: &'static str },
     /// The key did not sign this text.
     #[error("the key {key} did not sign this statement")]
     Wrong {
@@ -89,6 +89,11 @@ impl Signature {
     pub fn check(&self) -> Result<Checked, SignatureError> {
         let statement: Statement =
             self.statement.parse().map_err(|source| SignatureError::Statement { source })?;
+        Ok(Checked { statement, key: self.key(NAMESPACE)? })
+    }
+
+    /// Verifies that the statement was signed for this purpose, and returns the key that did.
+    pub(super) fn key(&self, wanted: &'static str) -> Result<PublicKey, SignatureError> {
         let length = self.signature.len();
         if length > SIGNATURE_BYTES_MAX {
             return Err(SignatureError::TooLong { length });
@@ -98,14 +103,14 @@ impl Signature {
             Invalid::Format(why) => SignatureError::Format { why: why.to_owned() },
         })?;
         let key = signature.key;
-        if signature.namespace != NAMESPACE.as_bytes() {
+        if signature.namespace != wanted.as_bytes() {
             let namespace = crate::escape::escape(&signature.namespace);
-            return Err(SignatureError::Namespace { namespace });
+            return Err(SignatureError::Namespace { namespace, wanted });
         }
         if !signature.verifies(self.statement.as_bytes()) {
             return Err(SignatureError::Wrong { key: key.fingerprint() });
         }
-        Ok(Checked { statement, key })
+        Ok(key)
     }
 
     /// As [`Signature::check`], and refuses one that is not about this image.

@@ -24,7 +24,7 @@ pub const NAMESPACE: &str = "dominator-image-v1";
 pub const STATEMENT_BYTES_MAX: usize = 2_048;
 
 /// The latest time in a statement: the end of the year 9999.
-const SECONDS_MAX: u64 = 253_402_300_799;
+pub(super) const SECONDS_MAX: u64 = 253_402_300_799;
 
 /// What is signed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,10 +46,11 @@ pub struct Statement {
 #[non_exhaustive]
 pub enum StatementError {
     /// It is too long.
-    #[error("a statement has at most {STATEMENT_BYTES_MAX} bytes, this has {length}")]
+    #[error("a statement has at most {limit} bytes, this has {length}")]
     TooLong {
         /// Its length, in bytes.
         length: usize,
+        limit: usize,
     },
     /// A line is invalid.
     #[error("line {number} of the statement is not `{expected}`")]
@@ -82,7 +83,8 @@ impl std::str::FromStr for Statement {
 
     fn from_str(text: &str) -> Result<Self, StatementError> {
         if text.len() > STATEMENT_BYTES_MAX {
-            return Err(StatementError::TooLong { length: text.len() });
+            let (length, limit) = (text.len(), STATEMENT_BYTES_MAX);
+            return Err(StatementError::TooLong { length, limit });
         }
         let mut lines = text.lines();
         let mut line = |number, start, expected| {
@@ -157,7 +159,7 @@ mod tests {
             (text.clone() + "x\n", Err(StatementError::Spelling)),
             (text.trim_end().to_owned(), Err(StatementError::Spelling)),
             (String::new(), line(1, "dominator-image-v1")),
-            ("x".repeat(2_049), Err(StatementError::TooLong { length: 2_049 })),
+            ("x".repeat(2_049), Err(StatementError::TooLong { length: 2_049, limit: 2_048 })),
         ];
         for (text, error) in table {
             assert_eq!(text.parse::<Statement>(), error, "{text}");

@@ -75,6 +75,16 @@ impl Security {
         }
     }
 
+    /// Returns the names and addresses of the certificate in use; `None` for
+    /// [`Security::Insecure`].
+    #[must_use]
+    pub fn own_hosts(&self) -> Option<Vec<String>> {
+        match self {
+            Self::Insecure => None,
+            Self::Tls(config) => Some(config.credentials.borrow().own.hosts.clone()),
+        }
+    }
+
     /// Returns true for [`Security::Insecure`].
     #[must_use]
     pub fn is_insecure(&self) -> bool {

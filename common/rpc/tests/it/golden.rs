@@ -102,6 +102,8 @@ fn methods_of_subd_have_these_bytes() {
     pinned.method::<subd::GetFiles>(samples::get_files());
     pinned.method::<subd::CheckHealth>(((), samples::check_health()));
     pinned.method::<subd::OfferImage>((samples::offer_image(), Default::default()));
+    pinned.method::<subd::OfferContents>((samples::offer_contents(), Default::default()));
+    pinned.method::<subd::ForgetIssued>(samples::forget_issued());
     pinned.method::<subd::GetRefusedChanges>(samples::get_refused_changes());
     pinned.method::<subd::GetDirectoryBlocks>(samples::get_directory_blocks());
     pinned.method::<subd::HoldMachine>(samples::hold_machine());
@@ -213,9 +215,18 @@ fn methods_of_the_file_generator_have_these_bytes() {
     pinned.method::<file_generator::GetSecrets>(samples::get_secrets());
     pinned.method::<file_generator::GetGenerators>(samples::get_generators());
     pinned.method::<file_generator::OrderRevision>(samples::order_revision());
+    pinned.method::<file_generator::SignContents>(samples::sign_contents());
     pinned.method::<file_generator::Load>(samples::load_configuration());
     pinned.method::<file_generator::RenewCertificates>(samples::renew_certificates());
     pinned.check("FileGenerator.", expect_file!["golden/file_generator.txt"]);
+}
+
+#[test]
+fn an_image_with_signers_has_these_bytes() {
+    let mut text = String::new();
+    both(&mut text, "content", &samples::signed_content());
+    writeln!(text, "digest: {}", samples::signed_content().digest()).unwrap();
+    expect_file!["golden/image_2.txt"].assert_eq(&text);
 }
 
 #[test]

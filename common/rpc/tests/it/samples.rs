@@ -31,6 +31,7 @@ use model::object::{Algorithm, ObjectId};
 use model::path::TreePath;
 use model::plan::{Action, Blocked, Difference, Obstacle, Occupant, Operation, Plan};
 use model::scope::{Attributes, Coverage, ScanSettings, Scope};
+use model::signing::ContentSigner;
 use model::tree::{
     Computed, Device, File, Leaf, Metadata, Node, Special, Symlink, Time, TimePrecision, Totals,
     Tree, TreeBuilder, Xattrs,
@@ -381,7 +382,16 @@ fn content() -> Content {
         triggers: triggers(),
         computed: vec![ComputedRule { path: path("/d/c"), source: "files:6972".to_owned() }],
         health_check: Some(health_check()),
+        signers: Vec::new(),
     }
+}
+
+/// An image in format 2, which names signers of computed files.
+pub fn signed_content() -> Content {
+    let key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIByiw1+aBsmSKnIN6HU2aMNBHg7vUqfdKq0rPsn81BJj";
+    let signer = |paths| ContentSigner { key: key.to_owned(), paths };
+    let signers = vec![signer(Vec::new()), signer(vec![path("/d/c")])];
+    Content { format: 2, signers, ..content() }
 }
 
 fn notes() -> Notes {

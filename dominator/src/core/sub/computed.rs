@@ -17,7 +17,7 @@ use model::image::required::RequiredImage;
 use model::object::ObjectId;
 
 use super::calls::CallPurpose;
-use super::{Call, Check, Effect, Step, Sub, View, stop};
+use super::{Call, Check, ContentsToSign, Effect, Step, Sub, View, stop};
 use crate::core::computed::rollout::{ContentReport, ContentUpdate, Standing};
 use crate::core::computed::{BEING_ASKED, KnownFiles};
 use crate::core::image_breaker::UpdateFailure;
@@ -196,6 +196,19 @@ impl Sub {
         );
         self.call(CallPurpose::AddObjects(last), Call::AddObjects(ids.into()), step);
         self.stop_unless_disabled(Status::Fetching, detail)
+    }
+
+    /// Returns what is to be signed before an update to `image`, if it names signers.
+    pub(super) fn contents_to_sign(&self, image: &RequiredImage) -> Option<ContentsToSign> {
+        if image.content.signers.is_empty() {
+            return None;
+        }
+        let known = |rule: &ComputedRule| {
+            let file = self.computed.files.get(&rule.path, &rule.source)?;
+            Some((Arc::clone(&file.rule), file.object.id()))
+        };
+        let files = image.content.computed.iter().filter_map(known).collect();
+        Some(ContentsToSign { hostname: self.machine.hostname.clone(), files })
     }
 
     /// Says why the machine cannot get its image.

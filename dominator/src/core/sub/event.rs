@@ -10,7 +10,7 @@ use api::subd::{
     CleanupRequest, FetchRequest, Limits, OfferImageRequest, PollReply, PollRequest,
     PrepareRequest, SetConfigurationRequest, SubVersion, UpdateOutcome,
 };
-use model::image::ImageName;
+use model::image::{ComputedRule, ImageName};
 use model::mdb::Machine;
 use model::object::ObjectId;
 use model::plan::RefusedChanges;
@@ -121,8 +121,8 @@ pub enum Call {
     SetConfiguration(SetConfigurationRequest),
     /// Starts to fetch objects.
     Fetch(FetchRequest),
-    /// Stages an update.
-    Prepare(Box<PrepareRequest>),
+    /// Stages an update, after this content was signed.
+    Prepare(Box<PrepareRequest>, Option<Box<ContentsToSign>>),
     /// Removes objects from the cache.
     Cleanup(CleanupRequest),
     /// Holds the machine for this dominator.
@@ -142,7 +142,7 @@ impl Call {
         match self {
             Self::SetConfiguration(_) => "set-configuration",
             Self::Fetch(_) => "fetch",
-            Self::Prepare(_) => "prepare",
+            Self::Prepare(..) => "prepare",
             Self::Cleanup(_) => "cleanup",
             Self::Hold => "hold-machine",
             Self::Offer(_) => "offer-image",
@@ -150,6 +150,13 @@ impl Call {
             Self::AddObjects(_) => "add-objects",
         }
     }
+}
+
+/// The content of the computed files of a machine, for an image that names signers of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContentsToSign {
+    pub hostname: String,
+    pub files: Vec<(Arc<ComputedRule>, ObjectId)>,
 }
 
 /// An order of an operator about one machine. [`Effect::OrderAnswered`] says whether it had an

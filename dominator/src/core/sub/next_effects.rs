@@ -433,7 +433,8 @@ impl Sub {
                     force_disruption: self.is_forced(planned),
                     expires_seconds: EXPIRES_SECONDS,
                 };
-                let call = Call::Prepare(Box::new(request));
+                let contents = self.contents_to_sign(image).map(Box::new);
+                let call = Call::Prepare(Box::new(request), contents);
                 self.call(CallPurpose::Prepare(update.id), call, step);
                 self.stop_waiting(Status::Preparing, format!("staging {todo}"))
             }

@@ -511,7 +511,7 @@ fn orders_share_what_they_contain_with_the_plan() {
     script.fetched(request.fetch_id, None);
     script.poll();
     let planned = script.sub.plan.made.clone().unwrap();
-    let Some(Call::Prepare(request)) = script.accept() else { panic!("nothing to prepare") };
+    let Some(Call::Prepare(request, _)) = script.accept() else { panic!("nothing to prepare") };
     assert!(Arc::ptr_eq(&request.plan, &planned.plan));
 }
 

@@ -7,9 +7,9 @@ use api::codec::length;
 use api::fault::FaultCode;
 use api::planning::PlanJob;
 use api::subd::{
-    Cleanup, Commit, CommitRequest, Fetch, GetRefusedChanges, HoldMachine, Hurry, OfferImage, Poll,
-    PollReply, PollRequest, Prepare, RetryTriggers, ScanNow, ScanNowRequest, SetConfiguration,
-    SubVersion,
+    Cleanup, Commit, CommitRequest, Fetch, GetRefusedChanges, HoldMachine, Hurry, OfferContents,
+    OfferContentsRequest, OfferImage, Poll, PollReply, PollRequest, Prepare, PrepareRequest,
+    RetryTriggers, ScanNow, ScanNowRequest, SetConfiguration, SubVersion,
 };
 use model::display::error_chain;
 use model::mdb::Machine;
@@ -22,7 +22,7 @@ use rpc::trees::TreeReadError;
 use super::Handle;
 use crate::core::changes::OrderedUpdate;
 use crate::core::claims::{ClaimAnswer, ClaimKind};
-use crate::core::sub::{Call, Event, Failure, FailureKind, RequestId};
+use crate::core::sub::{Call, ContentsToSign, Event, Failure, FailureKind, RequestId};
 use crate::runtime::commit_gate::Closed;
 use crate::runtime::computed::PushError;
 use crate::runtime::shared::Shared;
@@ -135,7 +135,13 @@ pub(super) async fn call_sub(
         }
         Call::Hold => client.call_within::<HoldMachine>(&shared.holder, ACCEPT_LIMIT).await,
         Call::Fetch(request) => client.call_within::<Fetch>(request, ACCEPT_LIMIT).await,
-        Call::Prepare(request) => client.call_within::<Prepare>(request, PREPARE_LIMIT).await,
+        Call::Prepare(request, contents) => {
+            let contents = contents.as_deref();
+            return match prepare(&client, &shared, request, contents).await {
+                Ok(()) => Event::Accepted(request_id),
+                Err(failure) => Event::CallFailed(request_id, failure),
+            };
+        }
         Call::Offer(request) => client.call_within::<OfferImage>(request, ACCEPT_LIMIT).await,
         Call::RetryTriggers => client.call_within::<RetryTriggers>(&(), ACCEPT_LIMIT).await,
         Call::Cleanup(request) => client.call_within::<Cleanup>(request, ACCEPT_LIMIT).await,
@@ -143,6 +149,47 @@ pub(super) async fn call_sub(
     match result {
         Ok(_done) => Event::Accepted(request_id),
         Err(error) => Event::CallFailed(request_id, failure_of(&error)),
+    }
+}
+
+/// Has an update staged.
+async fn prepare(
+    client: &Client,
+    shared: &Shared,
+    request: &PrepareRequest,
+    contents: Option<&ContentsToSign>,
+) -> Result<(), Failure> {
+    let unsigned = match contents {
+        Some(contents) => offer_contents(client, shared, contents).await,
+        None => Ok(None),
+    };
+    let unsigned = unsigned.map_err(|error| failure_of(&error))?;
+    let prepared = client.call_within::<Prepare>(request, PREPARE_LIMIT).await;
+    prepared.map(drop).map_err(|error| {
+        let mut failure = failure_of(&error);
+        if let Some(why) = unsigned.filter(|_| failure.kind == FailureKind::Untrusted) {
+            failure.text += &format!("; its content cannot be signed: {why}");
+        }
+        failure
+    })
+}
+
+/// Has the content of computed files signed, and gives the signatures to the machine. Only the
+/// machine knows whether it needs them: returns why the content cannot be signed, if it cannot.
+async fn offer_contents(
+    client: &Client,
+    shared: &Shared,
+    contents: &ContentsToSign,
+) -> Result<Option<String>, CallError> {
+    let signatures = match shared.computed.sign(contents).await {
+        Ok(signatures) => signatures,
+        Err(why) => return Ok(Some(why)),
+    };
+    let request = OfferContentsRequest { signatures };
+    match client.call_within::<OfferContents>(&request, ACCEPT_LIMIT).await {
+        // An earlier release, which needs none.
+        Err(error) if error.code() == Some(FaultCode::NoMethod) => Ok(None),
+        offered => offered.map(|_| None),
     }
 }
 

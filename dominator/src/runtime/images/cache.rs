@@ -217,6 +217,7 @@ mod tests {
             triggers: Triggers::default(),
             computed: Vec::new(),
             health_check: None,
+            signers: Vec::new(),
         };
         let image = Ok(Arc::new(RequiredImage::new(content, tree)));
         CachedImage { name: name(of), image, asked }

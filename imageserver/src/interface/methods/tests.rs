@@ -40,6 +40,7 @@ fn content(text: &str) -> Content {
         triggers: Triggers::default(),
         computed: Vec::new(),
         health_check: None,
+        signers: Vec::new(),
     }
 }
 

@@ -203,6 +203,7 @@ mod tests {
             triggers: Triggers::default(),
             computed: Vec::new(),
             health_check: None,
+            signers: Vec::new(),
         };
         Record { image: Image { content, notes: Notes::default() }, totals: tree.root().totals() }
     }

@@ -22,7 +22,7 @@ use testing::eventually;
 use super::*;
 
 /// Who sends what it likes to one machine.
-struct Thief {
+pub(super) struct Thief {
     sub: Client,
     server: Client,
     source: String,
@@ -32,7 +32,7 @@ struct Thief {
 }
 
 impl Thief {
-    fn of(site: &Site) -> Self {
+    pub(super) fn of(site: &Site) -> Self {
         let server = site.fleet.addresses().imageserver;
         Self {
             sub: client_of(site.fleet.subs[0].address, site.fleet.security()),
@@ -49,7 +49,7 @@ impl Thief {
         self.last_id
     }
 
-    fn call<M: Method>(&self, request: &M::Request) -> Result<M::Reply, CallError> {
+    pub(super) fn call<M: Method>(&self, request: &M::Request) -> Result<M::Reply, CallError> {
         self.runtime.block_on(self.sub.call::<M>(request))
     }
 
@@ -71,13 +71,13 @@ impl Thief {
         self.poll_until(|reply| reply.scan.is_some())
     }
 
-    fn required(&self, image: &str) -> RequiredImage {
+    pub(super) fn required(&self, image: &str) -> RequiredImage {
         let image = name(image);
         let got = self.reader.image(&self.server, &image, std::time::Duration::ZERO);
         RequiredImage::clone(&self.runtime.block_on(got).unwrap())
     }
 
-    fn offer(&self, image: &RequiredImage) -> Result<(), String> {
+    pub(super) fn offer(&self, image: &RequiredImage) -> Result<(), String> {
         let request = OfferImageRequest {
             content: image.content.clone(),
             signatures: image.signatures.clone(),
@@ -127,7 +127,7 @@ impl Thief {
     }
 
     /// The order of an honest dominator that has filled the image's computed files in with `file`.
-    fn order_with(&mut self, image: &RequiredImage, file: &File) -> PrepareRequest {
+    pub(super) fn order_with(&mut self, image: &RequiredImage, file: &File) -> PrepareRequest {
         let mut builder = TreeBuilder::new(image.tree.algorithm());
         for (path, node) in image.tree.nodes() {
             let node = match node {
@@ -142,7 +142,7 @@ impl Thief {
     }
 
     /// Sends a Prepare and a Commit, and waits until the update is done.
-    fn carry_out(&self, request: &PrepareRequest) {
+    pub(super) fn carry_out(&self, request: &PrepareRequest) {
         let update_id = request.update_id;
         self.call::<Prepare>(request).unwrap();
         self.poll_until(|reply| reply.activity == Activity::Prepared { update_id });
@@ -157,7 +157,7 @@ impl Thief {
 
     /// Sends a Prepare and a Commit; both must be refused.
     #[track_caller]
-    fn expect_refused(&self, request: &PrepareRequest, why: &str) {
+    pub(super) fn expect_refused(&self, request: &PrepareRequest, why: &str) {
         let prepared = refused(self.call::<Prepare>(request).map(|_| ())).unwrap_err();
         assert!(prepared.contains(why), "{prepared}");
         let commit = CommitRequest { update_id: request.update_id };

@@ -8,13 +8,14 @@ use model::escape::ByteText;
 use model::image::{ComputedRule, FORMAT, HealthCheck};
 use model::object::{Algorithm, ObjectId};
 use model::plan::{RefusedChange, RefusedKind};
-use model::signing::Statement;
+use model::signing::{ContentSigner, ContentsStatement, Statement};
 use model::tree::text::{from_text, to_text};
 use model::tree::{Metadata, Symlink, Time};
 use model::trigger::Triggers;
 use proptest::prelude::*;
 
 use super::*;
+use crate::trust::contents::AcceptedContent;
 
 /// Made by `ssh-keygen`; nobody uses them.
 const KEYS: [&str; 2] = [
@@ -57,6 +58,7 @@ fn path(text: &str) -> TreePath {
 struct World {
     image: RequiredImage,
     signatures: Vec<Signature>,
+    contents: Vec<Signature>,
     scan: Snapshot,
     refused: RefusedChanges,
     exclusions: Patterns,
@@ -74,6 +76,7 @@ fn content(name: &str, tree: &Tree) -> Content {
         triggers: Triggers::from_json(TRIGGERS).unwrap(),
         computed: model::image::computed_rules(tree),
         health_check: None,
+        signers: Vec::new(),
     }
 }
 
@@ -98,7 +101,10 @@ fn snapshot(have: &Tree, image: &RequiredImage, exclusions: &Patterns) -> Snapsh
 
 impl World {
     fn new(have: &Tree, want: &Tree) -> Self {
-        let content = content("web/8", want);
+        Self::of(have, want, content("web/8", want))
+    }
+
+    fn of(have: &Tree, want: &Tree, content: Content) -> Self {
         let signatures = vec![sign(&content, 0, 900, None), sign(&content, 1, 800, Some(2_000))];
         let image = RequiredImage::new(content, want.clone());
         let exclusions = Patterns::new::<&str>([]).unwrap();
@@ -108,7 +114,8 @@ impl World {
         let keys = TrustedKeys::read(&lines.join("\n"), 2).unwrap();
         let refused = RefusedChanges::default();
         let (last, allow_older) = (None, false);
-        Self { image, signatures, scan, refused, exclusions, keys, last, allow_older }
+        let contents = Vec::new();
+        Self { image, signatures, contents, scan, refused, exclusions, keys, last, allow_older }
     }
 
     fn have(&self) -> &Tree {
@@ -139,15 +146,20 @@ impl World {
     }
 
     fn verify(&self, request: &PrepareRequest) -> Result<VerifiedUpdate, Refusal> {
-        let Self { image, signatures, scan, refused, exclusions, .. } = self;
-        let case = UpdateCase { request, image, signatures, scan, refused, exclusions };
+        let Self { image, signatures, contents, scan, refused, exclusions, .. } = self;
+        let case = UpdateCase { request, image, signatures, contents, scan, refused, exclusions };
         let (keys, allow_older, last) = (&self.keys, self.allow_older, self.last.as_ref());
-        verify_update(&case, &SigningPolicy { keys, needed: 2, now: NOW, allow_older, last })
+        let names = &["web1.example".to_owned(), "10.0.0.1".to_owned()];
+        verify_update(&case, &SigningPolicy { keys, needed: 2, now: NOW, allow_older, last, names })
     }
 
     fn verify_plan(&self, plan: Plan) -> Result<VerifiedUpdate, Refusal> {
         self.verify(&self.request(plan))
     }
+}
+
+fn accepted(image: &str, digest: ObjectId, signed: u64) -> AcceptedImage {
+    AcceptedImage { image: image.parse().unwrap(), digest, signed, contents: Default::default() }
 }
 
 fn drifted() -> Tree {
@@ -159,7 +171,7 @@ fn an_honest_update_is_accepted_and_says_what_may_fire() {
     let world = World::new(&drifted(), &tree(SIGNED));
     let verified = world.verify_plan(world.plan()).unwrap();
     let digest = world.image.digest;
-    let accepted = AcceptedImage { image: "web/8".parse().unwrap(), digest, signed: 800 };
+    let accepted = accepted("web/8", digest, 800);
     assert_eq!(
         verified,
         VerifiedUpdate { accepted, changed: vec![path("/etc/a"), path("/etc/l")] }
@@ -253,7 +265,7 @@ fn extras_alone_may_be_removed_on_a_machine_that_has_the_image() {
     };
     assert_eq!(world.verify_plan(plan_of(&["/etc/z"])), elsewhere("/etc/l", "target", 0));
     let digest = world.image.digest;
-    let last = AcceptedImage { image: "web/8".parse().unwrap(), digest, signed: 800 };
+    let last = accepted("web/8", digest, 800);
     world.last = Some(last.clone());
     let changed = vec![path("/etc/z")];
     let verified = VerifiedUpdate { accepted: last.clone(), changed };
@@ -356,7 +368,7 @@ fn a_machine_that_scans_otherwise_is_not_compared() {
 fn the_machine_goes_back_only_if_it_may() {
     let mut world = World::new(&drifted(), &tree(SIGNED));
     let plan = world.plan();
-    let last = |digest, signed| AcceptedImage { image: "web/9".parse().unwrap(), digest, signed };
+    let last = |digest, signed| accepted("web/9", digest, signed);
     let digest = world.image.digest;
     let table = [
         ("older was accepted", last(object(9), 799), false, Ok(800)),
@@ -417,6 +429,37 @@ fn of_computed_files_all_but_the_content_is_signed() {
     assert_eq!(brought(0o4755, 0), refused);
     assert_eq!(brought(0o640, 1), refused);
     assert_eq!(world.verify_plan(Plan::default()).map(|_| Vec::new()), refused);
+}
+
+#[test]
+fn content_must_be_signed_if_the_image_names_signers_of_it() {
+    let want = tree(&(SIGNED.to_owned() + "g 640 0:0 files:6972 /etc/computed\n"));
+    let key = SigningKey::read(KEYS[0], None).unwrap();
+    let line = key.public_line().unwrap();
+    let signer = ContentSigner::read_list(&line).unwrap();
+    let content = Content { format: 2, signers: signer, ..content("web/8", &want) };
+    content.verify(&want).unwrap();
+    let mut world = World::of(&tree(SIGNED), &want, content);
+    let file = model::tree::File {
+        metadata: Metadata::new(0o640, 0, 0),
+        mtime: Time::default(),
+        size_bytes: 3,
+        object: object(77).into(),
+    };
+    let action = Action::Create(Node::Leaf(Leaf::File(file)));
+    let computed = path("/etc/computed");
+    let operation = Operation { path: computed.clone(), action, reason: vec![Difference::Missing] };
+    let plan = Plan { operations: vec![operation], blocked: Vec::new() };
+    let why = "no signature of this content was given".to_owned();
+    let refused = Err(Refusal::Content { path: computed.clone(), why });
+    assert_eq!(world.verify_plan(plan.clone()), refused);
+    let files = vec![(computed.clone(), object(77))];
+    let machine = "web1.example".to_owned();
+    let statement = ContentsStatement { machine, issued: 990, expires: 1_100, files };
+    world.contents = vec![key.sign_contents(&statement).unwrap()];
+    let contents = world.verify_plan(plan).unwrap().accepted.contents;
+    let known = AcceptedContent { object: object(77), issued: 990 };
+    assert_eq!(contents, AcceptedContents::from([(computed, known)]));
 }
 
 /// What the machine has instead of the image: what becomes of some of its paths.

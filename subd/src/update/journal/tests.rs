@@ -65,6 +65,7 @@ fn journal() -> Journal {
             image: ImageName::new("web/1").unwrap(),
             digest: object,
             signed: u64::MAX,
+            contents: Default::default(),
         }),
     };
     let taken = vec![TakenObject { object, place: SlotPath { slot: 0, below: TreePath::root() } }];

@@ -20,6 +20,7 @@ fn image(triggers: &str) -> RequiredImage {
         triggers: Triggers::from_json(triggers).unwrap(),
         computed: Vec::new(),
         health_check: None,
+        signers: Vec::new(),
     };
     RequiredImage::new(content, tree)
 }

@@ -6,17 +6,19 @@ use api::dominator::content::{
     ListContentChangesReply, ListContentChangesRequest, OrderContentChangeRequest,
 };
 use api::file_generator::{
-    ComputedContent, GenerateReply, GenerateRequest, GeneratedContent, GeneratedFile, Generator,
-    Generators, GetContentsReply, GetContentsRequest, GetGeneratorsReply, GetGeneratorsRequest,
-    GetSecretsRequest, LoadReply, LoadRequest, OrderRevisionReply, OrderRevisionRequest,
-    RenewCertificatesReply, RenewCertificatesRequest, RevisionOrder, WantedFiles,
+    ComputedContent, FileContent, GenerateReply, GenerateRequest, GeneratedContent, GeneratedFile,
+    Generator, Generators, GetContentsReply, GetContentsRequest, GetGeneratorsReply,
+    GetGeneratorsRequest, GetSecretsRequest, LoadReply, LoadRequest, OrderRevisionReply,
+    OrderRevisionRequest, RenewCertificatesReply, RenewCertificatesRequest, RevisionOrder,
+    SignContentsReply, SignContentsRequest, WantedFiles,
 };
-use api::subd::AddObjectsRequest;
+use api::subd::{AddObjectsRequest, ForgetIssuedReply, ForgetIssuedRequest, OfferContentsRequest};
 use model::escape::ByteText;
 use model::mdb::Machine;
 use model::object::Algorithm;
 use model::tree::Time;
 
+use super::image_life::signature;
 use super::{blake3, path, sha512};
 
 fn content() -> ComputedContent {
@@ -66,8 +68,9 @@ pub fn get_generators() -> (GetGeneratorsRequest, GetGeneratorsReply) {
     let (generators, error) = (vec![generator], "line 3: no such".to_owned());
     let stopped = Some("3 machines failed".to_owned());
     let orders = vec![RevisionOrder { revision: 6, number: 4, stopped }];
+    let signer = Some("ssh-ed25519 AAAA".to_owned());
     let generators =
-        Generators { generators, error, renewals: 2, numbering: 9, revision: 7, orders };
+        Generators { generators, error, renewals: 2, numbering: 9, revision: 7, orders, signer };
     let request = GetGeneratorsRequest { have: Some(blake3(0x11)), wait_ms: 60_000 };
     (request, GetGeneratorsReply { version: blake3(0x22), generators: Some(generators) })
 }
@@ -86,6 +89,21 @@ pub fn order_revision() -> (OrderRevisionRequest, OrderRevisionReply) {
     let stopped = Some("3 machines failed".to_owned());
     let why = "3 machines failed".to_owned();
     (OrderRevisionRequest { revision: 6, stopped, why }, OrderRevisionReply { number: 4 })
+}
+
+pub fn sign_contents() -> (SignContentsRequest, SignContentsReply) {
+    let files = vec![FileContent { path: path("/etc/resolv.conf"), id: blake3(0x44) }];
+    let request = SignContentsRequest { hostname: "web1".to_owned(), files };
+    (request, SignContentsReply { signatures: vec![signature()] })
+}
+
+pub fn offer_contents() -> OfferContentsRequest {
+    OfferContentsRequest { signatures: vec![signature()] }
+}
+
+pub fn forget_issued() -> (ForgetIssuedRequest, ForgetIssuedReply) {
+    let (path, why) = (path("/etc/resolv.conf"), "the clock was wrong".to_owned());
+    (ForgetIssuedRequest { path, why }, ForgetIssuedReply { issued: Some(1_800_000_000) })
 }
 
 pub fn list_content_changes() -> (ListContentChangesRequest, ListContentChangesReply) {

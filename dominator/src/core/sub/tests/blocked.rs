@@ -29,7 +29,7 @@ pub(super) fn updated(old: &[(&str, &str)], new: &[(&str, &str)]) -> Script {
 
 /// Carries out the staged update to the end; the sub then has `files`.
 pub(super) fn finish(script: &mut Script, files: &[(&str, &str)], image: &str) {
-    let Some(Call::Prepare(request)) = script.accept() else { panic!("nothing to prepare") };
+    let Some(Call::Prepare(request, _)) = script.accept() else { panic!("nothing to prepare") };
     let update_id = request.update_id;
     assert_eq!(request.plan.blocked, []);
     script.reply.activity = Activity::Prepared { update_id };
@@ -188,7 +188,7 @@ fn what_was_found_in_staging_is_left_out_of_the_next_plan() {
     script.cache(&["1"]);
     script.scan(&[("/a", "x"), ("/b", "x")]);
     script.poll();
-    let Some(Call::Prepare(request)) = script.accept() else { panic!("nothing to prepare") };
+    let Some(Call::Prepare(request, _)) = script.accept() else { panic!("nothing to prepare") };
     let why = UpdateOutcome::NotPrepared("/a cannot be changed: it is busy".to_owned());
     let image = ImageName::new("base").unwrap();
     script.reply.last_update = Some(LastUpdate::new(request.update_id, image, why));

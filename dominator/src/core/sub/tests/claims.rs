@@ -101,7 +101,7 @@ fn a_machine_that_needs_something_else_releases_its_claim() {
 #[test]
 fn a_commit_that_is_forbidden_at_the_last_moment_is_not_sent_again() {
     let mut script = ready(ClaimAnswer::Granted);
-    let Some(Call::Prepare(request)) = script.accept() else { panic!("nothing to prepare") };
+    let Some(Call::Prepare(request, _)) = script.accept() else { panic!("nothing to prepare") };
     script.reply.activity = Activity::Prepared { update_id: request.update_id };
     script.poll();
     script.answer = ClaimAnswer::Stopped("3 of 3 machines failed".into());

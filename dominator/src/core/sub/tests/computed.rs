@@ -110,7 +110,7 @@ fn a_machine_stays_at_its_former_image_until_the_content_is_known() {
     let Some(Call::AddObjects(_)) = script.accept() else { panic!("nothing is sent") };
     script.cache(&["2", "net"]);
     script.poll();
-    let Some(Call::Prepare(request)) = script.accept() else { panic!("nothing is staged") };
+    let Some(Call::Prepare(request, _)) = script.accept() else { panic!("nothing is staged") };
     let nodes: Vec<(String, &Action)> = request
         .plan
         .operations
@@ -151,7 +151,7 @@ fn a_machine_that_has_its_files_shares_the_directories_of_its_image() {
     let tree = script.sub.trees.tree_of(root).unwrap();
     assert_eq!(to_text(&tree), to_text(&super::script::tree(&[("/c", "net")])));
     push(&mut script, "new");
-    let Some((_, Some(Call::Prepare(request)))) = &script.called else { panic!("not staged") };
+    let Some((_, Some(Call::Prepare(request, _)))) = &script.called else { panic!("not staged") };
     assert_eq!(request.plan.operations.len(), 1);
 }
 
@@ -160,10 +160,10 @@ fn new_content_is_an_update_of_one_file() {
     let mut script = synced();
     script.step("known", known("new"));
     push(&mut script, "new");
-    let Some((_, Some(Call::Prepare(request)))) = &script.called else { panic!("not staged") };
+    let Some((_, Some(Call::Prepare(request, _)))) = &script.called else { panic!("not staged") };
     assert_eq!(request.plan.operations.len(), 1);
     // Content that comes before the Commit is sent: another update is wanted.
-    let Some(Call::Prepare(request)) = script.accept() else { panic!("nothing is staged") };
+    let Some(Call::Prepare(request, _)) = script.accept() else { panic!("nothing is staged") };
     script.reply.activity = Activity::Prepared { update_id: request.update_id };
     script.poll();
     assert!(script.sub.is_commit_wanted(request.update_id));

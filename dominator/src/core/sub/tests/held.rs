@@ -38,7 +38,7 @@ fn a_machine_that_takes_orders_from_another_dominator_gets_none() {
     script.wait(1);
     assert_eq!(script.sub.held_by_other(), None);
     // Half a minute later the machine is asked again before the next order.
-    let Some(Call::Prepare(request)) = script.accept() else { panic!("nothing to prepare") };
+    let Some(Call::Prepare(request, _)) = script.accept() else { panic!("nothing to prepare") };
     script.other_holder = Some("it takes orders from the dominator c".to_owned());
     script.wait(31);
     script.reply.activity = Activity::Prepared { update_id: request.update_id };
@@ -66,7 +66,7 @@ fn a_machine_that_does_not_allow_an_update_is_asked_again_in_a_minute() {
     script.poll();
     script.wait(59);
     script.wait(1);
-    let Some(Call::Prepare(request)) = script.accept() else { panic!("nothing to prepare") };
+    let Some(Call::Prepare(request, _)) = script.accept() else { panic!("nothing to prepare") };
     script.reply.activity = Activity::Prepared { update_id: request.update_id };
     script.poll();
     script.refuse(FailureKind::Held, "the database is being moved");
@@ -287,7 +287,7 @@ fn a_machine_that_was_put_back_is_kept_at_its_former_image() {
     assert!(script.sub.retry());
     script.wait(0);
     assert_eq!(script.sub.status(), Status::Preparing);
-    let Some(Call::Prepare(request)) = script.accept() else { panic!("nothing to prepare") };
+    let Some(Call::Prepare(request, _)) = script.accept() else { panic!("nothing to prepare") };
     assert_eq!(request.image.as_str(), "base");
 }
 

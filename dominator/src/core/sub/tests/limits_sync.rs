@@ -87,7 +87,7 @@ fn a_sub_that_does_not_set_them_gets_them_less_and_less_often_and_is_updated_mea
     // Drift is repaired meanwhile.
     script.scan(&[("/a", "1"), ("/b", "1")]);
     script.poll();
-    assert!(matches!(script.accept(), Some(Call::Prepare(_))));
+    assert!(matches!(script.accept(), Some(Call::Prepare(..))));
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all

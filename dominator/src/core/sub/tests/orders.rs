@@ -144,7 +144,7 @@ fn a_forced_plan_is_staged_again_once() {
     assert!(!script.sub.force_disruptive(), "nothing is pending");
     script.scan(&[]);
     script.poll();
-    let Some(Call::Prepare(request)) = script.accept() else { panic!() };
+    let Some(Call::Prepare(request, _)) = script.accept() else { panic!() };
     assert!(!request.force_disruption);
     script.reply.activity = Activity::Prepared { update_id: 1 };
     script.poll();
@@ -152,13 +152,13 @@ fn a_forced_plan_is_staged_again_once() {
     script.refuse(FailureKind::Held, "somebody is logged in");
     script.wait(1);
     script.step("forced", Event::Ordered(SubOrder::ForceDisruptive));
-    let Some((_, Some(Call::Prepare(request)))) = &script.called else { panic!() };
+    let Some((_, Some(Call::Prepare(request, _)))) = &script.called else { panic!() };
     assert!(request.force_disruption);
     script.commit();
     script.ended(2, UpdateOutcome::RolledBack("no space".into()), Some(4));
     script.poll();
     script.wait(10);
-    let Some((_, Some(Call::Prepare(request)))) = &script.called else { panic!() };
+    let Some((_, Some(Call::Prepare(request, _)))) = &script.called else { panic!() };
     assert!(!request.force_disruption, "it was forced once");
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
@@ -193,7 +193,7 @@ fn only_the_pending_plan_is_forced() {
     script.scan(&[("/b", "2")]);
     script.poll();
     script.poll();
-    let Some((_, Some(Call::Prepare(request)))) = &script.called else { panic!() };
+    let Some((_, Some(Call::Prepare(request, _)))) = &script.called else { panic!() };
     assert_eq!((request.plan.operations.len(), request.force_disruption), (2, false));
 }
 

@@ -24,7 +24,7 @@ fn full(mut script: Script, free_bytes: u64) -> Script {
 
 /// The paths of the update that is staged, and its image.
 fn staged(call: Option<Call>) -> (String, Vec<String>) {
-    let Some(Call::Prepare(request)) = call else { panic!("nothing to prepare: {call:?}") };
+    let Some(Call::Prepare(request, _)) = call else { panic!("nothing to prepare: {call:?}") };
     let paths = request.plan.operations.iter().map(ToString::to_string);
     (request.image.to_string(), paths.collect())
 }

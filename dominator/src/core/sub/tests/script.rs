@@ -52,6 +52,7 @@ pub(super) fn image(name: &str, files: &[(&str, &str)]) -> ImageState {
         triggers: Triggers::default(),
         computed: Vec::new(),
         health_check: None,
+        signers: Vec::new(),
     };
     ImageState::Ready(Arc::new(RequiredImage::new(content, tree)))
 }
@@ -266,7 +267,7 @@ impl Script {
                         Call::Fetch(request) => {
                             format!("fetch {}: {}", request.fetch_id, request.objects.len())
                         }
-                        Call::Prepare(request) => format!(
+                        Call::Prepare(request, _) => format!(
                             "prepare {}: {} operations",
                             request.update_id,
                             request.plan.operations.len()
@@ -354,7 +355,7 @@ impl Script {
 
     /// Answers all calls from the plan to the Commit.
     pub(super) fn commit(&mut self) {
-        let Some(Call::Prepare(request)) = self.accept() else { panic!("nothing to prepare") };
+        let Some(Call::Prepare(request, _)) = self.accept() else { panic!("nothing to prepare") };
         self.reply.activity = Activity::Prepared { update_id: request.update_id };
         self.poll();
         self.accept();
