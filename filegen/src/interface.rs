@@ -51,6 +51,7 @@ pub fn methods(
             if !caller.identity.may_call(GetSecrets::NAME) {
                 request.machines.iter_mut().for_each(|machine| machine.key = None);
             }
+            request.is_for_use &= caller.identity.may_call(SignContents::NAME);
             service.generate(request).await
         })
         .method::<GetContents, _>(async |service: Arc<Service>, caller, request| {

@@ -362,7 +362,8 @@ impl Service {
         let permit = Arc::clone(&self.renderers).acquire_owned().await;
         let permit = permit.map_err(|error| internal(&error.to_string()))?;
         let wanted = |wanted: &WantedFiles| (wanted.machine.hostname.clone(), wanted.paths.clone());
-        let wanted: Vec<_> = match &self.signer {
+        let signer = self.signer.clone().filter(|_| request.is_for_use);
+        let wanted: Vec<_> = match &signer {
             Some(_) => request.machines.iter().map(wanted).collect(),
             None => Vec::new(),
         };
@@ -373,7 +374,7 @@ impl Service {
         });
         let (mut machines, pending) = made.await.map_err(|error| internal(&error.to_string()))?;
         self.wait_outside(&mut machines, pending).await;
-        let Some(signer) = self.signer.clone() else { return Ok(GenerateReply { machines }) };
+        let Some(signer) = signer else { return Ok(GenerateReply { machines }) };
         let remembered = tokio::task::spawn_blocking(move || {
             if let Err(error) = signer.remember(&contents_made(&wanted, &machines)) {
                 tracing::error!("new content is not signed: {}", error_chain(&error));

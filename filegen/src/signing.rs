@@ -4,7 +4,7 @@
 //! # Invariants
 //!
 //! * Content is signed only for the machine and the path that it was made for, and only if it is
-//!   among the last [`CONTENTS_MAX`] that were.
+//!   among the last four that were.
 
 use std::collections::BTreeMap;
 use std::fs::{OpenOptions, Permissions};

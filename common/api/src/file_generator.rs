@@ -45,6 +45,9 @@ pub enum Generate {}
 pub struct GenerateRequest {
     /// At most [`MACHINES_MAX`], with at most [`FILES_MAX`] paths.
     pub machines: Vec<WantedFiles>,
+    /// True if the machines are to get the files: their content can be signed for them then. It
+    /// counts only if the caller may call [`SignContents`].
+    pub is_for_use: bool,
 }
 
 /// The files that are wanted for one machine.

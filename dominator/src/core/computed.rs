@@ -442,7 +442,7 @@ impl ComputedTable {
     pub fn next_batch(&mut self, source: &Arc<str>, now: Now) -> Option<Batch> {
         let mut batch = Batch {
             source: Arc::clone(source),
-            request: GenerateRequest::default(),
+            request: GenerateRequest { is_for_use: true, ..GenerateRequest::default() },
             records: Vec::new(),
         };
         let mut count = 0;

@@ -279,7 +279,7 @@ impl ComputedService {
                 paths: rules.iter().map(|rule| rule.path.clone()).collect(),
                 key: self.locked().table.key(&machine.hostname).cloned(),
             };
-            let request = GenerateRequest { machines: vec![wanted] };
+            let request = GenerateRequest { machines: vec![wanted], is_for_use: false };
             let made = match self.client(source) {
                 Ok(client) => {
                     let reply = client.call_within::<Generate>(&request, PREVIEW_LIMIT).await;

@@ -91,7 +91,7 @@ async fn failures(
         .collect();
     let mut count = usize::MAX;
     loop {
-        let request = GenerateRequest { machines: wanted };
+        let request = GenerateRequest { machines: wanted, is_for_use: false };
         let made = generate(client, &request).await?;
         let (mut failures, mut again) = (Vec::new(), Vec::new());
         for (mut one, files) in request.machines.into_iter().zip(made) {

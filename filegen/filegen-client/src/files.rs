@@ -46,7 +46,7 @@ pub fn request<'a>(
         paths: paths.to_vec(),
         key: None,
     };
-    GenerateRequest { machines: machines.into_iter().map(wanted).collect() }
+    GenerateRequest { machines: machines.into_iter().map(wanted).collect(), is_for_use: false }
 }
 
 /// Has files made: for each machine of the request all of its paths.

@@ -226,7 +226,7 @@ impl Server {
 
     /// The same of these questions.
     pub async fn generate_for(&self, machines: Vec<WantedFiles>) -> Vec<Vec<GeneratedFile>> {
-        let request = GenerateRequest { machines };
+        let request = GenerateRequest { machines, is_for_use: false };
         self.client.call_within::<Generate>(&request, PATIENCE).await.unwrap().machines
     }
 

@@ -71,8 +71,8 @@ impl Contents {
         }
     }
 
-    /// Has filegen-server make the file of another machine.
-    fn make_for(&self, hostname: &str) {
+    /// Has filegen-server make the file of a machine.
+    fn make_for(&self, hostname: &str, is_for_use: bool) {
         let client = client_of(self.site.fleet.addresses().filegen, self.site.fleet.security());
         let wanted = WantedFiles {
             machine: Machine { hostname: hostname.to_owned(), ..Machine::default() },
@@ -80,7 +80,7 @@ impl Contents {
             paths: vec![PATH.parse().unwrap()],
             key: None,
         };
-        let request = GenerateRequest { machines: vec![wanted] };
+        let request = GenerateRequest { machines: vec![wanted], is_for_use };
         self.site.fleet.call::<Generate>(&client, &request).unwrap();
     }
 }
@@ -152,7 +152,9 @@ fn a_stolen_dominator_does_not_choose_the_content_of_computed_files() {
     let [first, second] = ["first", "second"].map(|word| contents.content(word));
     eventually("filegen-server answers", || contents.sign(&hostname, &first).is_ok());
     assert_eq!(contents.sign(&hostname, "evil"), Err(FaultCode::NotFound));
-    assert_eq!(contents.sign("other", &first), Err(FaultCode::NotFound));
+    contents.make_for("other", false);
+    let others = "second of other\n";
+    assert_eq!(contents.sign("other", others), Err(FaultCode::NotFound), "it was only shown");
     let mut thief = Thief::of(&contents.site);
     let image = thief.required("web/1");
     thief.offer(&image).unwrap();
@@ -173,8 +175,7 @@ fn a_stolen_dominator_does_not_choose_the_content_of_computed_files() {
     offer(&thief, &forged);
     thief.expect_refused(&order, "did not sign this statement");
     // The file of another machine.
-    contents.make_for("other");
-    let others = "second of other\n";
+    contents.make_for("other", true);
     offer(&thief, &contents.sign("other", others).unwrap());
     let order = order_of(&mut thief, others);
     thief.expect_refused(&order, "it was signed for other, and this machine is ");

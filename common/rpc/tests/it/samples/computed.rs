@@ -44,7 +44,10 @@ pub fn generate() -> (GenerateRequest, GenerateReply) {
     };
     let files =
         vec![GeneratedFile::Made(made), GeneratedFile::Failed("no generator for /etc/motd".into())];
-    (GenerateRequest { machines: vec![wanted] }, GenerateReply { machines: vec![files] })
+    (
+        GenerateRequest { machines: vec![wanted], is_for_use: true },
+        GenerateReply { machines: vec![files] },
+    )
 }
 
 pub fn get_contents() -> (GetContentsRequest, GetContentsReply) {
