@@ -162,6 +162,9 @@ fn an_image_names_the_keys_that_sign_its_computed_files() {
         .iter()
         .map(|step| format!("$ imagetool {}\n{}\n", step.join(" "), place.run(step)))
         .collect();
+    // The times of the files are those of now.
+    let is_fixed = |line: &&str| !line.starts_with("Digest:") && !line.starts_with("Tree:");
+    let shown: String = shown.lines().filter(is_fixed).map(|line| format!("{line}\n")).collect();
     expect_file!["expected/computed-signers.txt"].assert_eq(&shown);
     let state = place.server.state();
     let formats = state.images.iter().map(|(name, image)| (name.to_string(), image.content.format));
