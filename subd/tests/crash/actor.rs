@@ -1,7 +1,7 @@
 //! The program that is killed: makes one update with subd's own code, in one thread.
 //!
-//! It plans, stages, commits and frees, as the dominator and the daemon do, without network and
-//! without waiting. The last line of its output is the outcome.
+//! It plans, takes content of a computed file, stages, commits and frees, as the dominator and the
+//! daemon do, without network and without waiting. The last line of its output is the outcome.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
@@ -33,7 +33,7 @@ use subd::update::update_task::TimedServices;
 use testing::strace::MARK;
 use tokio_util::sync::CancellationToken;
 
-use crate::fixture::{kept_directories, new_triggers};
+use crate::fixture::{COMPUTED, kept_directories, new_triggers};
 use crate::machine::service_command;
 
 /// Updates the machine in `directory`.
@@ -83,6 +83,10 @@ fn run(directory: &Path) -> Result<String, Box<dyn Error>> {
     let plan = plan(&have, &want);
     // The calls from here on are counted.
     assert!(std::fs::metadata(MARK).is_err());
+    let content = COMPUTED.1.as_bytes();
+    if let Err(error) = cache.add(Algorithm::Blake3.digest(content), content) {
+        return Ok(format!("not-prepared {}", error_chain(&error)));
+    }
     let step_plan = plan_steps(&plan, |_| None)?;
     let scope = Scope::of(&ScanSettings::default(), &[]);
     let order = UpdateSpec::new(PrepareRequest {
