@@ -190,7 +190,8 @@ impl Trust {
         let last = accepted_image::load(&self.state);
         let last = last.map_err(|error| Refusal::Local { why: error_chain(&error) })?;
         let now = u64::try_from(wall().seconds).unwrap_or_default();
-        let names = self.security.own_hosts().unwrap_or_else(|| vec![self.hostname.clone()]);
+        let mut names = self.security.own_hosts().unwrap_or_else(|| vec![self.hostname.clone()]);
+        names.retain(|name| contents::is_own_name(name));
         Ok(TrustState { keys, last, now, names })
     }
 

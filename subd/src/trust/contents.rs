@@ -2,6 +2,7 @@
 //! machine, and not older than what the machine has.
 // tidy: core
 
+use core::net::IpAddr;
 use std::collections::BTreeMap;
 
 use model::display::error_chain;
@@ -42,6 +43,14 @@ pub struct ContentsPolicy<'a> {
     pub now: u64,
     /// What was accepted before.
     pub before: Option<&'a AcceptedContents>,
+}
+
+/// True if a name cannot be that of every machine.
+pub fn is_own_name(name: &str) -> bool {
+    let address: Option<IpAddr> = name.parse().ok();
+    !name.is_empty()
+        && !name.eq_ignore_ascii_case("localhost")
+        && !address.is_some_and(|address| address.is_loopback())
 }
 
 /// Checks the computed files of `after`, which has those of `image`. Content that was accepted last
@@ -118,8 +127,11 @@ fn judge(
     let why = if !may_sign {
         format!("the key {} may not sign it", key.fingerprint())
     } else if !is_key(machine) {
-        let names = policy.names.join(", ");
-        format!("it was signed for {machine}, and this machine is {names}")
+        let names = match policy.names {
+            [] => "has no name of its own".to_owned(),
+            names => format!("is {}", names.join(", ")),
+        };
+        format!("it was signed for {machine}, and this machine {names}")
     } else if *issued > policy.now.saturating_add(AHEAD_MAX) {
         format!("it was signed at {}, which is ahead of this machine's clock", time_text(*issued))
     } else if *expires <= policy.now {
@@ -293,6 +305,26 @@ mod tests {
         for (signatures, file, why) in table {
             assert_eq!(try_new(&signatures), refused(file, &why));
         }
+    }
+
+    #[test]
+    fn names_that_all_machines_have_do_not_count() {
+        for (name, is_own) in [
+            ("web1", true),
+            ("10.0.0.1", true),
+            ("localhost.example", true),
+            ("LocalHost", false),
+            ("127.3.0.1", false),
+            ("::1", false),
+            ("", false),
+        ] {
+            assert_eq!(is_own_name(name), is_own, "{name}");
+        }
+        let signature = sign(0, "localhost", 950, &BOTH);
+        let policy = ContentsPolicy { names: &[], now: NOW, before: None };
+        let why = "it was signed for localhost, and this machine has no name of its own";
+        let judged = verify_contents(&image(), &[signature], &tree([1, 1]), &policy);
+        assert_eq!(judged, refused(FILES[0], why));
     }
 
     #[test]
