@@ -375,14 +375,16 @@ impl Service {
         let (mut machines, pending) = made.await.map_err(|error| internal(&error.to_string()))?;
         self.wait_outside(&mut machines, pending).await;
         let Some(signer) = signer else { return Ok(GenerateReply { machines }) };
+        let machines = Arc::new(machines);
+        let made = Arc::clone(&machines);
         let remembered = tokio::task::spawn_blocking(move || {
-            if let Err(error) = signer.remember(&contents_made(&wanted, &machines)) {
-                tracing::error!("new content is not signed: {}", error_chain(&error));
-            }
-            machines
+            let remembered = signer.remember(&contents_made(&wanted, &made));
+            remembered.map_err(|error| error_chain(&error))
         });
-        let machines = remembered.await.map_err(|error| internal(&error.to_string()))?;
-        Ok(GenerateReply { machines })
+        if let Err(error) = remembered.await.map_err(|error| error.to_string()).flatten() {
+            tracing::error!("new content is not signed: {error}");
+        }
+        Ok(GenerateReply { machines: Arc::unwrap_or_clone(machines) })
     }
 
     /// Signs contents.

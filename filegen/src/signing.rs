@@ -10,11 +10,15 @@ use std::collections::BTreeMap;
 use std::fs::{OpenOptions, Permissions};
 use std::io;
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
 use api::fault::{Fault, FaultCode};
 use api::file_generator::{FileContent, SignContentsRequest};
 use certs::signing_key::{KeyError, SigningKey};
+use model::display::error_chain;
+use model::lock::locked;
 use model::object::{Algorithm, ObjectId};
 use model::path::TreePath;
 use model::signing::contents::{FILES_MAX, SIGNED_FILES_MAX};
@@ -34,7 +38,10 @@ const MADE: TableDefinition<'static, (&'static str, &'static [u8]), &'static [u8
 const CONTENTS_MAX: usize = 4;
 
 /// The most files that are remembered, of all machines.
-const ROWS_MAX: u64 = 2_000_000;
+const ROWS_MAX: u64 = 500_000;
+
+/// The longest host name of a machine in a machine database, in bytes.
+const HOSTNAME_BYTES_MAX: usize = 253;
 
 /// How long a signature counts, in seconds. It is made when a machine is about to get the content.
 const VALID_SECONDS: u64 = 3_600;
@@ -80,7 +87,8 @@ pub type MadeContents<'a> = BTreeMap<(&'a str, &'a TreePath), ObjectId>;
 pub struct Signer {
     key: SigningKey,
     public_line: String,
-    database: Database,
+    /// `None` after an error: then it is opened again, because redb does nothing more.
+    database: Mutex<Option<Database>>,
     path: PathBuf,
 }
 
@@ -97,9 +105,9 @@ impl Signer {
         let key = SigningKey::read(&text, None).map_err(unusable)?;
         let public_line = key.public_line().map_err(unusable)?;
         let path = directory.join(FILE);
-        let database = open_database(&path)
-            .map_err(|source| SignerError::Database { path: path.clone(), source })?;
-        Ok(Self { key, public_line, database, path })
+        let signer = Self { key, public_line, database: Mutex::default(), path };
+        signer.with(|_| Ok(()))?;
+        Ok(signer)
     }
 
     /// Returns the line for the file of `imagetool add --computed-signer`.
@@ -108,52 +116,44 @@ impl Signer {
         &self.public_line
     }
 
+    /// Does `work` with the database.
+    fn with<T>(
+        &self,
+        work: impl FnOnce(&Database) -> Result<T, redb::Error>,
+    ) -> Result<T, SignerError> {
+        let mut slot = locked(&self.database);
+        let done = (|| {
+            let database = match slot.take() {
+                Some(database) => database,
+                None => open_database(&self.path)?,
+            };
+            // redb panics on some damaged pages.
+            let done = catch_unwind(AssertUnwindSafe(|| work(&database)))
+                .unwrap_or_else(|_| Err(redb::Error::Corrupted("a page is damaged".to_owned())))?;
+            *slot = Some(database);
+            Ok(done)
+        })();
+        let path = || self.path.clone();
+        done.map_err(|source: redb::Error| SignerError::Database {
+            path: path(),
+            source: Box::new(source),
+        })
+    }
+
     /// Remembers content that was made. Blocks.
     ///
     /// # Errors
     ///
     /// If it cannot be kept: then it is not signed.
     pub fn remember(&self, made: &MadeContents<'_>) -> Result<(), SignerError> {
-        self.try_remember(made).map_err(|source| self.failed(source))
-    }
-
-    fn failed(&self, source: redb::Error) -> SignerError {
-        SignerError::Database { path: self.path.clone(), source: Box::new(source) }
-    }
-
-    fn try_remember(&self, made: &MadeContents<'_>) -> Result<(), redb::Error> {
-        let known = self.database.begin_read()?.open_table(MADE)?;
-        let mut changed = Vec::new();
-        for ((hostname, path), id) in made {
-            let row = known.get((*hostname, path.as_bytes()))?;
-            let row = row.map(|row| row.value().to_vec()).unwrap_or_default();
-            let mut ids = ids_of(&row);
-            if ids.first() != Some(id) {
-                ids.retain(|known| known != id);
-                ids.insert(0, *id);
-                ids.truncate(CONTENTS_MAX);
-                changed.push(((*hostname, path.as_bytes()), row_of(&ids)));
-            }
-        }
-        if changed.is_empty() {
-            return Ok(());
-        }
-        if known.len()? >= ROWS_MAX {
+        let is_full = self.with(|database| remember(database, made))?;
+        if is_full {
             tracing::error!(
-                "content of more than {ROWS_MAX} files was made: more are not signed. Remove {} \
-                 while filegen-server does not run",
+                "content of more than {ROWS_MAX} files was made: that of further files is not \
+                 signed. Remove {} while filegen-server does not run",
                 self.path.display()
             );
-            return Ok(());
         }
-        let write = self.database.begin_write()?;
-        {
-            let mut table = write.open_table(MADE)?;
-            for (key, row) in &changed {
-                table.insert(key, row.as_slice())?;
-            }
-        }
-        write.commit()?;
         Ok(())
     }
 
@@ -173,9 +173,8 @@ impl Signer {
             return Err(Fault::new(FaultCode::BadRequest, "a path is named twice"));
         }
         let internal = |text: String| Fault::new(FaultCode::Internal, text);
-        let unknown = self.unknown(&hostname, &files);
-        let unknown =
-            unknown.map_err(|error| internal(model::display::error_chain(&self.failed(error))))?;
+        let unknown = self.with(|database| unknown(database, &hostname, &files));
+        let unknown = unknown.map_err(|error| internal(error_chain(&error)))?;
         if let Some(FileContent { path, id }) = unknown {
             let text = format!(
                 "the content {id} of {path} was not made for {hostname}, or not lately: nothing \
@@ -194,35 +193,70 @@ impl Signer {
         };
         files.chunks(FILES_MAX).map(sign).collect()
     }
-
-    /// Returns the first file whose content was not made for the machine.
-    fn unknown<'a>(
-        &self,
-        hostname: &str,
-        files: &'a [FileContent],
-    ) -> Result<Option<&'a FileContent>, redb::Error> {
-        let known = self.database.begin_read()?.open_table(MADE)?;
-        for file in files {
-            let row = known.get((hostname, file.path.as_bytes()))?;
-            if !row.is_some_and(|row| ids_of(row.value()).contains(&file.id)) {
-                return Ok(Some(file));
-            }
-        }
-        Ok(None)
-    }
 }
 
-fn open_database(path: &Path) -> Result<Database, Box<redb::Error>> {
-    let failed = |error: io::Error| Box::new(redb::Error::Io(error));
+/// Remembers content that was made. Returns true if there are too many rows for that of some files.
+fn remember(database: &Database, made: &MadeContents<'_>) -> Result<bool, redb::Error> {
+    let known = database.begin_read()?.open_table(MADE)?;
+    let mut is_full = false;
+    let mut changed = Vec::new();
+    let named = made.iter().filter(|((hostname, _), _)| hostname.len() <= HOSTNAME_BYTES_MAX);
+    for ((hostname, path), id) in named {
+        let row = known.get((*hostname, path.as_bytes()))?;
+        if row.is_none() && known.len()? + changed.len() as u64 >= ROWS_MAX {
+            is_full = true;
+            continue;
+        }
+        let row = row.map(|row| row.value().to_vec()).unwrap_or_default();
+        let mut ids = ids_of(&row);
+        if ids.first() != Some(id) {
+            ids.retain(|known| known != id);
+            ids.insert(0, *id);
+            ids.truncate(CONTENTS_MAX);
+            changed.push(((*hostname, path.as_bytes()), row_of(&ids)));
+        }
+    }
+    if !changed.is_empty() {
+        let write = database.begin_write()?;
+        {
+            let mut table = write.open_table(MADE)?;
+            for (key, row) in &changed {
+                table.insert(key, row.as_slice())?;
+            }
+        }
+        write.commit()?;
+    }
+    Ok(is_full)
+}
+
+/// Returns the first file whose content was not made for the machine.
+fn unknown<'a>(
+    database: &Database,
+    hostname: &str,
+    files: &'a [FileContent],
+) -> Result<Option<&'a FileContent>, redb::Error> {
+    let known = database.begin_read()?.open_table(MADE)?;
+    for file in files {
+        let row = known.get((hostname, file.path.as_bytes()))?;
+        if !row.is_some_and(|row| ids_of(row.value()).contains(&file.id)) {
+            return Ok(Some(file));
+        }
+    }
+    Ok(None)
+}
+
+fn open_database(path: &Path) -> Result<Database, redb::Error> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
-    let file = options.open(path).map_err(failed)?;
-    file.set_permissions(Permissions::from_mode(0o600)).map_err(failed)?;
-    let made = Database::builder().set_cache_size(CACHE_BYTES).create_file(file);
-    let database = made.map_err(|error| Box::new(error.into()))?;
-    let write = database.begin_write().map_err(|error| Box::new(error.into()))?;
-    write.open_table(MADE).map_err(|error| Box::new(redb::Error::from(error)))?;
-    write.commit().map_err(|error| Box::new(error.into()))?;
+    let file = options.open(path)?;
+    file.set_permissions(Permissions::from_mode(0o600))?;
+    let create = || Database::builder().set_cache_size(CACHE_BYTES).create_file(file);
+    // redb panics on some damaged pages.
+    let database = catch_unwind(AssertUnwindSafe(create))
+        .map_err(|_| redb::Error::Corrupted("a page is damaged".to_owned()))??;
+    let write = database.begin_write()?;
+    write.open_table(MADE)?;
+    write.commit()?;
     Ok(database)
 }
 
@@ -290,6 +324,15 @@ mod tests {
             );
             assert_eq!((fault.code, fault.message), (FaultCode::NotFound, text));
         }
+        // After an error, and after a panic, the database is opened again.
+        let failed = signer.with(|_| Err::<(), _>(redb::Error::PreviousIo));
+        assert!(failed.is_err() && sign("web1", 4).is_ok());
+        assert!(signer.with(|_| -> Result<(), redb::Error> { panic!("a page") }).is_err());
+        assert!(sign("web1", 4).is_ok());
+        // What no machine can be called is not remembered.
+        let long = "x".repeat(254);
+        signer.remember(&BTreeMap::from([((&*long, &path), id(4))])).unwrap();
+        assert!(sign(&long, 4).is_err());
         let mode = std::fs::metadata(place.path().join(FILE)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
     }

@@ -237,9 +237,15 @@ impl Parts {
             tasks.spawn(Arc::clone(gate).run(Arc::clone(&self.report_state), stop.clone()));
         }
         let state = Arc::clone(&self.state);
-        let hostname = self.identity.read(&self.root).hostname;
         let (tracker, ending) = (tasks.clone(), stop.clone());
-        let trust = Trust::new(&options.trust, state, security.clone(), hostname, tracker, ending);
+        let trust = Trust::new(
+            &options.trust,
+            state,
+            security.clone(),
+            self.identity.clone(),
+            tracker,
+            ending,
+        );
         Arc::new(Updater {
             trust,
             root: Arc::clone(&self.root),

@@ -51,8 +51,8 @@ impl IdentitySource {
         &self.boot_id
     }
 
-    /// Reads the identity as it is now.
-    pub fn read(&self, root: &Root) -> SubIdentity {
+    /// Reads the host name that is reported; empty if it is not known.
+    pub fn hostname(&self) -> String {
         let system = || match nix::unistd::gethostname() {
             Ok(name) => name.to_string_lossy().into_owned(),
             Err(error) => {
@@ -60,6 +60,11 @@ impl IdentitySource {
                 String::new()
             }
         };
+        self.hostname.clone().unwrap_or_else(system)
+    }
+
+    /// Reads the identity as it is now.
+    pub fn read(&self, root: &Root) -> SubIdentity {
         let machine_id = machine_id(root).unwrap_or_else(|error| {
             if !error.is_absent() {
                 tracing::debug!("{}", model::display::error_chain(&error));
@@ -67,7 +72,7 @@ impl IdentitySource {
             String::new()
         });
         SubIdentity {
-            hostname: self.hostname.clone().unwrap_or_else(system),
+            hostname: self.hostname(),
             machine_id,
             boot_id: self.boot_id.clone(),
             subd_version: env!("CARGO_PKG_VERSION").to_owned(),

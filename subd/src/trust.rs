@@ -12,8 +12,8 @@
 //!
 //! # Invariants
 //!
-//! * Nothing over the network changes which keys are trusted, how many must sign, or what was
-//!   accepted last. The keys are read again for each verification, so that an image can change
+//! * Nothing over the network changes which keys are trusted, how many must sign, or which image
+//!   was accepted last. Only an operator can have it forgotten when content was signed. The keys are read again for each verification, so that an image can change
 //!   them.
 //! * If keys, record or clock cannot be read, nothing is accepted. The same holds if keys were
 //!   trusted once, and no flag names them now.
@@ -46,6 +46,7 @@ use system::clock::wall;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::machine::IdentitySource;
 use crate::state::Snapshot;
 use crate::state::persisted_state::StateDirectory;
 use crate::trust::verification::{
@@ -99,8 +100,8 @@ pub struct Trust {
     offered: Mutex<Option<Arc<OfferedImage>>>,
     /// The signatures of the content of computed files that were offered last.
     contents: Mutex<Arc<[Signature]>>,
-    /// The host name of the machine.
-    hostname: String,
+    /// Where the host name of the machine is read.
+    identity: IdentitySource,
     /// Held while directories are fetched.
     turn: Arc<tokio::sync::Mutex<()>>,
     reader: Arc<TreeReader>,
@@ -126,7 +127,7 @@ impl Trust {
         args: &TrustArgs,
         state: Arc<StateDirectory>,
         security: Security,
-        hostname: String,
+        identity: IdentitySource,
         tasks: TaskTracker,
         stop: CancellationToken,
     ) -> Option<Arc<Self>> {
@@ -149,7 +150,7 @@ impl Trust {
             state,
             offered: Mutex::default(),
             contents: Mutex::default(),
-            hostname,
+            identity,
             turn: Arc::default(),
             reader: Arc::new(TreeReader::new(1)),
             security,
@@ -190,7 +191,7 @@ impl Trust {
         let last = accepted_image::load(&self.state);
         let last = last.map_err(|error| Refusal::Local { why: error_chain(&error) })?;
         let now = u64::try_from(wall().seconds).unwrap_or_default();
-        let mut names = self.security.own_hosts().unwrap_or_else(|| vec![self.hostname.clone()]);
+        let mut names = self.security.own_hosts().unwrap_or_else(|| vec![self.identity.hostname()]);
         names.retain(|name| contents::is_own_name(name));
         Ok(TrustState { keys, last, now, names })
     }
@@ -279,13 +280,8 @@ impl Trust {
     ///
     /// `Internal` if that cannot be read or written.
     pub fn forget_issued(&self, path: &TreePath) -> Result<Option<u64>, Fault> {
-        let internal =
-            |error: &dyn std::error::Error| Fault::new(FaultCode::Internal, error_chain(error));
-        let last = accepted_image::load(&self.state).map_err(|error| internal(&error))?;
-        let Some(mut last) = last else { return Ok(None) };
-        let Some(forgotten) = last.contents.remove(path) else { return Ok(None) };
-        accepted_image::store(&self.state, &last).map_err(|error| internal(&error))?;
-        Ok(Some(forgotten.issued))
+        let forgotten = accepted_image::forget_issued(&self.state, path);
+        forgotten.map_err(|error| Fault::new(FaultCode::Internal, error_chain(&error)))
     }
 
     /// Replaces the signatures of the image that was offered last; false if `content` is another

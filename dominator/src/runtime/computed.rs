@@ -58,6 +58,9 @@ const PREVIEW_LIMIT: Duration = Duration::from_secs(30);
 /// How long it may take to return content, or a machine to take it.
 const CONTENT_LIMIT: Duration = Duration::from_secs(60);
 
+/// How long a server may take to sign the content of a machine.
+const SIGN_LIMIT: Duration = Duration::from_secs(10);
+
 /// Why content is not known that a server has lost.
 const NOT_KEPT: &str = "the filegen-server does not have the content that it has just made";
 
@@ -677,27 +680,38 @@ impl ComputedService {
         Ok(())
     }
 
-    /// Has the servers sign what the computed files of a machine will be.
-    ///
-    /// # Errors
-    ///
-    /// Says which server does not sign, and why.
-    pub async fn sign(&self, contents: &ContentsToSign) -> Result<Vec<Signature>, String> {
-        let ContentsToSign { hostname, files } = contents;
+    /// Has the servers sign what the computed files of a machine will be. Returns the signatures,
+    /// and which servers do not sign, and why.
+    pub async fn sign(&self, contents: &ContentsToSign) -> (Vec<Signature>, Vec<String>) {
         let mut by_source: BTreeMap<&str, Vec<FileContent>> = BTreeMap::new();
-        for (rule, id) in files {
+        for (rule, id) in &contents.files {
             let file = FileContent { path: rule.path.clone(), id: *id };
             by_source.entry(&rule.source).or_default().push(file);
         }
-        let mut signatures = Vec::new();
+        let (mut signatures, mut troubles) = (Vec::new(), Vec::new());
         for (source, files) in by_source {
-            let failed = |error: &dyn std::error::Error| {
-                format!("{source}: {}", safe_text(&error_chain(error), WHY_BYTES_MAX))
-            };
-            let client = self.client(source).map_err(|error| failed(&error))?;
-            let request = SignContentsRequest { hostname: hostname.clone(), files };
-            let reply = client.call_within::<SignContents>(&request, CONTENT_LIMIT).await;
-            let reply = reply.map_err(|error| {
+            match self.sign_at(source, &contents.hostname, files).await {
+                Ok(more) => signatures.extend(more),
+                Err(error) => {
+                    let why = safe_text(&error_chain(&error), WHY_BYTES_MAX);
+                    troubles.push(format!("{source}: {why}"));
+                }
+            }
+        }
+        (signatures, troubles)
+    }
+
+    async fn sign_at(
+        &self,
+        source: &str,
+        hostname: &str,
+        files: Vec<FileContent>,
+    ) -> Result<Vec<Signature>, AskError> {
+        let client = self.client(source)?;
+        let request = SignContentsRequest { hostname: hostname.to_owned(), files };
+        match client.call_within::<SignContents>(&request, SIGN_LIMIT).await {
+            Ok(reply) => Ok(reply.signatures),
+            Err(error) => {
                 if error.code() == Some(FaultCode::NotFound) {
                     let mut inner = self.locked();
                     inner.table.make_again(hostname, source, self.clock.now());
@@ -705,11 +719,9 @@ impl ComputedService {
                         server.notify_one();
                     }
                 }
-                failed(&error)
-            })?;
-            signatures.extend(reply.signatures);
+                Err(error.into())
+            }
         }
-        Ok(signatures)
     }
 
     /// Removes stored content that no machine needs, now and then. Never returns.

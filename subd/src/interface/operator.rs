@@ -18,7 +18,7 @@ use api::subd::{
     CheckHealth, ForgetIssued, ForgetIssuedReply, ForgetIssuedRequest, GetFiles, GetFilesReply,
     GetFilesRequest, HoldMachine, HoldMachineRequest, Hurry, PIECE_BYTES_MAX, PIECES_MAX, Pause,
     Paused, Piece, PieceContent, Resume, RetryTriggers, ScanNow, TakeOver, TakeOverReply,
-    TakeOverRequest, UpdatePhase,
+    TakeOverRequest,
 };
 use model::display::error_chain;
 use model::escape::ByteText;
@@ -84,10 +84,6 @@ pub fn add_methods(router: Router<Arc<Service>>) -> Router<Arc<Service>> {
             Ok(Done {})
         })
         .method::<ForgetIssued, _>(async |service, _, request| {
-            service.report_state.read(|state| match state.update {
-                UpdatePhase::Idle => Ok(()),
-                _ => Err(Fault::new(FaultCode::Busy, "an update is staged or carried out")),
-            })?;
             let ForgetIssuedRequest { path, why } = request;
             let Some(trust) = service.updater.trust.clone() else {
                 return Ok(ForgetIssuedReply { issued: None });

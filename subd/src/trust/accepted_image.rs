@@ -8,18 +8,24 @@
 //! starts with trusted keys, with `null` in it until an image is accepted; and in `/.subd/state`
 //! even if the state is elsewhere. A subd that is then started without keys accepts nothing.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
+use model::lock::locked;
+use model::path::TreePath;
 use system::durable::{Durable, DurableError, PrettyJson};
 
 use crate::root::{Directory, RootError};
 use crate::state::persisted_state::{PersistError, StateDirectory};
+use crate::trust::contents;
 use crate::trust::verification::AcceptedImage;
 
 const NAME: &str = "accepted.json";
 
 /// The largest file that is read, in bytes.
 const BYTES_MAX: u64 = 64 << 20;
+
+/// Locked while the file is read to be changed.
+static TURN: Mutex<()> = Mutex::new(());
 
 /// The file cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -58,9 +64,34 @@ pub fn load(state: &StateDirectory) -> Result<Option<AcceptedImage>, UnreadableE
     Ok(Option::clone(&saved.get()))
 }
 
-/// Writes which image was accepted last, durably.
+/// Writes which image was accepted last, with the content that was accepted with it, durably. Of
+/// other computed files what was accepted before stays.
 pub fn store(state: &StateDirectory, accepted: &AcceptedImage) -> Result<(), PersistError> {
-    write(state, state.directory(), Some(accepted.clone()))
+    let _turn = locked(&TURN);
+    let before = load(state).ok().flatten();
+    let mut contents = before.map(|before| before.contents).unwrap_or_default();
+    contents::merge(&mut contents, &accepted.contents);
+    write(state, state.directory(), Some(AcceptedImage { contents, ..accepted.clone() }))
+}
+
+/// Why it cannot be forgotten when content was signed.
+#[derive(Debug, thiserror::Error)]
+pub enum ForgetError {
+    #[error(transparent)]
+    Unreadable(#[from] UnreadableError),
+    #[error("accepted.json in the state directory cannot be written")]
+    Unwritable(#[from] PersistError),
+}
+
+/// Forgets when the content of a computed file was signed, durably. The content itself stays
+/// accepted. Returns what is forgotten.
+pub fn forget_issued(state: &StateDirectory, path: &TreePath) -> Result<Option<u64>, ForgetError> {
+    let _turn = locked(&TURN);
+    let Some(mut last) = load(state)? else { return Ok(None) };
+    let Some(content) = last.contents.get_mut(path) else { return Ok(None) };
+    let issued = std::mem::take(&mut content.issued);
+    write(state, state.directory(), Some(last))?;
+    Ok((issued > 0).then_some(issued))
 }
 
 /// True unless it is certain that this machine was never told to accept only signed images, or that

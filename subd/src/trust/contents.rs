@@ -10,6 +10,7 @@ use model::image::ComputedRule;
 use model::image::required::RequiredImage;
 use model::object::ObjectId;
 use model::path::TreePath;
+use model::plan::RefusedChanges;
 use model::signing::openssh::PublicKey;
 use model::signing::{ContentsStatement, Signature};
 use model::tree::Tree;
@@ -24,11 +25,15 @@ const AHEAD_MAX: u64 = 300;
 const PATHS_MAX: usize = 4_000;
 
 /// Content that was accepted for a computed file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AcceptedContent {
     pub object: ObjectId,
     /// When it was signed, in seconds after 1970-01-01 UTC.
     pub issued: u64,
+    /// The key that signed it, as an image names it.
+    pub key: String,
+    /// The name of the machine for which it was signed.
+    pub machine: String,
 }
 
 /// By path, for each path that ever had signed content.
@@ -43,18 +48,29 @@ pub struct ContentsPolicy<'a> {
     pub now: u64,
     /// What was accepted before.
     pub before: Option<&'a AcceptedContents>,
+    /// The tree as it is.
+    pub have: &'a Tree,
+    /// Changes that have failed on this machine.
+    pub refused: &'a RefusedChanges,
 }
 
-/// True if a name cannot be that of every machine.
+impl ContentsPolicy<'_> {
+    fn is_named(&self, machine: &str) -> bool {
+        self.names.iter().any(|name| name.eq_ignore_ascii_case(machine))
+    }
+}
+
+/// True if a name can be that of one machine alone. Addresses do not count: a certificate may have
+/// one that was in a record of the machine.
 pub fn is_own_name(name: &str) -> bool {
-    let address: Option<IpAddr> = name.parse().ok();
-    !name.is_empty()
-        && !name.eq_ignore_ascii_case("localhost")
-        && !address.is_some_and(|address| address.is_loopback())
+    let first = name.split('.').next().unwrap_or_default().to_ascii_lowercase();
+    name.parse::<IpAddr>().is_err()
+        && !["", "localhost", "ip6-localhost", "ip6-loopback"].contains(&first.as_str())
 }
 
 /// Checks the computed files of `after`, which has those of `image`. Content that was accepted last
-/// needs no signature again. Returns what is remembered when the machine has the files.
+/// needs no signature again, nor does a file that stays as it is because it cannot be changed.
+/// Returns what is newly accepted.
 ///
 /// # Errors
 ///
@@ -65,68 +81,91 @@ pub fn verify_contents(
     after: &Tree,
     policy: &ContentsPolicy<'_>,
 ) -> Result<AcceptedContents, Refusal> {
-    let mut accepted = policy.before.cloned().unwrap_or_default();
+    let mut accepted = AcceptedContents::new();
     if image.content.signers.is_empty() {
         return Ok(accepted);
     }
     let checked: Vec<_> = signatures.iter().map(Signature::check_contents).collect();
-    // What the machine excludes is not in the tree.
-    let files =
-        image.content.computed.iter().filter_map(|rule| Some((rule, after.file(&rule.path)?)));
-    for (rule, file) in files {
+    for rule in &image.content.computed {
+        // What the machine excludes is not in the tree.
+        let Some(file) = after.file(&rule.path) else { continue };
         let object = file.object.id();
-        let before = accepted.get(&rule.path).copied();
-        if before.is_some_and(|before| before.object == object) {
+        let before = policy.before.and_then(|before| before.get(&rule.path));
+        let is_as_accepted = |before: &AcceptedContent| {
+            before.object == object
+                && policy.is_named(&before.machine)
+                && signer(image, &rule.path, |key| key == before.key).is_some()
+        };
+        let is_stuck =
+            policy.refused.has(&rule.path) && policy.have.file(&rule.path).as_ref() == Some(&file);
+        if before.is_some_and(is_as_accepted) || is_stuck {
             continue;
         }
         let mut why = Vec::new();
-        let mut issued = None;
+        let mut newest: Option<AcceptedContent> = None;
         for one in &checked {
             let judged = match one {
-                Ok((statement, key)) => judge(image, rule, object, statement, key, before, policy),
+                Ok((statement, key)) => {
+                    judge(image, (rule, object), statement, key, before, policy)
+                }
                 Err(error) => Err(Some(error_chain(error))),
             };
             match judged {
-                Ok(at) => issued = issued.max(Some(at)),
+                Ok(content)
+                    if newest.as_ref().is_none_or(|other| other.issued < content.issued) =>
+                {
+                    newest = Some(content);
+                }
+                Ok(_) => {}
                 Err(reason) => why.extend(reason),
             }
         }
-        let Some(issued) = issued else {
+        let Some(content) = newest else {
             if why.is_empty() {
                 why.push("no signature of this content was given".to_owned());
             }
             why.dedup();
             return Err(Refusal::Content { path: rule.path.clone(), why: why.join("; ") });
         };
-        accepted.insert(rule.path.clone(), AcceptedContent { object, issued });
+        accepted.insert(rule.path.clone(), content);
     }
-    forget_oldest(&mut accepted, image);
     Ok(accepted)
 }
 
-/// Returns when the content was signed. The error says why the statement does not count; `None` if
-/// it is about other content.
+/// Returns the key of `image` that may sign the content of `path` and is the wanted one.
+fn signer(
+    image: &RequiredImage,
+    path: &TreePath,
+    is_wanted: impl Fn(&str) -> bool,
+) -> Option<String> {
+    let mut signers = image.content.signers.iter();
+    let found = signers.find(|signer| is_wanted(&signer.key) && signer.may_sign(path));
+    found.map(|signer| signer.key.clone())
+}
+
+/// Returns the content as it is accepted. The error says why the statement does not count; `None`
+/// if it is about other content.
 fn judge(
     image: &RequiredImage,
-    rule: &ComputedRule,
-    object: ObjectId,
+    (rule, object): (&ComputedRule, ObjectId),
     statement: &ContentsStatement,
     key: &PublicKey,
-    before: Option<AcceptedContent>,
+    before: Option<&AcceptedContent>,
     policy: &ContentsPolicy<'_>,
-) -> Result<u64, Option<String>> {
+) -> Result<AcceptedContent, Option<String>> {
     let ContentsStatement { machine, issued, expires, files } = statement;
     let found = files.binary_search_by(|(path, _)| path.cmp(&rule.path));
     if !found.is_ok_and(|index| files[index].1 == object) {
         return Err(None);
     }
-    let is_key = |text: &str| policy.names.iter().any(|name| name.eq_ignore_ascii_case(text));
-    let may_sign = image.content.signers.iter().any(|signer| {
-        signer.may_sign(&rule.path) && signer.public_key().is_ok_and(|known| known == *key)
-    });
-    let why = if !may_sign {
+    let is_key = |line: &str| {
+        let signer = image.content.signers.iter().find(|signer| signer.key == line);
+        signer.is_some_and(|signer| signer.public_key().is_ok_and(|known| known == *key))
+    };
+    let signed_by = signer(image, &rule.path, is_key);
+    let why = if signed_by.is_none() {
         format!("the key {} may not sign it", key.fingerprint())
-    } else if !is_key(machine) {
+    } else if !policy.is_named(machine) {
         let names = match policy.names {
             [] => "has no name of its own".to_owned(),
             names => format!("is {}", names.join(", ")),
@@ -143,28 +182,23 @@ fn judge(
             time_text(before.issued)
         )
     } else {
-        return Ok(*issued);
+        let (key, machine) = (signed_by.unwrap_or_default(), machine.clone());
+        return Ok(AcceptedContent { object, issued: *issued, key, machine });
     };
     Err(Some(why))
 }
 
-/// Forgets the content that was signed first of paths that the image does not have, if there are
-/// too many.
-fn forget_oldest(accepted: &mut AcceptedContents, image: &RequiredImage) {
-    let surplus = accepted.len().saturating_sub(PATHS_MAX);
-    if surplus == 0 {
-        return;
-    }
-    let is_of_image =
-        |path: &TreePath| image.content.computed.iter().any(|rule| rule.path == *path);
-    let mut others: Vec<(u64, TreePath)> = accepted
-        .iter()
-        .filter(|(path, _)| !is_of_image(path))
-        .map(|(path, content)| (content.issued, path.clone()))
-        .collect();
+/// Adds what is newly accepted to what was accepted before. If that is too much, forgets the
+/// content of other paths that was signed first.
+pub fn merge(before: &mut AcceptedContents, new: &AcceptedContents) {
+    before.extend(new.iter().map(|(path, content)| (path.clone(), content.clone())));
+    let surplus = before.len().saturating_sub(PATHS_MAX);
+    let others = before.iter().filter(|(path, _)| !new.contains_key(*path));
+    let mut others: Vec<(u64, TreePath)> =
+        others.map(|(path, content)| (content.issued, path.clone())).collect();
     others.sort();
     for (_, path) in others.into_iter().take(surplus) {
-        accepted.remove(&path);
+        before.remove(&path);
     }
 }
 
@@ -173,6 +207,7 @@ mod tests {
     use certs::signing_key::SigningKey;
     use model::image::{Content, computed_rules};
     use model::object::Algorithm;
+    use model::plan::{RefusedChange, RefusedKind};
     use model::signing::ContentSigner;
     use model::tree::text::from_text;
 
@@ -235,9 +270,18 @@ mod tests {
         key(who).sign_contents(&ContentsStatement { machine, issued, expires, files }).unwrap()
     }
 
-    fn known(contents: [(u8, u64); 2]) -> AcceptedContents {
-        let content = |(byte, issued)| AcceptedContent { object: object(byte), issued };
-        FILES.iter().map(|file| path(file)).zip(contents.map(content)).collect()
+    fn line(who: usize) -> String {
+        let signer = ContentSigner::read_list(&key(who).public_line().unwrap());
+        signer.unwrap().remove(0).key
+    }
+
+    fn content(byte: u8, issued: u64) -> AcceptedContent {
+        let machine = "web1.example".to_owned();
+        AcceptedContent { object: object(byte), issued, key: line(0), machine }
+    }
+
+    fn known(contents: [AcceptedContent; 2]) -> AcceptedContents {
+        FILES.iter().map(|file| path(file)).zip(contents).collect()
     }
 
     fn verify(
@@ -245,8 +289,19 @@ mod tests {
         after: [u8; 2],
         before: Option<&AcceptedContents>,
     ) -> Result<AcceptedContents, Refusal> {
-        let names = ["web1.example".to_owned(), "10.0.0.1".to_owned()];
-        let policy = ContentsPolicy { names: &names, now: NOW, before };
+        verify_where(signatures, after, before, &RefusedChanges::default())
+    }
+
+    /// The machine has the content 7 of both files.
+    fn verify_where(
+        signatures: &[Signature],
+        after: [u8; 2],
+        before: Option<&AcceptedContents>,
+        refused: &RefusedChanges,
+    ) -> Result<AcceptedContents, Refusal> {
+        let names = ["web1.example".to_owned(), "www.example".to_owned()];
+        let have = tree([7, 7]);
+        let policy = ContentsPolicy { names: &names, now: NOW, before, have: &have, refused };
         verify_contents(&image(), signatures, &tree(after), &policy)
     }
 
@@ -260,10 +315,17 @@ mod tests {
     fn content_is_signed_for_this_machine_and_path() {
         let try_new = |signatures: &[Signature]| verify(signatures, [1, 1], None);
         let good = sign(0, "WEB1.example", 950, &BOTH);
-        assert_eq!(try_new(std::slice::from_ref(&good)), Ok(known([(1, 950), (1, 950)])));
+        let named = |content: AcceptedContent| {
+            let machine = "WEB1.example".to_owned();
+            AcceptedContent { machine, ..content }
+        };
+        let want = known([1, 1].map(|byte| named(content(byte, 950))));
+        assert_eq!(try_new(std::slice::from_ref(&good)), Ok(want));
         // The newest signature counts; each key signs what it may.
-        let newer = sign(1, "10.0.0.1", 960, &BOTH[1..]);
-        assert_eq!(try_new(&[newer, good.clone()]), Ok(known([(1, 950), (1, 960)])));
+        let newer = sign(1, "www.example", 960, &BOTH[1..]);
+        let other =
+            AcceptedContent { key: line(1), machine: "www.example".to_owned(), ..content(1, 960) };
+        assert_eq!(try_new(&[newer, good.clone()]), Ok(known([named(content(1, 950)), other])));
         // What the machine excludes is not in the tree.
         assert_eq!(verify(&[], [0, 0], None), Ok(AcceptedContents::new()));
         let statement = good.statement.replace("950", "951");
@@ -286,7 +348,7 @@ mod tests {
             (
                 vec![sign(0, "web2.example", 950, &BOTH)],
                 FILES[0],
-                "it was signed for web2.example, and this machine is web1.example, 10.0.0.1"
+                "it was signed for web2.example, and this machine is web1.example, www.example"
                     .to_owned(),
             ),
             (
@@ -311,17 +373,21 @@ mod tests {
     fn names_that_all_machines_have_do_not_count() {
         for (name, is_own) in [
             ("web1", true),
-            ("10.0.0.1", true),
-            ("localhost.example", true),
+            ("web1.localhost", true),
             ("LocalHost", false),
-            ("127.3.0.1", false),
+            ("localhost.localdomain", false),
+            ("localhost.", false),
+            ("ip6-localhost", false),
+            ("10.0.0.1", false),
             ("::1", false),
             ("", false),
         ] {
             assert_eq!(is_own_name(name), is_own, "{name}");
         }
+        let (have, refusals) = (tree([0, 0]), RefusedChanges::default());
+        let policy =
+            ContentsPolicy { names: &[], now: NOW, before: None, have: &have, refused: &refusals };
         let signature = sign(0, "localhost", 950, &BOTH);
-        let policy = ContentsPolicy { names: &[], now: NOW, before: None };
         let why = "it was signed for localhost, and this machine has no name of its own";
         let judged = verify_contents(&image(), &[signature], &tree([1, 1]), &policy);
         assert_eq!(judged, refused(FILES[0], why));
@@ -329,17 +395,36 @@ mod tests {
 
     #[test]
     fn content_is_not_replaced_by_what_was_signed_before_it() {
-        let before = known([(1, 950), (1, 960)]);
+        let before = known([content(1, 950), content(1, 960)]);
         // What was accepted needs no signature again, also if the file has changed meanwhile.
-        assert_eq!(verify(&[], [1, 1], Some(&before)), Ok(before.clone()));
+        assert_eq!(verify(&[], [1, 1], Some(&before)), Ok(AcceptedContents::new()));
         // Other content does: an image without signers may have brought it.
         let none = "no signature of this content was given";
         assert_eq!(verify(&[], [2, 1], Some(&before)), refused(FILES[0], none));
+        // So does what was signed by a key that may not sign it any more, or for another machine:
+        // the disk may be a copy.
+        let key = "ssh-ed25519 another".to_owned();
+        let by_other = known([AcceptedContent { key, ..content(1, 950) }, content(1, 960)]);
+        assert_eq!(verify(&[], [1, 1], Some(&by_other)), refused(FILES[0], none));
+        let machine = "web2.example".to_owned();
+        let of_other = known([content(1, 950), AcceptedContent { machine, ..content(1, 960) }]);
+        assert_eq!(verify(&[], [1, 1], Some(&of_other)), refused(FILES[1], none));
+        // A file that cannot be changed stays as it is, and nothing else.
+        let stuck = RefusedChange {
+            path: path(FILES[0]),
+            kind: RefusedKind::Any,
+            why: "rename: Operation not permitted".to_owned(),
+        };
+        let stuck: RefusedChanges = [stuck].into_iter().collect();
+        let stays = verify_where(&[], [7, 1], Some(&before), &stuck);
+        assert_eq!(stays, Ok(AcceptedContents::new()));
+        let becomes = verify_where(&[], [2, 1], Some(&before), &stuck);
+        assert_eq!(becomes, refused(FILES[0], none));
         let update = |issued| {
             let signature = sign(0, "web1.example", issued, &[(FILES[0], 2)]);
             verify(&[signature], [2, 1], Some(&before))
         };
-        assert_eq!(update(950), Ok(known([(2, 950), (1, 960)])));
+        assert_eq!(update(950), Ok(AcceptedContents::from([(path(FILES[0]), content(2, 950))])));
         assert_eq!(
             update(949),
             refused(
@@ -352,13 +437,13 @@ mod tests {
 
     #[test]
     fn what_was_accepted_is_remembered_of_the_newest_paths() {
-        let content = |issued| AcceptedContent { object: object(1), issued };
-        let old = |number: u64| (path(&format!("/old/{number}")), content(10 + number));
+        let old = |number: u64| (path(&format!("/old/{number}")), content(1, 10 + number));
         let mut accepted: AcceptedContents = (0..PATHS_MAX as u64).map(old).collect();
-        accepted.insert(path(FILES[0]), content(1));
-        forget_oldest(&mut accepted, &image());
+        merge(&mut accepted, &AcceptedContents::from([(path(FILES[0]), content(1, 1))]));
         assert_eq!(accepted.len(), PATHS_MAX);
         assert!(accepted.contains_key(&path(FILES[0])));
         assert!(!accepted.contains_key(&path("/old/0")));
+        merge(&mut accepted, &AcceptedContents::new());
+        assert_eq!(accepted.len(), PATHS_MAX);
     }
 }

@@ -46,7 +46,8 @@ pub struct AcceptedImage {
     pub digest: ObjectId,
     /// When it was signed by as many keys as are needed, in seconds after 1970-01-01 UTC.
     pub signed: u64,
-    /// The signed content that computed files have, or had last.
+    /// In the file: the signed content that computed files have, or had last. Of an update: what
+    /// is accepted with it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub contents: AcceptedContents,
 }
@@ -193,12 +194,10 @@ pub fn verify_signatures(
         Some(last) if signed <= last.signed && !is_last && !policy.allow_older => {
             Err(Refusal::Older { image: image.clone(), signed, last: last.clone() })
         }
-        last => Ok(AcceptedImage {
-            image: image.clone(),
-            digest,
-            signed,
-            contents: last.map(|last| last.contents.clone()).unwrap_or_default(),
-        }),
+        _ => {
+            let (image, contents) = (image.clone(), AcceptedContents::new());
+            Ok(AcceptedImage { image, digest, signed, contents })
+        }
     }
 }
 
@@ -220,9 +219,6 @@ pub fn verify_update(
     let after = apply(have, &request.plan).map_err(|source| Refusal::Misfit { source })?;
     let want = required_tree(image, exclusions).map_err(|source| Refusal::Tree { source })?;
     let want = with_computed(&want, &after)?;
-    let before = policy.last.map(|last| &last.contents);
-    let contents_policy = ContentsPolicy { names: policy.names, now: policy.now, before };
-    accepted.contents = verify_contents(image, contents, &want, &contents_policy)?;
     let left = plan_between(&after, &want, report, refused);
     let is_last = policy.last.is_some_and(|last| last.digest == accepted.digest);
     let makes_room = is_last && removes_extras_alone(&request.plan, &want);
@@ -231,6 +227,12 @@ pub fn verify_update(
     {
         let (path, why, more) = (first.path.clone(), in_words(first), others.len());
         return Err(Refusal::Elsewhere { path, why, more });
+    }
+    if !makes_room {
+        let before = policy.last.map(|last| &last.contents);
+        let (names, now) = (policy.names, policy.now);
+        let contents_policy = ContentsPolicy { names, now, before, have, refused };
+        accepted.contents = verify_contents(image, contents, &want, &contents_policy)?;
     }
     expect_blocked_unchanged(&request.plan, &left.blocked)?;
     expect_tame(&request.plan, have, &want, report)?;
@@ -326,7 +328,7 @@ fn plan_between(have: &Tree, want: &Tree, report: &ScanReport, refused: &Refused
     plan(&have, want)
 }
 
-/// Returns the signed tree with the computed files of the plan, whose content is not signed.
+/// Returns the signed tree with the computed files of the plan.
 fn with_computed(want: &Tree, after: &Tree) -> Result<Tree, Refusal> {
     if want.root().totals().computed == 0 {
         return Ok(want.clone());

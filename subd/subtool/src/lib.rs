@@ -134,8 +134,8 @@ enum Command {
     /// Forget when the content of a computed file was signed
     ///
     /// A machine that accepts only signed images refuses content that was signed before what it
-    /// has. After this, the file can get content again that a filegen-server whose clock was wrong,
-    /// or that was restored, signs. A certificate needs the power Subd.ForgetIssued.
+    /// has. After this, the file can get such content once: for example if the clock of the
+    /// filegen-server was ahead. The content that it has stays accepted. A certificate needs the power Subd.ForgetIssued.
     #[command(after_help = "Example: subtool --subd web1 forget-issued /etc/shadow \
         --why 'the clock of filegen was wrong'")]
     ForgetIssued {

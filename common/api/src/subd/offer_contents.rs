@@ -24,7 +24,7 @@ impl Method for OfferContents {
     const NAME: &'static str = "Subd.OfferContents";
     const ACCESS: Access = Access::Power;
     const EFFECT: Effect = Effect::Changes;
-    const REQUEST_BYTES_MAX: usize = 16 << 20;
+    const REQUEST_BYTES_MAX: usize = 8 << 20;
     type Request = OfferContentsRequest;
     type Reply = Done;
 

@@ -54,6 +54,12 @@ impl RefusedChanges {
         self.0.values().cloned().chain(others).collect()
     }
 
+    /// True if some change of `path` was refused.
+    #[must_use]
+    pub fn has(&self, path: &TreePath) -> bool {
+        self.0.contains_key(path) || self.of_directory_above(path).is_some()
+    }
+
     /// Returns why `path` cannot become `node`, if so.
     #[must_use]
     pub fn of_put(&self, path: &TreePath, node: &Node) -> Option<Obstacle> {

@@ -32,7 +32,7 @@ pub const CONTENTS_NAMESPACE: &str = "dominator-contents-v1";
 pub const FILES_MAX: usize = 250;
 
 /// The longest statement, in bytes.
-pub const STATEMENT_BYTES_MAX: usize = 4 << 20;
+pub const STATEMENT_BYTES_MAX: usize = 1 << 20;
 
 /// The most signatures that are given to a machine for one update.
 pub const SIGNATURES_MAX: usize = 64;
@@ -164,6 +164,9 @@ impl std::str::FromStr for ContentsStatement {
                 let (id, path) = line.strip_prefix("file ")?.split_once(' ')?;
                 Some((TreePath::new(unescape(path).ok()?).ok()?, id.parse().ok()?))
             };
+            if index == FILES_MAX {
+                return Err(bad(index + 5, "the end after 250 files"));
+            }
             files.push(file().ok_or(bad(index + 5, "file ID PATH"))?);
         }
         let statement = Self {
@@ -190,9 +193,10 @@ impl Signature {
     ///
     /// [`SignatureError`] says what is wrong.
     pub fn check_contents(&self) -> Result<(ContentsStatement, PublicKey), SignatureError> {
+        // What nobody has signed is not parsed.
+        let key = self.key(CONTENTS_NAMESPACE)?;
         let statement = self.statement.parse();
-        let statement = statement.map_err(|source| SignatureError::Statement { source })?;
-        Ok((statement, self.key(CONTENTS_NAMESPACE)?))
+        Ok((statement.map_err(|source| SignatureError::Statement { source })?, key))
     }
 }
 
@@ -251,6 +255,11 @@ mod tests {
         for (text, error) in table {
             assert_eq!(text.parse::<ContentsStatement>(), error, "{text}");
         }
+        let (head, _) = text.split_once("file ").unwrap();
+        let many = (100..=350).map(|number| format!("file {id} /{number}\n"));
+        let many = head.to_owned() + &many.collect::<String>();
+        let error = line(FILES_MAX + 5, "the end after 250 files");
+        assert_eq!(many.parse::<ContentsStatement>(), error);
     }
 
     #[test]

@@ -60,5 +60,8 @@ fn write_new(path: &Path, mode: u32, text: &str) -> Result<(), CertError> {
     let failed = |source: io::Error| CertError::Write { path: path.to_owned(), source };
     let mut options = OpenOptions::new();
     let mut file = options.write(true).create_new(true).mode(mode).open(path).map_err(failed)?;
-    file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(failed)
+    file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(|error| {
+        let _ = std::fs::remove_file(path);
+        failed(error)
+    })
 }

@@ -152,7 +152,7 @@ pub(super) async fn call_sub(
     }
 }
 
-/// Has an update staged.
+/// Has an update staged. Only the machine knows whether it needs the signatures of contents.
 async fn prepare(
     client: &Client,
     shared: &Shared,
@@ -160,37 +160,39 @@ async fn prepare(
     contents: Option<&ContentsToSign>,
 ) -> Result<(), Failure> {
     let unsigned = match contents {
-        Some(contents) => offer_contents(client, shared, contents).await,
-        None => Ok(None),
+        Some(contents) => {
+            offer_contents(client, shared, contents).await.map_err(|error| failure_of(&error))?
+        }
+        None => Vec::new(),
     };
-    let unsigned = unsigned.map_err(|error| failure_of(&error))?;
     let prepared = client.call_within::<Prepare>(request, PREPARE_LIMIT).await;
     prepared.map(drop).map_err(|error| {
         let mut failure = failure_of(&error);
-        if let Some(why) = unsigned.filter(|_| failure.kind == FailureKind::Untrusted) {
-            failure.text += &format!("; its content cannot be signed: {why}");
+        if failure.kind == FailureKind::Untrusted && !unsigned.is_empty() {
+            failure.text += &format!("; not all of its content is signed: {}", unsigned.join("; "));
         }
         failure
     })
 }
 
-/// Has the content of computed files signed, and gives the signatures to the machine. Only the
-/// machine knows whether it needs them: returns why the content cannot be signed, if it cannot.
+/// Has the content of computed files signed, and gives the signatures to the machine. Returns why
+/// it may lack some.
 async fn offer_contents(
     client: &Client,
     shared: &Shared,
     contents: &ContentsToSign,
-) -> Result<Option<String>, CallError> {
-    let signatures = match shared.computed.sign(contents).await {
-        Ok(signatures) => signatures,
-        Err(why) => return Ok(Some(why)),
-    };
+) -> Result<Vec<String>, CallError> {
+    let (signatures, mut troubles) = shared.computed.sign(contents).await;
     let request = OfferContentsRequest { signatures };
     match client.call_within::<OfferContents>(&request, ACCEPT_LIMIT).await {
-        // An earlier release, which needs none.
-        Err(error) if error.code() == Some(FaultCode::NoMethod) => Ok(None),
-        offered => offered.map(|_| None),
+        Ok(_) => {}
+        // An earlier release, or a certificate of one.
+        Err(CallError::Fault { source, .. }) => {
+            troubles.push(format!("the machine does not take signatures: {}", source.message));
+        }
+        Err(error) => return Err(error),
     }
+    Ok(troubles)
 }
 
 /// Records what a Commit orders, and sends it.

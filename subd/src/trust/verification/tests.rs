@@ -458,7 +458,9 @@ fn content_must_be_signed_if_the_image_names_signers_of_it() {
     let statement = ContentsStatement { machine, issued: 990, expires: 1_100, files };
     world.contents = vec![key.sign_contents(&statement).unwrap()];
     let contents = world.verify_plan(plan).unwrap().accepted.contents;
-    let known = AcceptedContent { object: object(77), issued: 990 };
+    let machine = "web1.example".to_owned();
+    let key = world.image.content.signers[0].key.clone();
+    let known = AcceptedContent { object: object(77), issued: 990, key, machine };
     assert_eq!(contents, AcceptedContents::from([(computed, known)]));
 }
 
