@@ -117,6 +117,7 @@ pub const METHODS: &[Decoders] = decoders![
     subd::Hurry,
     dominator::settings::GetSubLimits,
     subd::AddObjects,
+    subd::ReplaceCertificate,
     file_generator::Generate,
     file_generator::GetContents,
     file_generator::GetSecrets,

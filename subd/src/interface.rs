@@ -17,8 +17,8 @@ use api::subd::{
     Fetch, GetConfiguration, GetDirectories, GetDirectoriesReply, GetDirectoryBlocks,
     GetDirectoryBlocksReply, GetDirectoryBlocksRequest, GetLimits, GetRefusedChanges,
     GetRefusedChangesReply, HAVE_MAX, OfferContents, OfferImage, POLL_WAIT_MS_MAX, Poll, PollReply,
-    PollRequest, Prepare, PreviewScan, PreviewScanReply, PreviewScanRequest, ScanCounters,
-    SetConfiguration, SetConfigurationRequest,
+    PollRequest, Prepare, PreviewScan, PreviewScanReply, PreviewScanRequest, ReplaceCertificate,
+    ScanCounters, SetConfiguration, SetConfigurationRequest,
 };
 use model::display::error_chain;
 use model::escape::ByteText;
@@ -270,6 +270,10 @@ pub fn router(service: &Arc<Service>, security: &Security) -> Router<Arc<Service
         })
         .method::<AddObjects, _>(async |service, _, request| {
             blocking(move || service.fetcher.add(&request).map(|()| Done {})).await
+        })
+        .method::<ReplaceCertificate, _>(async |service, caller, request| {
+            let replaced = service.updater.replace_certificate(request.chain.0, &caller).await;
+            replaced.map(|()| Done {})
         })
         .method::<Prepare, _>(async |service, caller, request| {
             refuse_if_paused(&service.report_state)?;

@@ -75,6 +75,7 @@ pub fn methods() -> Vec<MethodInfo> {
         MethodInfo::of::<dominator::settings::GetSubLimits>(),
         MethodInfo::of::<dominator::orders::GoOn>(),
         MethodInfo::of::<subd::AddObjects>(),
+        MethodInfo::of::<subd::ReplaceCertificate>(),
         MethodInfo::of::<image_server::AddImage>(),
         MethodInfo::of::<image_server::GetImage>(),
         MethodInfo::of::<image_server::ListImages>(),

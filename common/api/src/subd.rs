@@ -18,6 +18,7 @@ mod operator;
 mod poll;
 mod preview_scan;
 mod refused;
+mod replace_certificate;
 
 use std::sync::Arc;
 
@@ -66,6 +67,7 @@ pub use poll::{
 };
 pub use preview_scan::{PreviewScan, PreviewScanReply, PreviewScanRequest};
 pub use refused::{GetRefusedChanges, GetRefusedChangesReply, REFUSED_MAX};
+pub use replace_certificate::{OWN_CERTIFICATE, ReplaceCertificate, ReplaceCertificateRequest};
 
 /// Returns directories of the scanned tree by digest.
 pub enum GetDirectories {}

@@ -107,6 +107,7 @@ const DOMINATOR: &[&str] = &[
     "Subd.Poll",
     "Subd.Prepare",
     "Subd.PreviewScan",
+    "Subd.ReplaceCertificate",
     "Subd.RetryTriggers",
     "Subd.ScanNow",
     "Subd.SetConfiguration",

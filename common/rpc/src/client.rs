@@ -38,6 +38,7 @@ use api::codec::{self, CodecError, Encoding};
 use api::fault::Fault;
 use api::method::Method;
 use api::object_server::{GetObjects, GetObjectsRequest};
+use api::subd::ReplaceCertificate;
 use api::{PROTOCOL, PROTOCOL_HEADER, object_stream};
 use connection::Connection;
 use exchange::{Failure, Reply};
@@ -76,6 +77,9 @@ struct Inner {
     is_packing_known: AtomicBool,
     /// For large messages; without limit if `None`.
     memory: Option<CallMemory>,
+    /// How long ago the certificate of the server may have ended. Unless it is 0, only
+    /// [`ReplaceCertificate`] is called.
+    ended_within: Duration,
     /// When the last large message was sent or read, if one was since the connection was made. The
     /// buffers of the connection stay as large as the message has made them, so it is replaced.
     grown: Mutex<Option<Instant>>,
@@ -101,17 +105,30 @@ impl Client {
     /// As [`Client::new`], but `packs` decides whether objects are packed.
     #[must_use]
     pub fn packing(peer: Peer, security: &Security, packs: bool) -> Self {
-        Self::with(peer, security, packs, None)
+        Self::with(peer, security, packs, None, Duration::ZERO)
     }
 
     /// As [`Client::new`], for one of many servers, whose large messages share `memory`.
     #[must_use]
     pub fn sharing(peer: Peer, security: &Security, memory: &CallMemory) -> Self {
         let packs = !peer.is_local();
-        Self::with(peer, security, packs, Some(memory.clone()))
+        Self::with(peer, security, packs, Some(memory.clone()), Duration::ZERO)
     }
 
-    fn with(peer: Peer, security: &Security, packs: bool, memory: Option<CallMemory>) -> Self {
+    /// Returns a client of a machine whose certificate may have ended, at most `ended_within` ago.
+    /// All else about it is verified as always. It can call [`ReplaceCertificate`] only.
+    #[must_use]
+    pub fn of_ended(peer: Peer, security: &Security, ended_within: Duration) -> Self {
+        Self::with(peer, security, false, None, ended_within.max(Duration::from_secs(1)))
+    }
+
+    fn with(
+        peer: Peer,
+        security: &Security,
+        packs: bool,
+        memory: Option<CallMemory>,
+        ended_within: Duration,
+    ) -> Self {
         let inner = Inner {
             authority: Authority::try_from(peer.authority()),
             peer,
@@ -119,6 +136,7 @@ impl Client {
             packs: AtomicBool::new(packs),
             is_packing_known: AtomicBool::new(false),
             memory,
+            ended_within,
             grown: Mutex::default(),
             connection: tokio::sync::Mutex::new(None),
         };
@@ -148,6 +166,15 @@ impl Client {
     /// TLS.
     pub async fn server_key(&self) -> Option<Arc<[u8]>> {
         self.inner.connection.lock().await.as_ref()?.server_key()
+    }
+
+    /// Connects, and returns [`Client::server_key`].
+    ///
+    /// # Errors
+    ///
+    /// [`CallError::Connect`].
+    pub async fn connected_key(&self) -> Result<Option<Arc<[u8]>>, CallError> {
+        Ok(self.connection().await?.server_key())
     }
 
     /// Calls `M`, within [`CALL_LIMIT`].
@@ -309,6 +336,11 @@ impl Client {
         method: &'static str,
         request: Request<Body>,
     ) -> Result<(Response<Reply>, Arc<Connection>), CallError> {
+        if !self.inner.ended_within.is_zero() && method != ReplaceCertificate::NAME {
+            let what = "a machine whose certificate has ended is called for nothing else than to \
+                        replace it";
+            return Err(self.odd(method, what.to_owned()));
+        }
         let mut request = request;
         let mut again = true;
         loop {
@@ -344,8 +376,9 @@ impl Client {
         *kept = None;
         *locked(&self.inner.grown) = None;
         // Boxed, because every call would reserve its memory, and few need to connect.
-        let Inner { peer, security, memory, .. } = &*self.inner;
-        let connection = Box::pin(Connection::open(peer, security, memory.is_some()))
+        let Inner { peer, security, memory, ended_within, .. } = &*self.inner;
+        let connection = Connection::open(peer, security, *ended_within, memory.is_some());
+        let connection = Box::pin(connection)
             .await
             .map_err(|source| CallError::Connect { peer: self.name(), source })?;
         let connection = Arc::new(connection);

@@ -21,6 +21,7 @@ mod files;
 mod handshake;
 mod lists;
 mod peer_session;
+mod replacement;
 mod successor;
 mod tls_config;
 mod trust;
@@ -29,6 +30,8 @@ pub mod zones;
 
 pub use explain::explain;
 pub use files::{FILE_BYTES_MAX, FILES, FilesDigest, ReadFile, TlsError, read as read_file};
+pub(crate) use handshake::EndedCertificate;
 pub(crate) use peer_session::PeerSession;
+pub use replacement::ReplacementError;
 pub use successor::{CallerProof, SuccessorError};
 pub use tls_config::{Security, WARN_BEFORE};

@@ -24,6 +24,7 @@ use crate::state::persisted_state::StateDirectory;
 
 pub mod former_files;
 pub mod put_back;
+mod replacement;
 
 /// The TLS files of subd, below the managed root.
 #[derive(Debug)]

@@ -6,13 +6,17 @@ use std::path::Path;
 use std::time::Duration;
 
 use api::access::IdentityKind;
+use api::certificate::Certificate;
+use api::fault::FaultCode;
 use api::file_generator::ComputedContent;
 use api::subd::{
-    Activity, AddObjects, AddObjectsRequest, PollReply, ScanNow, ScanNowRequest, UpdateOutcome,
+    Activity, AddObjects, AddObjectsRequest, PollReply, ReplaceCertificate,
+    ReplaceCertificateRequest, ScanNow, ScanNowRequest, UpdateOutcome,
 };
 use certs::authority::{Authority, AuthorityOptions, Issued, Request};
 use certs::files::Replace;
 use certs::pem::certificates_of;
+use certs::record::{Reason, Revocation};
 use model::escape::ByteText;
 use model::tree::{Metadata, Tree};
 use rpc::client::{Client, Peer};
@@ -34,6 +38,16 @@ fn wanted(name: &str, hosts: &[&str]) -> Request {
     }
 }
 
+fn revoked(serial: &str) -> Revocation {
+    Revocation {
+        serial: serial.to_owned(),
+        name: "somebody".to_owned(),
+        reason: Reason::KeyCompromise,
+        revoked_at: 1_700_000_000,
+        key: None,
+    }
+}
+
 fn root_authority() -> Authority {
     Authority::create(&AuthorityOptions { key_in_name: true, ..Default::default() }).unwrap()
 }
@@ -46,7 +60,7 @@ struct Machine {
     first: Tree,
     authority: Authority,
     dominator: Security,
-    _place: tempfile::TempDir,
+    place: tempfile::TempDir,
     updates: u64,
 }
 
@@ -60,6 +74,11 @@ struct Made {
 
 impl Made {
     fn new() -> Self {
+        Self::with(&wanted("test", &["test", "127.0.0.4", "127.0.0.5"]))
+    }
+
+    /// `of_machine` is what the certificate of the machine says.
+    fn with(of_machine: &Request) -> Self {
         let authority = root_authority();
         let place = tempfile::tempdir().unwrap();
         let root = place.path().join("root");
@@ -71,7 +90,7 @@ impl Made {
             issued.write(directory, ca_pem, Replace::Own).unwrap();
             Security::open(directory).unwrap()
         };
-        let security = issue(&wanted("test", &["test", "127.0.0.4", "127.0.0.5"]), &own);
+        let security = issue(of_machine, &own);
         let dominator = issue(&wanted("dominator", &[]), &place.path().join("dominator"));
         Self { authority, place, security, dominator }
     }
@@ -89,7 +108,7 @@ impl Machine {
         let Made { authority, place, dominator, .. } = made;
         let (_, first) = sub.tree().await;
         let source = Source::start().await;
-        Self { sub, source, first, authority, dominator, _place: place, updates: 0 }
+        Self { sub, source, first, authority, dominator, place, updates: 0 }
     }
 
     /// Orders an update to `want`. Returns why it is refused; `None` if it is done.
@@ -147,6 +166,16 @@ async fn no_update_of_its_own_certificates_locks_the_dominator_out() {
     let ended = machine.authority.issue(&past).unwrap();
     let foreign = root_authority();
     let of_foreign = foreign.issue(&wanted("test", &["127.0.0.4"])).unwrap();
+    let dominator = certificates_of(&machine.place.path().join("dominator/cert.pem")).unwrap();
+    let dominator = Certificate::read(&dominator[0]).unwrap().serial;
+    let lists = |serials: &[&str], number| {
+        let revocation = |serial: &&str| revoked(serial);
+        let all: Vec<Revocation> = serials.iter().map(revocation).collect();
+        machine.authority.revocation_list(&all, number).unwrap()
+    };
+    let list = machine.tree(&[("crl.pem", &lists(&[&dominator], 1), 0o644)]);
+    let no_list = machine.tree(&[("crl.pem", "", 0o644)]);
+    let harmless = machine.tree(&[("crl.pem", &lists(&["0102"], 2), 0o644)]);
     let before = machine.files();
     let gone =
         Edit::of(&machine.first, &machine.source).remove(&format!("/{DIRECTORY}/key.pem")).done();
@@ -177,6 +206,8 @@ async fn no_update_of_its_own_certificates_locks_the_dominator_out() {
         (gone, "key.pem"),
         (link, "it would not be a regular file any more"),
         (zones, "it may not call "),
+        (list, "not accept the certificate of the caller: its certificate was revoked"),
+        (no_list, "crl.pem: it holds no list of revoked certificates"),
         (all_gone, "cannot be used"),
     ];
     for (want, part) in table {
@@ -185,6 +216,9 @@ async fn no_update_of_its_own_certificates_locks_the_dominator_out() {
         assert!(why.starts_with(text) && why.contains(part), "{part}: {why}");
         assert_eq!(machine.files(), before, "{part}");
     }
+
+    // Other revocations are taken.
+    assert_eq!(machine.update(&harmless).await, None);
 
     // Those of an authority for machines, below the same root, are taken without a restart.
     let options = AuthorityOptions {
@@ -215,6 +249,110 @@ async fn no_update_of_its_own_certificates_locks_the_dominator_out() {
         Client::new(peer, &machine.dominator)
     };
     client.call::<api::subd::Poll>(&Default::default()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_certificate_that_has_ended_is_replaced_by_an_equal_one_only() {
+    const GET: &str = "ObjectServer.GetObjects";
+    let now = system::clock::wall().seconds;
+    let with = |powers: &[&str]| Request {
+        powers: Some(powers.iter().map(|power| (*power).to_owned()).collect()),
+        ..wanted("test", &["test", "127.0.0.4"])
+    };
+    let good = with(&[GET]);
+    let (start, lifetime) = (Some(now - 7_200), Duration::from_secs(3_600));
+    let past = Request { start, lifetime, ..good.clone() };
+    let made = Made::with(&past);
+    let root = made.place.path().join("root");
+    let own = root.join(DIRECTORY);
+    let cert = own.join("cert.pem");
+    let before = fs::read(&cert).unwrap();
+    let key = fs::read_to_string(own.join("key.pem")).unwrap();
+    let lists = made.authority.revocation_list(&[revoked("0102")], 1).unwrap();
+    fs::write(own.join("crl.pem"), lists).unwrap();
+    fs::set_permissions(&cert, fs::Permissions::from_mode(0o640)).unwrap();
+    let security = Security::open(&own).unwrap();
+    let sub = Sub::start_with(&root, &[], &security, &made.dominator).await;
+    let weak = Request { kind: IdentityKind::User, ..with(&["Subd.ReplaceCertificate"]) };
+    let weak = Request { name: "weak".to_owned(), ..weak };
+    let weak_directory = made.place.path().join("weak");
+    let issued = made.authority.issue(&weak).unwrap();
+    issued.write(&weak_directory, made.authority.ca_pem(), Replace::Own).unwrap();
+    let weak = Security::open(&weak_directory).unwrap();
+    let replace = async |caller: &Security, chain: &str| {
+        let peer = sub.client.peer().clone();
+        let client = Client::of_ended(peer, caller, Duration::from_secs(86_400));
+        let request = ReplaceCertificateRequest { chain: ByteText(chain.as_bytes().to_vec()) };
+        let fault = client.call::<ReplaceCertificate>(&request).await.err()?;
+        let fault = fault.fault().cloned().unwrap_or_else(|| panic!("{fault}"));
+        Some((fault.code, fault.message))
+    };
+    let issue =
+        |request: &Request| made.authority.issue_for_key(request, &key).unwrap().certificate_pem;
+    let renewed = issue(&good);
+    let alone = made.authority.create_intermediate(&AuthorityOptions {
+        name: "Machines".to_owned(),
+        for_machines: true,
+        ..AuthorityOptions::default()
+    });
+    let of_machines = alone.unwrap().issue_for_key(&with(&["*.*"]), &key).unwrap();
+    let foreign = root_authority().issue_for_key(&good, &key).unwrap().certificate_pem;
+    let other_key = made.authority.issue(&good).unwrap().certificate_pem;
+    let refused = |why: &str| format!("the certificate is refused: {why}");
+    let not_accepted =
+        |why: &str| refused(&format!("it is not accepted as that of 127.0.0.4: {why}"));
+    let holder =
+        |next| refused(&format!("it is that of {next}, and the present one that of machine test"));
+    let no_power = "the caller may not call Subd.Prepare, which could bring a certificate";
+    let (bad, denied) = (FaultCode::BadRequest, FaultCode::Denied);
+    let named = |name: &str| Request { name: name.to_owned(), ..good.clone() };
+    let of_hosts = |host: &str| Request { hosts: vec![host.to_owned()], ..good.clone() };
+    let table = [
+        (&weak, renewed.clone(), denied, no_power.to_owned()),
+        (&made.dominator, "nothing".to_owned(), bad, refused("it cannot be used: ")),
+        (&made.dominator, other_key, bad, refused("it cannot be used: ")),
+        (&made.dominator, issue(&past), bad, not_accepted("its certificate has ended")),
+        (&made.dominator, foreign, bad, not_accepted("its certificate is of no authority")),
+        (
+            &made.dominator,
+            issue(&of_hosts("other")),
+            bad,
+            not_accepted("its certificate is for other"),
+        ),
+        (&made.dominator, issue(&named("web2")), bad, holder("machine web2")),
+        (
+            &made.dominator,
+            issue(&Request { kind: IdentityKind::User, ..good.clone() }),
+            bad,
+            holder("test"),
+        ),
+        (
+            &made.dominator,
+            issue(&with(&[GET, "Subd.Poll"])),
+            bad,
+            refused("it gives more than the present one: Subd.Poll"),
+        ),
+    ];
+    for (caller, chain, code, text) in table {
+        let (got, said) = replace(caller, &chain).await.unwrap_or_else(|| panic!("done: {text}"));
+        assert!(got == code && said.starts_with(&text), "{text}: {said}");
+        assert_eq!(fs::read(&cert).unwrap(), before, "{text}");
+    }
+
+    // An authority for machines takes all other powers away.
+    assert_eq!(replace(&made.dominator, &of_machines.certificate_pem).await, None);
+    assert_eq!(fs::read_to_string(&cert).unwrap(), of_machines.certificate_pem);
+    assert_eq!(fs::metadata(&cert).unwrap().permissions().mode() & 0o7777, 0o640);
+    let client = Client::new(sub.client.peer().clone(), &made.dominator);
+    let polled = eventually_async("a dominator connects", async || {
+        let polled = client.call::<api::subd::Poll>(&Default::default()).await;
+        polled.map_err(|error| model::display::error_chain(&error))
+    });
+    assert_eq!(polled.await.activity, Activity::Idle);
+    // Only an update replaces one that is valid.
+    let (code, said) = replace(&made.dominator, &renewed).await.unwrap();
+    let text = refused("by the clock of this machine its certificate is valid until 2");
+    assert!(code == bad && said.starts_with(&text), "{said}");
 }
 
 /// Starts the program on the machine's root. Returns it, and what a dominator with `dominator`

@@ -56,6 +56,7 @@ fn sets_may_call_what_they_must() {
             Subd.Poll
             Subd.Prepare
             Subd.PreviewScan
+            Subd.ReplaceCertificate
             Subd.RetryTriggers
             Subd.ScanNow
             Subd.SetConfiguration

@@ -62,11 +62,13 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Connects to `peer`, and verifies its identity. If `is_narrow`, only as much of a reply
-    /// arrives before it is read as needs no room.
+    /// Connects to `peer`, and verifies its identity. It may be a machine whose certificate ended
+    /// at most `ended_within` ago. If `is_narrow`, only as much of a reply arrives before it is
+    /// read as needs no room.
     pub(super) async fn open(
         peer: &Peer,
         security: &Security,
+        ended_within: Duration,
         is_narrow: bool,
     ) -> io::Result<Self> {
         let late = || io::Error::new(io::ErrorKind::TimedOut, "no connection within 10 s");
@@ -76,7 +78,8 @@ impl Connection {
             match security {
                 Security::Insecure => Self::over(stream, name, None, is_narrow).await,
                 Security::Tls(config) => {
-                    let (stream, session) = config.connect(stream, &peer.host).await?;
+                    let (stream, session) =
+                        config.connect(stream, &peer.host, ended_within).await?;
                     Self::over(stream, name, Some(session), is_narrow).await
                 }
             }

@@ -3,6 +3,7 @@
 use std::io;
 use std::time::Duration;
 
+use crate::tls::EndedCertificate;
 use api::codec::CodecError;
 use api::fault::{Fault, FaultCode};
 
@@ -77,6 +78,14 @@ impl CallError {
             Self::Connect { .. } => Some(unreached),
             _ => None,
         }
+    }
+
+    /// Returns true if there is no connection because the certificate of the server has ended. That
+    /// need not be all that is wrong with it.
+    #[must_use]
+    pub fn is_of_ended_certificate(&self) -> bool {
+        let Self::Connect { source, .. } = self else { return false };
+        source.get_ref().is_some_and(|inner| inner.is::<EndedCertificate>())
     }
 
     /// Returns what to do about the error.

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustls::client::Resumption;
 use rustls::pki_types::CertificateDer;
@@ -66,7 +67,7 @@ impl Credentials {
             .with_safe_default_protocol_versions()
             .map_err(unusable)?
             .dangerous()
-            .with_custom_certificate_verifier(Arc::new(Servers { trust: Arc::clone(&trust) }))
+            .with_custom_certificate_verifier(Arc::new(servers(&trust, Duration::ZERO)))
             .with_client_auth_cert(chain, key)
             .map_err(unusable)?;
         client.alpn_protocols = vec![b"h2".to_vec()];
@@ -74,4 +75,19 @@ impl Credentials {
         let (server, client) = (Arc::new(server), Arc::new(client));
         Ok(Self { own, own_chain, server, client, trust, digest, stamp })
     }
+    /// Returns the configuration of a client that also accepts a machine whose certificate ended at
+    /// most so long ago.
+    pub(super) fn client_of_ended(&self, ended_within: Duration) -> Arc<ClientConfig> {
+        if ended_within.is_zero() {
+            return Arc::clone(&self.client);
+        }
+        let mut client = ClientConfig::clone(&self.client);
+        let servers = Arc::new(servers(&self.trust, ended_within));
+        client.dangerous().set_certificate_verifier(servers);
+        Arc::new(client)
+    }
+}
+
+fn servers(trust: &Arc<Trust>, ended_within: Duration) -> Servers {
+    Servers { trust: Arc::clone(trust), ended_within }
 }

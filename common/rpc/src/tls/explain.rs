@@ -21,6 +21,16 @@ pub fn explain(error: &Error) -> String {
     }
 }
 
+/// Returns true if `error` is that the certificate of the other side has ended.
+pub(super) fn has_ended(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::InvalidCertificate(
+            CertificateError::Expired | CertificateError::ExpiredContext { .. }
+        )
+    )
+}
+
 fn of_certificate(error: &CertificateError) -> String {
     match error {
         CertificateError::Expired | CertificateError::ExpiredContext { .. } => {

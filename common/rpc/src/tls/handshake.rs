@@ -11,7 +11,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, Re
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 
-use super::explain::explain;
+use super::explain::{explain, has_ended};
 use super::peer_session::{PeerSession, Role};
 use super::successor::CallerProof;
 use super::tls_config::TlsConfig;
@@ -79,23 +79,26 @@ impl TlsConfig {
         Ok((stream, Some(session)))
     }
 
-    /// Makes the client's side of the handshake on `stream`, with the server `host`.
+    /// Makes the client's side of the handshake on `stream`, with the server `host`. That may be a
+    /// machine whose certificate ended at most so long ago.
     pub(crate) async fn connect(
         &self,
         stream: TcpStream,
         host: &str,
+        ended_within: Duration,
     ) -> io::Result<(ExplainedStream<client::TlsStream<TcpStream>>, PeerSession)> {
         let name = ServerName::try_from(host.to_owned()).map_err(|_| {
             io::Error::other(format!("`{host}` is not a name that a certificate can have"))
         })?;
         let credentials = Arc::clone(&self.credentials.borrow());
-        let config = Arc::clone(&credentials.client);
+        let config = credentials.client_of_ended(ended_within);
         let stream =
             TlsConnector::from(config).connect(name.clone(), stream).await.map_err(explained)?;
         let shown = stream.get_ref().1.peer_certificates().unwrap_or_default();
         let chain = shown.iter().map(|one| one.clone().into_owned()).collect();
         let proof = CallerProof { chain, server_name: None, files: credentials.digest };
-        let session = PeerSession::new(self.credentials.subscribe(), proof, Role::Server(name));
+        let role = Role::Server(name, ended_within);
+        let session = PeerSession::new(self.credentials.subscribe(), proof, role);
         let session = session.map_err(|error| io::Error::other(explain(&error)))?;
         Ok((ExplainedStream(stream), session))
     }
@@ -120,6 +123,11 @@ async fn refuse(mut stream: TcpStream, last: &[u8]) {
     let _gone = tokio::time::timeout(REFUSED_LINGER, listen).await;
 }
 
+/// The certificate of the server has ended, which need not be all that is wrong with it.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct EndedCertificate(String);
+
 /// Replaces the error of rustls in `error` by an explanation, and the text of rustls for a
 /// connection that was cut, which has the address of its documentation.
 fn explained(error: io::Error) -> io::Error {
@@ -128,6 +136,9 @@ fn explained(error: io::Error) -> io::Error {
         // What answers is something else.
         Some(inner @ rustls::Error::InvalidMessage(_)) => {
             io::Error::new(io::ErrorKind::Unsupported, explain(inner))
+        }
+        Some(inner) if has_ended(inner) => {
+            io::Error::new(error.kind(), EndedCertificate(explain(inner)))
         }
         Some(inner) => io::Error::new(error.kind(), explain(inner)),
         None if error.kind() == io::ErrorKind::UnexpectedEof => {

@@ -21,7 +21,8 @@ const ASK_EVERY: Duration = Duration::from_secs(600);
 #[derive(Clone, Debug)]
 pub(super) enum Role {
     Caller,
-    Server(ServerName<'static>),
+    /// Its certificate may have ended at most so long ago, if it is a machine.
+    Server(ServerName<'static>, Duration),
 }
 
 /// A peer with a certificate, while its connection lasts.
@@ -124,6 +125,6 @@ fn judge(
     let now = UnixTime::since_unix_epoch(since_epoch());
     match role {
         Role::Caller => trust.caller(chain, now),
-        Role::Server(name) => trust.server(chain, name, now),
+        Role::Server(name, within) => trust.server_ended_within(chain, name, now, *within),
     }
 }

@@ -1,14 +1,17 @@
 //! Judges files that are to take the place of those in use, so that nobody is locked out by them.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 
 use super::credentials::Credentials;
 use super::explain::explain;
 use super::files::{Files, FilesDigest, ReadFile, TlsError};
+use super::replacement::{ReplacementError, Shown, judge};
 use super::tls_config::Security;
 use super::trust::VerifiedPeer;
+use api::certificate::Certificate;
 use system::clock::since_epoch;
 
 /// How a caller has shown who it is, and who it takes the server for.
@@ -40,6 +43,11 @@ pub enum SuccessorError {
     Caller { why: String },
     #[error("the new certificate would not be accepted as that of {name}: {why}")]
     Own { name: String, why: String },
+}
+
+/// Returns the name, or the address, that a caller has connected to.
+fn name_of(proof: &CallerProof, local: std::net::IpAddr) -> String {
+    proof.server_name.clone().unwrap_or_else(|| local.to_canonical().to_string())
 }
 
 impl Security {
@@ -76,7 +84,7 @@ impl Security {
                 return Err(SuccessorError::Caller { why });
             }
         }
-        let name = proof.server_name.clone().unwrap_or_else(|| local.to_canonical().to_string());
+        let name = name_of(proof, local);
         let own = |credentials: &Credentials| {
             let server_name = ServerName::try_from(name.clone());
             let server_name = server_name.map_err(|error| error.to_string())?;
@@ -87,6 +95,47 @@ impl Security {
             Err(why) if own(&present).is_ok() => Err(SuccessorError::Own { name, why }),
             _ => Ok(Some(next.digest)),
         }
+    }
+
+    /// Checks files of which only the certificate is another than in use, and is to take its place
+    /// after its end: whether it gives the same machine nothing that it did not have. `proof` and
+    /// `local` are those of the caller that brings it.
+    ///
+    /// # Errors
+    ///
+    /// [`ReplacementError`] says why it must not.
+    pub fn check_replacement(
+        &self,
+        read: ReadFile<'_>,
+        proof: &CallerProof,
+        local: std::net::IpAddr,
+    ) -> Result<Option<FilesDigest>, ReplacementError> {
+        let Self::Tls(config) = self else { return Ok(None) };
+        let present = config.credentials.borrow().clone();
+        if self.present_files() != Some(present.digest) {
+            return Err(ReplacementError::Changed);
+        }
+        let dir = config.directory();
+        let next = Credentials::of(dir, Files::of(dir, read)?)?;
+        let name = name_of(proof, local);
+        // Both by the authorities in use.
+        let shown = |credentials: &Credentials, at: Duration| {
+            let (chain, at) = (&credentials.own_chain, UnixTime::since_unix_epoch(at));
+            let server_name = ServerName::try_from(name.clone());
+            let server_name = server_name.map_err(|error| error.to_string())?;
+            let judged = present.trust.server(chain, &server_name, at);
+            let judged = judged.and_then(|_| present.trust.caller(chain, at));
+            let VerifiedPeer { identity, .. } = judged.map_err(|error| explain(&error))?;
+            let Certificate { key, not_after, .. } = credentials.own.clone();
+            Ok(Shown { key, not_after, identity })
+        };
+        let (now, end) = (since_epoch(), u64::try_from(present.own.not_after).unwrap_or_default());
+        let before = shown(&present, Duration::from_secs(end))
+            .map_err(|why| ReplacementError::Present { name: name.clone(), why })?;
+        let then = shown(&next, now)
+            .map_err(|why| ReplacementError::Refused { name: name.clone(), why })?;
+        judge(&before, &then, now.as_secs().cast_signed())?;
+        Ok(Some(next.digest))
     }
 
     /// Returns the digest of the files as they are now, whether or not they are in use; `None`

@@ -1,6 +1,7 @@
 //! Decides whether the certificates of a peer are trusted.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::ServerCertVerifier;
@@ -148,6 +149,30 @@ impl Trust {
         authority.verified_peer(chain)
     }
 
+    /// As [`Trust::server`]. A machine's certificate that ended at most `within` ago is judged as
+    /// at its end, and counts as valid until that time is over.
+    pub(super) fn server_ended_within(
+        &self,
+        chain: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        now: UnixTime,
+        within: Duration,
+    ) -> Result<VerifiedPeer, rustls::Error> {
+        let (leaf, _) = split(chain)?;
+        let leaf = Certificate::read(leaf).map_err(|error| unreadable(&error))?;
+        let end = u64::try_from(leaf.not_after).unwrap_or_default();
+        let until = end.saturating_add(within.as_secs());
+        if now.as_secs() <= end || now.as_secs() > until {
+            return self.server(chain, name, now);
+        }
+        if leaf.identity.kind != IdentityKind::Machine {
+            let what = "its certificate has ended, and does not say that it is a machine";
+            return Err(rustls::Error::General(what.to_owned()));
+        }
+        let end = UnixTime::since_unix_epoch(Duration::from_secs(end));
+        Ok(VerifiedPeer { until, ..self.server(chain, name, end)? })
+    }
+
     /// Returns the result of the first authority that accepts; otherwise the most specific error.
     fn first<'a, T>(
         &'a self,
@@ -165,6 +190,10 @@ impl Trust {
     }
 }
 
+fn unreadable(error: &api::certificate::CertificateError) -> rustls::Error {
+    rustls::Error::General(error.to_string())
+}
+
 /// Ranks errors: an error of an authority that has not issued the certificate is less specific than
 /// one of the authority that has, even if both share a name.
 fn specificity(error: &rustls::Error) -> u8 {
@@ -178,9 +207,8 @@ fn specificity(error: &rustls::Error) -> u8 {
 impl Authority {
     /// Reads a chain that this authority vouches for.
     fn verified_peer(&self, chain: &[CertificateDer<'_>]) -> Result<VerifiedPeer, rustls::Error> {
-        let read = |der: &CertificateDer<'_>| {
-            Certificate::read(der).map_err(|error| rustls::Error::General(error.to_string()))
-        };
+        let read =
+            |der: &CertificateDer<'_>| Certificate::read(der).map_err(|error| unreadable(&error));
         let leaf = read(&chain[0])?;
         let (mut until, mut is_of_machines) = (leaf.not_after, is_for_machines(self.kind)?);
         for between in &chain[1..] {

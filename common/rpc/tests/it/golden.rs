@@ -114,6 +114,7 @@ fn methods_of_subd_have_these_bytes() {
     pinned.method::<subd::Hurry>(((), Default::default()));
     pinned.method::<subd::CountOwners>(samples::count_owners());
     pinned.method::<subd::AddObjects>((samples::add_to_cache(), Default::default()));
+    pinned.method::<subd::ReplaceCertificate>((samples::replace_certificate(), Default::default()));
     pinned.check("Subd.", expect_file!["golden/subd.txt"]);
 }
 

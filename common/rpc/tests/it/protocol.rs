@@ -101,6 +101,7 @@ fn every_method_is_in_the_table_with_its_access_and_limits() {
         row::<file_generator::Load>(),
         row::<file_generator::RenewCertificates>(),
         row::<subd::AddObjects>(),
+        row::<subd::ReplaceCertificate>(),
         row::<subd::OfferImage>(),
         row::<subd::OfferContents>(),
         row::<subd::ForgetIssued>(),

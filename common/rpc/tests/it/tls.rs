@@ -13,8 +13,11 @@ use api::access::IdentityKind;
 use api::dominator::{ListSubs, ListSubsReply, ListSubsRequest};
 use api::fault::FaultCode;
 use api::image_server::DeleteImage;
-use api::subd::{Commit, CommitRequest, GetConfiguration};
+use api::subd::{
+    Commit, CommitRequest, GetConfiguration, ReplaceCertificate, ReplaceCertificateRequest,
+};
 use certs::authority::{AuthorityOptions, Request};
+use model::escape::ByteText;
 use rpc::client::{CallError, Client, Peer};
 use rpc::server::Router;
 use rpc::tls::Security;
@@ -278,6 +281,68 @@ async fn a_caller_that_is_revoked_is_cut_off_with_what_it_waits_for() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     server.stop().await;
+}
+
+#[tokio::test]
+async fn a_machine_whose_certificate_has_ended_is_called_only_to_replace_it() {
+    let lab = Lab::new();
+    let client =
+        lab.issue("client", &Wanted { name: "a", powers: Some(&["*.*"]), ..Wanted::default() });
+    let hosts: &[&str] = &["testd.example.org"];
+    let ended =
+        Wanted { name: "testd", hosts, has_ended: true, is_machine: true, ..Wanted::default() };
+    let foreign = Authority::new("foreign");
+    lab.issue("good", &ended);
+    lab.issue("valid", &Wanted { has_ended: false, ..ended.clone() });
+    lab.issue("revoked", &Wanted { serial: 9, ..ended.clone() });
+    lab.issue("other", &Wanted { hosts: &["other.example.org"], ..ended.clone() });
+    lab.issue("service", &Wanted { is_machine: false, ..ended.clone() });
+    foreign.issue(&lab.dir("foreign"), &ended, &[&foreign, &lab.authority]);
+    fs::write(client.join("crl.pem"), lab.authority.revoked(&[9], 1)).unwrap();
+    let security = Security::open(&client).unwrap();
+    // They ended at the start of 2021.
+    let since = system::clock::wall().seconds.cast_unsigned() - 1_609_459_200;
+    let [long, short] = [since + 86_400, since - 86_400].map(Duration::from_secs);
+    let has_ended = "its certificate has ended (or a clock is wrong)";
+    let table = [
+        ("good", long, None),
+        ("valid", long, None),
+        ("good", short, Some(has_ended)),
+        ("revoked", long, Some("its certificate was revoked")),
+        ("other", long, Some("its certificate is for other.example.org, and not for testd")),
+        ("service", long, Some("its certificate has ended, and does not say that it is a machine")),
+        ("foreign", long, Some("its certificate is of no authority in our ca.pem")),
+    ];
+    for (dir, within, refused) in table {
+        let router = router(&lab.open(dir)).method::<ReplaceCertificate, _>(|(), _, request| {
+            assert_eq!(request.chain.0, b"chain");
+            async { Ok(Done {}) }
+        });
+        let server = Server::start(router).await;
+        let plain = Client::new(peer(server.address), &security);
+        let plain = plain.call::<ListSubs>(&ListSubsRequest::default()).await;
+        let has_ended = plain.is_err_and(|error| error.is_of_ended_certificate());
+        assert_eq!(has_ended, dir != "valid", "{dir}");
+        let client = Client::of_ended(peer(server.address), &security, within);
+        let chain = ReplaceCertificateRequest { chain: ByteText(b"chain".to_vec()) };
+        let replaced = client.call::<ReplaceCertificate>(&chain).await;
+        match refused {
+            Some(why) => {
+                let text = model::display::error_chain(&replaced.unwrap_err());
+                assert!(text.contains(why), "{dir}: {text}");
+            }
+            None => {
+                replaced.unwrap();
+                assert!(client.connected_key().await.unwrap().is_some());
+                let other = client.call::<ListSubs>(&ListSubsRequest::default()).await;
+                let text = model::display::error_chain(&other.unwrap_err());
+                assert!(text.ends_with("is called for nothing else than to replace it"), "{text}");
+                let page = client.get("/").await;
+                assert!(matches!(page, Err(CallError::Protocol { .. })), "{page:?}");
+            }
+        }
+        server.stop().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -83,23 +83,34 @@ fn restore(root: &Root, area: &Directories, former: &FormerFiles) -> Result<(), 
         let name = name.as_bytes();
         match file {
             Some(file) if !is_live(&directory, name, file) => {
-                remove_all(&area.staging, STAGED)?;
-                let write = |mut to: std::fs::File| {
-                    let written = to.write_all(&file.content.0);
-                    written.map_err(|error| area.staging.error("write", STAGED, errno_of(error)))
-                };
-                area.reserve.write_file(&area.staging, STAGED, RootError::is_full, write)?;
-                area.staging.set_owner(STAGED, file.uid, file.gid)?;
-                area.staging.set_mode(STAGED, file.mode)?;
-                let synced = area.staging.open_file(STAGED)?.sync_all();
-                synced.map_err(|error| area.staging.error("sync", STAGED, errno_of(error)))?;
-                area.staging.rename_over(STAGED, &directory, name)?;
+                put_in_place(&directory, area, name, file)?;
             }
             Some(_) => {}
             None => remove_all(&directory, name)?,
         }
     }
     directory.sync()
+}
+
+/// Makes one file as it is to be. After a crash it is the former or this one; the caller syncs the
+/// directory.
+pub(super) fn put_in_place(
+    directory: &Directory,
+    area: &Directories,
+    name: &[u8],
+    file: &FormerFile,
+) -> Result<(), RootError> {
+    remove_all(&area.staging, STAGED)?;
+    let write = |mut to: std::fs::File| {
+        let written = to.write_all(&file.content.0);
+        written.map_err(|error| area.staging.error("write", STAGED, errno_of(error)))
+    };
+    area.reserve.write_file(&area.staging, STAGED, RootError::is_full, write)?;
+    area.staging.set_owner(STAGED, file.uid, file.gid)?;
+    area.staging.set_mode(STAGED, file.mode)?;
+    let synced = area.staging.open_file(STAGED)?.sync_all();
+    synced.map_err(|error| area.staging.error("sync", STAGED, errno_of(error)))?;
+    area.staging.rename_over(STAGED, directory, name)
 }
 
 /// True if the file is as it was.
@@ -184,7 +195,12 @@ impl OwnCertificates {
     }
 
     /// Reads the file `name` of the directory `path`.
-    fn file(&self, root: &Root, path: &Path, name: &str) -> Result<Option<FormerFile>, StageError> {
+    pub(super) fn file(
+        &self,
+        root: &Root,
+        path: &Path,
+        name: &str,
+    ) -> Result<Option<FormerFile>, StageError> {
         let (content, mode) = match read_file(&path.join(name)) {
             Ok(read) => read,
             Err(TlsError::Read { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {

@@ -12,7 +12,10 @@ use api::file_generator::{
     OrderRevisionRequest, RenewCertificatesReply, RenewCertificatesRequest, RevisionOrder,
     SignContentsReply, SignContentsRequest, WantedFiles,
 };
-use api::subd::{AddObjectsRequest, ForgetIssuedReply, ForgetIssuedRequest, OfferContentsRequest};
+use api::subd::{
+    AddObjectsRequest, ForgetIssuedReply, ForgetIssuedRequest, OfferContentsRequest,
+    ReplaceCertificateRequest,
+};
 use model::escape::ByteText;
 use model::mdb::Machine;
 use model::object::Algorithm;
@@ -80,6 +83,10 @@ pub fn get_generators() -> (GetGeneratorsRequest, GetGeneratorsReply) {
 
 pub fn add_to_cache() -> AddObjectsRequest {
     AddObjectsRequest { contents: vec![content()] }
+}
+
+pub fn replace_certificate() -> ReplaceCertificateRequest {
+    ReplaceCertificateRequest { chain: ByteText(b"-----BEGIN CERTIFICATE-----\n".to_vec()) }
 }
 
 pub fn renew_certificates() -> (RenewCertificatesRequest, RenewCertificatesReply) {

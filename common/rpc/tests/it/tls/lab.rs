@@ -31,6 +31,7 @@ pub struct Wanted<'a> {
     pub groups: &'a [&'a str],
     pub serial: u8,
     pub has_ended: bool,
+    pub is_machine: bool,
     pub is_future: bool,
 }
 
@@ -91,6 +92,11 @@ impl Authority {
             let Some(texts) = texts else { continue };
             let oid = [1, 3, 6, 1, 4, 1, 9586, 100, 7, kind];
             params.custom_extensions.push(CustomExtension::from_oid_content(&oid, strings(texts)));
+        }
+        if wanted.is_machine {
+            let oid = [1, 3, 6, 1, 4, 1, 9586, 100, 7, 3];
+            let kind = [&[0x0c, 7], &b"machine"[..]].concat();
+            params.custom_extensions.push(CustomExtension::from_oid_content(&oid, kind));
         }
         let key = KeyPair::generate().unwrap();
         let certificate = params.signed_by(&key, &self.issuer).unwrap().pem();
