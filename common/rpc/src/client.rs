@@ -1,8 +1,9 @@
 //! Calls methods of another daemon.
 //!
-//! A [`Client`] has one HTTP/2 connection to one server, which is made when first needed and made
-//! again after it was lost. Any number of calls share it. Every call has a limit of time and of
-//! size. Dropping the future of a call cancels it, also at the server.
+//! A [`Client`] has one HTTP/2 connection to one server, which is made when first needed, and made
+//! again after it was lost or when other certificates are in use. Any number of calls share it.
+//! Every call has a limit of time and of size. Dropping the future of a call cancels it, also at
+//! the server.
 
 mod connection;
 mod download;
@@ -369,6 +370,7 @@ impl Client {
         let mut kept = self.inner.connection.lock().await;
         if let Some(connection) = kept.as_ref()
             && !connection.is_closed()
+            && !connection.is_of_former_files(&self.inner.security)
             && !(Arc::strong_count(connection) == 1 && self.must_be_replaced())
         {
             return Ok(Arc::clone(connection));

@@ -19,7 +19,7 @@ use super::keep_alive::{LastHeard, silence};
 use super::memory::FREE_BYTES;
 use super::peer::Peer;
 use crate::body::Body;
-use crate::tls::{PeerSession, Security};
+use crate::tls::{FilesDigest, PeerSession, Security};
 use api::access::identity::MACHINE_SERVICE;
 use model::display::error_chain;
 
@@ -59,6 +59,8 @@ pub(super) struct Connection {
     is_of_machine: bool,
     /// The public key of the server.
     server_key: Option<Arc<[u8]>>,
+    /// The files of this side that it was made with.
+    files: Option<FilesDigest>,
 }
 
 impl Connection {
@@ -113,6 +115,7 @@ impl Connection {
         let listening = Arc::clone(&heard);
         let is_of_machine = session.as_ref().is_some_and(PeerSession::is_of_machines);
         let server_key = session.as_ref().and_then(PeerSession::public_key);
+        let files = session.as_ref().map(|session| session.proof().files());
         // Boxed, because each layer of a task would reserve its memory.
         let task = Box::pin(async move {
             tokio::select! {
@@ -128,7 +131,7 @@ impl Connection {
             }
         });
         let task = AbortOnDropHandle::new(tokio::spawn(task));
-        Ok(Self { sender, heard, task, is_of_machine, server_key })
+        Ok(Self { sender, heard, task, is_of_machine, server_key, files })
     }
 
     /// Returns true if the server may answer `method`, or pages if that is no method.
@@ -140,6 +143,11 @@ impl Connection {
     /// Returns the public key of the server, whose private one it has shown to have.
     pub(super) fn server_key(&self) -> Option<Arc<[u8]>> {
         self.server_key.clone()
+    }
+
+    /// Returns true if this side uses other files now than the connection was made with.
+    pub(super) fn is_of_former_files(&self, security: &Security) -> bool {
+        self.files != security.files_in_use()
     }
 
     /// Returns true if the connection has ended.

@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::credentials::Credentials;
-use super::files::{self, Stamp, TlsError};
+use super::files::{self, FilesDigest, Stamp, TlsError};
 use model::display::{error_chain, utc};
 use model::tree::Time;
 use system::clock::since_epoch;
@@ -95,6 +95,15 @@ impl Security {
     #[must_use]
     pub fn scheme(&self) -> &'static str {
         if self.is_insecure() { "http" } else { "https" }
+    }
+
+    /// Returns the digest of the files in use; `None` for [`Security::Insecure`].
+    #[must_use]
+    pub fn files_in_use(&self) -> Option<FilesDigest> {
+        match self {
+            Self::Insecure => None,
+            Self::Tls(config) => Some(config.credentials.borrow().digest),
+        }
     }
 
     /// Returns when the program's own certificate expires, in Unix seconds.

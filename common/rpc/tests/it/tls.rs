@@ -412,6 +412,26 @@ async fn certificates_are_read_again_when_they_change_and_kept_when_they_are_wro
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_client_connects_again_when_it_has_another_certificate() {
+    let lab = Lab::new();
+    lab.issue("client", &Wanted { name: "a", powers: Some(&[]), ..Wanted::default() });
+    let server = served(&lab).await;
+    let security = lab.open("client");
+    let keeping = tokio::spawn({
+        let security = security.clone();
+        async move { security.reload_until(Default::default()).await }
+    });
+    let client = Client::new(peer(server.address), &security);
+    assert_eq!(outcomes(&client).await, ["Denied", "done", "Denied"]);
+    lab.issue("client", &Wanted { name: "a", powers: Some(&["*.*"]), ..Wanted::default() });
+    while outcomes(&client).await != ["done", "done", "done"] {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    keeping.abort();
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_authority_may_vouch_for_no_more_than_its_zone() {
     let lab = Lab::new();
     let web = Authority::new("web");
