@@ -5,6 +5,7 @@ pub mod command;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use api::subd::HoldMachineRequest;
 use clap::Parser;
@@ -133,6 +134,13 @@ pub struct Arguments {
     #[arg(long, value_name = "PORT", default_value_t = SUBD_PORT)]
     pub subd_port: u16,
 
+    /// Give machines that were off past the end of their certificate another one for the same key,
+    /// if it ended at most DAYS ago, was not revoked, and is a computed file of their image; 0 for
+    /// none
+    #[arg(long, value_name = "DAYS", default_value_t = 0,
+          value_parser = clap::value_parser!(u32).range(..=3_650))]
+    pub renew_expired: u32,
+
     #[command(flatten)]
     pub budgets: BudgetArgs,
 
@@ -221,6 +229,7 @@ impl Arguments {
             history_max_mib,
             history_days,
             subd_port,
+            renew_expired,
             budgets: _,
             log: LogArgs { filter: _, format },
             security: SecurityArgs { insecure, tls },
@@ -241,6 +250,7 @@ impl Arguments {
             ("history-max-mib", *history_max_mib != new.history_max_mib),
             ("history-days", *history_days != new.history_days),
             ("subd-port", *subd_port != new.subd_port),
+            ("renew-expired", *renew_expired != new.renew_expired),
             ("log-format", *format != new.log.format),
             ("insecure", *insecure != new.security.insecure),
             ("tls", *tls != new.security.tls),
@@ -392,6 +402,7 @@ fn share(
         caches: Interned::default(),
         machine_memory: CallMemory::new((arguments.machine_memory as usize) << 20),
         subd_port: arguments.subd_port,
+        renew_expired: Duration::from_secs(u64::from(arguments.renew_expired) * 86_400),
     })
 }
 

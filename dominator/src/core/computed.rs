@@ -12,6 +12,7 @@
 // tidy: core
 
 mod changes;
+pub mod ended_certificates;
 pub mod rollout;
 
 use core::time::Duration;
@@ -167,6 +168,9 @@ struct MachineFiles {
     trial: Option<Trial>,
     /// True if certificates were renewed because of their age, and are not verified yet.
     is_renewing: bool,
+    /// When it was last given a certificate after its own had ended, on the clock of
+    /// [`Now::elapsed`].
+    offered: Option<Duration>,
 }
 
 /// What a machine is told of its computed files.
@@ -323,7 +327,8 @@ impl ComputedTable {
             round: former.as_ref().map_or(0, |files| files.round + 1),
             standing: Standing::Away,
             trial,
-            is_renewing: former.is_some_and(|files| files.is_renewing),
+            is_renewing: former.as_ref().is_some_and(|files| files.is_renewing),
+            offered: former.and_then(|files| files.offered),
         };
         self.changes.take_machine(hostname, &files.waits(), files.trial.as_ref(), now.wall);
         self.machines.insert(hostname.clone(), files);

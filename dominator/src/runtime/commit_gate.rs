@@ -26,6 +26,16 @@ pub enum Closed {
     Pause,
 }
 
+impl Closed {
+    /// Returns why the gate is closed.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Brake => "the brake was pulled",
+            Self::Pause => "the machine was paused",
+        }
+    }
+}
+
 /// A Commit on its way.
 #[derive(Clone, Debug)]
 struct Passing {

@@ -1,6 +1,8 @@
 //! Asks filegen-servers for the content of computed files. `core::computed` decides what is asked
 //! for, and when.
 
+mod ended_certificates;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::pending;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -646,25 +648,31 @@ impl ComputedService {
         Ok(Err(lost))
     }
 
+    /// Reads content that a machine is to get. What is lost is asked for again.
+    async fn contents(
+        self: &Arc<Self>,
+        ids: Arc<[ObjectId]>,
+    ) -> Result<Vec<ComputedContent>, PushError> {
+        let lost = match self.on_thread(move |service| service.read(&ids)).await? {
+            Ok(contents) => return Ok(contents),
+            Err(lost) => lost,
+        };
+        {
+            let mut inner = self.locked();
+            inner.table.lost(&lost, self.clock.now());
+            inner.servers.values().for_each(|server| server.notify_one());
+        }
+        self.tell().await;
+        Err(PushError::Lost)
+    }
+
     /// Gives content to a machine.
     pub async fn push(
         self: &Arc<Self>,
         client: &Client,
         ids: Arc<[ObjectId]>,
     ) -> Result<(), PushError> {
-        let read = self.on_thread(move |service| service.read(&ids)).await?;
-        let mut contents = match read {
-            Ok(contents) => contents,
-            Err(lost) => {
-                {
-                    let mut inner = self.locked();
-                    inner.table.lost(&lost, self.clock.now());
-                    inner.servers.values().for_each(|server| server.notify_one());
-                }
-                self.tell().await;
-                return Err(PushError::Lost);
-            }
-        };
+        let mut contents = self.contents(ids).await?;
         while !contents.is_empty() {
             let mut bytes = 0;
             let fits = |content: &&ComputedContent| {

@@ -59,6 +59,9 @@ pub struct Shared {
     pub machine_memory: CallMemory,
     /// The port of subs whose record names none.
     pub subd_port: u16,
+    /// How long ago the certificate of a machine may have ended that gets another one; zero if none
+    /// does.
+    pub renew_expired: Duration,
 }
 
 /// Returns the limiter of [`Shared::redials`].

@@ -15,6 +15,7 @@ use testing::eventually;
 use crate::converges::{CONVERGE_MAX, Scenario};
 use crate::faults::signal;
 use crate::orders::domtool;
+use crate::own_certificates::own_files_below_root;
 use crate::trees;
 
 const SECRET: &str = "the key of the site\n";
@@ -78,7 +79,7 @@ fn wait_for_content(scenario: &Scenario, contents: &[&str]) {
 }
 
 /// Adds an image with the computed files of `list`.
-fn add(scenario: &Scenario, name: &str, tree: &Path, list: &Path) {
+pub fn add(scenario: &Scenario, name: &str, tree: &Path, list: &Path) {
     let rules = |file: &str| scenario.directory.path().join(file).into_os_string();
     scenario.imagetool(&[
         "--format".into(),
@@ -94,7 +95,7 @@ fn add(scenario: &Scenario, name: &str, tree: &Path, list: &Path) {
     ]);
 }
 
-fn contains(directory: &Path, text: &str) -> bool {
+pub fn contains(directory: &Path, text: &str) -> bool {
     walkdir::WalkDir::new(directory).into_iter().any(|entry| {
         let entry = entry.unwrap();
         let content = fs::read(entry.path()).unwrap_or_default();
@@ -374,20 +375,6 @@ fn a_changed_template_is_tried_on_first_machines_taken_back_and_corrected() {
     wait_for(&mut scenario, &[third.as_str(); 5]);
 }
 
-/// Moves the TLS files of a sub below its root, as on a machine.
-fn own_files_below_root(scenario: &mut Scenario) -> PathBuf {
-    let flags = scenario.fleet.certificates().flags(&scenario.fleet.subs[0].hostname);
-    let before = PathBuf::from(&flags[1]);
-    let sub = &mut scenario.fleet.subs[0];
-    sub.daemon.stop().unwrap();
-    let own = sub.root.join("etc/dominator/tls");
-    fs::create_dir_all(own.parent().unwrap()).unwrap();
-    fs::rename(&before, &own).unwrap();
-    std::os::unix::fs::symlink(&own, &before).unwrap();
-    sub.daemon.start_again().unwrap();
-    own
-}
-
 #[test]
 fn a_sub_gets_other_certificates_for_the_key_that_never_leaves_it() {
     let directory = tempfile::tempdir().unwrap();
@@ -406,7 +393,7 @@ fn a_sub_gets_other_certificates_for_the_key_that_never_leaves_it() {
     let filter = scenario.directory.path().join("filter");
     let lines = fs::read_to_string(&filter).unwrap() + "/etc/dominator/tls/(ca|key)[.]pem$\n";
     fs::write(&filter, lines).unwrap();
-    let own = own_files_below_root(&mut scenario);
+    let own = own_files_below_root(&mut scenario, 0);
     let key = fs::read(own.join("key.pem")).unwrap();
     let serial = || {
         let chain = certificates_of(&own.join("cert.pem")).map_err(|error| error.to_string())?;

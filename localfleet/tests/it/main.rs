@@ -20,6 +20,7 @@ mod image_server;
 mod kills;
 mod liar;
 mod orders;
+mod own_certificates;
 mod plan;
 mod private;
 mod rollback;

@@ -4,6 +4,7 @@ mod rollout;
 
 use api::file_generator::Generator;
 
+use super::ended_certificates::NoCertificate;
 use super::rollout::{ContentReport, Standing};
 use super::*;
 
@@ -373,4 +374,48 @@ fn certificates_are_asked_for_with_the_key_that_the_machine_has_shown_last() {
     assert_eq!(by_key(&mut asked, 21), [""; 0]);
     asked.0.forget("a");
     assert_eq!(asked.0.key("a"), None);
+}
+
+#[test]
+fn a_machine_whose_certificate_has_ended_gets_the_one_for_its_last_key() {
+    const OWN: &str = api::subd::OWN_CERTIFICATE;
+    let mut asked = Asked(ComputedTable::default());
+    let of =
+        |asked: &mut Asked, host: &str, key: &[u8], at| asked.0.replacement(host, key, now(at));
+    let not_known = |why: &str| Err(NoCertificate::NotKnown(why.to_owned()));
+    let made = |path: &str, machine: &Machine| Some(format!("{path} {}", machine.location));
+    let own = |location: &str| Ok(id(&format!("{OWN} {location}")));
+
+    assert_eq!(of(&mut asked, "web1", b"a", 0), Err(NoCertificate::NotComputed));
+    asked.want("web1", "nyc", &["/etc/motd"], 0);
+    assert_eq!(of(&mut asked, "web1", b"a", 0), Err(NoCertificate::NotComputed));
+    asked.answer(0, 0, made);
+
+    // A key that is not known counts, and is asked with.
+    asked.want("web1", "nyc", &["/etc/motd", OWN], 1);
+    asked.answer(1, 0, |_, _| None);
+    assert_eq!(of(&mut asked, "web1", b"a", 2), not_known("it failed"));
+    let batch = asked.0.next_batch(&SOURCE.into(), now(2)).unwrap();
+    let key = batch.request.machines[0].key.clone();
+    assert_eq!(key, Some(ByteText(b"a".to_vec())));
+    asked.0.failed(&batch, "it is away", now(2), 500);
+    // It is not known yet which of them are certificates.
+    assert_eq!(
+        asked.answer(5, 0, made),
+        ["/etc/motd of web1".to_owned(), format!("{OWN} of web1")]
+    );
+    assert_eq!(of(&mut asked, "web1", b"a", 6), own("nyc"));
+    assert_eq!(of(&mut asked, "web1", b"a", 15), Err(NoCertificate::JustNow));
+    assert_eq!(of(&mut asked, "web1", b"a", 16), own("nyc"));
+
+    // Another one is not taken from a certificate that has ended.
+    assert_eq!(of(&mut asked, "web1", b"b", 30), Err(NoCertificate::OtherKey));
+    assert_eq!(of(&mut asked, "web1", b"a", 30), own("nyc"));
+    assert!(asked.0.take_key("web1", b"b", now(40)));
+    assert_eq!(of(&mut asked, "web1", b"a", 40), Err(NoCertificate::OtherKey));
+
+    // One that was made from a former record is not given.
+    asked.answer(40, 0, made);
+    asked.want("web1", "sfo", &["/etc/motd", OWN], 50);
+    assert_eq!(of(&mut asked, "web1", b"b", 50), not_known(BEING_ASKED));
 }

@@ -23,7 +23,6 @@ use super::Handle;
 use crate::core::changes::OrderedUpdate;
 use crate::core::claims::{ClaimAnswer, ClaimKind};
 use crate::core::sub::{Call, ContentsToSign, Event, Failure, FailureKind, RequestId};
-use crate::runtime::commit_gate::Closed;
 use crate::runtime::computed::PushError;
 use crate::runtime::shared::Shared;
 
@@ -66,8 +65,36 @@ pub(super) async fn poll(
         }
         Err(error) => {
             shared.metrics.polled(false);
-            Event::PollFailed(request_id, failure_of(&error))
+            let mut failure = failure_of(&error);
+            if error.is_of_ended_certificate() && !shared.renew_expired.is_zero() {
+                let became = replace_certificate(&client, &shared).await;
+                failure.text = format!("{}: {became}", failure.text);
+            }
+            Event::PollFailed(request_id, failure)
         }
+    }
+}
+
+/// Gives a machine another certificate whose own has ended, unless it must not be changed now.
+/// Returns what became of it.
+async fn replace_certificate(client: &Client, shared: &Arc<Shared>) -> String {
+    let (peer, host) = (client.peer(), &client.peer().host);
+    let replacing = shared.computed.replace_certificate(peer.clone(), shared.renew_expired);
+    let passed = shared.gate.pass(host, shared.clock.now().wall, Box::pin(replacing)).await;
+    match passed {
+        Ok(Ok(())) => {
+            tracing::warn!(%host, "its certificate had ended, and was replaced");
+            let (audit, arguments) = (shared.audit.clone(), format!("host={host}"));
+            let record = move || {
+                let why = "the certificate of the machine had ended";
+                audit.record_decision("replace-certificate", &arguments, why);
+            };
+            // This fails only if the thread panicked, which has been logged.
+            let _recorded = tokio::task::spawn_blocking(record).await;
+            "it was given another one".to_owned()
+        }
+        Ok(Err(error)) => format!("it gets no other one: {}", error_chain(&error)),
+        Err(closed) => format!("it gets no other one: {}", closed.text()),
     }
 }
 
@@ -236,10 +263,7 @@ pub(super) async fn commit(
     };
     // The task that closed the gate waits for this Commit and runs next, even on this thread.
     tokio::task::yield_now().await;
-    match closed {
-        Closed::Pause => Err(withheld("the machine was paused")),
-        Closed::Brake => Err(withheld("the brake was pulled")),
-    }
+    Err(withheld(closed.text()))
 }
 
 pub(super) fn withheld(why: &str) -> Failure {

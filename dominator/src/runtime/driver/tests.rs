@@ -82,6 +82,7 @@ pub(crate) fn shared(state: &Arc<Storage>, stop: &CancellationToken) -> Shared {
         caches: Interned::default(),
         machine_memory: CallMemory::new(1 << 20),
         subd_port: 1,
+        renew_expired: Duration::ZERO,
     }
 }
 

@@ -416,34 +416,61 @@ fn a_server_whose_numbers_begin_anew_leaves_no_old_stage_behind() {
     assert_eq!(fleet.having("bad nyc"), 3);
 }
 
+/// Has certificates made by a generator of this version and revision; `text` is that of a machine.
+fn certify(fleet: &mut Fleet, version: &str, revision: u64, text: impl Fn(&str) -> String) {
+    let mut all = generators(revision, &[("/x", version, revision)]);
+    all.generators[0].kind = "certificate".to_owned();
+    fleet.asked.set_generators(&all, fleet.at);
+    for host in fleet.hosts() {
+        let files = fleet.asked.0.machines.get_mut(&host).unwrap();
+        files.files[0].ask_at = Some(now(fleet.at).elapsed);
+    }
+    let batch = fleet.asked.0.next_batch(&SOURCE.into(), now(fleet.at)).unwrap();
+    let machines = batch.request.machines.iter().zip(&batch.records);
+    let made = machines.map(|(wanted, record)| {
+        let content = GeneratedContent {
+            id: id(&text(&wanted.machine.hostname)),
+            size_bytes: 0,
+            valid_until_seconds: 9_000,
+            generator: id(version),
+            is_secret: true,
+        };
+        vec![Ok(KnownContent::new(&content, *record, 9, Time::default()))]
+    });
+    fleet.asked.0.take(&batch, made.collect(), now(fleet.at), 500);
+    fleet.asked.0.advance(now(fleet.at));
+}
+
+#[test]
+fn certificates_that_are_renewed_by_order_are_a_content_revision() {
+    let mut fleet = Fleet::new(100);
+    let all = |_: &str| "first".to_owned();
+    certify(&mut fleet, "1", 1, all);
+    fleet.in_sync(&fleet.hosts());
+    assert_eq!(fleet.having("first"), 100);
+
+    // All of them: first machines come first, unless an operator calls it urgent.
+    certify(&mut fleet, "2", 2, |_| "second".to_owned());
+    assert_eq!(fleet.having("second"), 3);
+    assert_eq!(fleet.asked.0.known("h00000").update, ContentUpdate::Change);
+    let order = ContentOrder::Open;
+    fleet.asked.0.order(&revision(2), order, "it is urgent", now(fleet.at)).unwrap();
+    assert_eq!(fleet.having("second"), 100);
+    fleet.in_sync(&fleet.hosts());
+
+    // As few as there may be first machines have it at once.
+    let few = ["h00007", "h00008", "h00009"];
+    let text = |host: &str| if few.contains(&host) { "third" } else { "second" }.to_owned();
+    certify(&mut fleet, "3", 3, text);
+    assert_eq!((fleet.having("third"), fleet.having("second")), (3, 97));
+    fleet.in_sync(&fleet.hosts());
+    assert_eq!(fleet.asked.0.known("h00007").update, ContentUpdate::None);
+}
+
 #[test]
 fn certificates_that_are_renewed_by_age_do_not_wait() {
     let mut fleet = Fleet::new(100);
-    let certificates = |version: &str| {
-        let mut all = generators(1, &[("/x", version, 1)]);
-        all.generators[0].kind = "certificate".to_owned();
-        all
-    };
-    fleet.asked.set_generators(&certificates("1"), fleet.at);
-    let renew = |fleet: &mut Fleet, text: &str| {
-        for host in fleet.hosts() {
-            let files = fleet.asked.0.machines.get_mut(&host).unwrap();
-            files.files[0].ask_at = Some(now(fleet.at).elapsed);
-        }
-        let batch = fleet.asked.0.next_batch(&SOURCE.into(), now(fleet.at)).unwrap();
-        let made = batch.records.iter().map(|record| {
-            let content = GeneratedContent {
-                id: id(text),
-                size_bytes: 0,
-                valid_until_seconds: 9_000,
-                generator: id("1"),
-                is_secret: true,
-            };
-            vec![Ok(KnownContent::new(&content, *record, 9, Time::default()))]
-        });
-        fleet.asked.0.take(&batch, made.collect(), now(fleet.at), 500);
-    };
-    renew(&mut fleet, "renewed");
+    certify(&mut fleet, "1", 1, |_| "renewed".to_owned());
     assert_eq!(fleet.having("renewed"), 100);
     assert_eq!(fleet.asked.0.known("h00001").update, ContentUpdate::Renewal);
     fleet.in_sync(&fleet.hosts());
