@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use api::certificate::Certificate;
 use api::dominator::Status;
+use api::dominator::content::{ContentChange, ContentStage};
 use certs::authority::{Authority, AuthorityOptions, Request};
 use certs::pem::{certificates_of, key_belongs};
 use certs::record::{Reason, RevocationTarget};
@@ -16,6 +17,7 @@ use testing::eventually;
 
 use crate::computed::{add, contains};
 use crate::converges::{CONVERGE_MAX, Scenario};
+use crate::orders::domtool;
 use crate::trees;
 
 const IMAGE: &str = "test/1";
@@ -243,6 +245,20 @@ fn a_fleet_renews_its_certificates_whatever_happens_to_its_machines_and_authorit
     };
     let machines = next.create_intermediate(&options).unwrap();
     let register = Register::create(&fleet.path("ca2"), machines).unwrap();
+    // Too early, the second step is refused by the machines, and stopped.
+    replace(&fleet.path("ca.pem"), next.ca_pem());
+    eventually("the change is stopped", || {
+        let words = ["--format", "json", "computed", "list"];
+        let (code, out, said) = domtool(&fleet.scenario, &words);
+        assert_eq!(code, 0, "{said}");
+        let changes: Vec<ContentChange> = serde_json::from_str(&out).unwrap();
+        let is_stopped = |one: &ContentChange| matches!(one.stage, ContentStage::Stopped(_));
+        if changes.iter().any(is_stopped) { Ok(()) } else { Err(out) }
+    });
+    fleet.wait_synced();
+    for own in &fleet.own {
+        assert_eq!(fs::read_to_string(own.join("ca.pem")).unwrap(), former);
+    }
     fleet.trust(&format!("{former}{}", next.ca_pem()));
     fleet.certify_daemons(&next);
     fleet.configure("ca2");

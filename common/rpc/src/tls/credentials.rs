@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustls::client::Resumption;
-use rustls::pki_types::CertificateDer;
+use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::NoServerSessionStorage;
 use rustls::{ClientConfig, ServerConfig};
 
@@ -15,6 +15,7 @@ use super::trust::{Trust, TrustError};
 use super::verifier::{Callers, Servers};
 use api::certificate::Certificate;
 use model::display::error_chain;
+use system::clock::since_epoch;
 
 /// The content of the files of one directory, ready to use in handshakes.
 pub(super) struct Credentials {
@@ -75,6 +76,13 @@ impl Credentials {
         let (server, client) = (Arc::new(server), Arc::new(client));
         Ok(Self { own, own_chain, server, client, trust, digest, stamp })
     }
+    /// Returns why those that trust the same authorities do not accept the certificate; `None` if
+    /// they do.
+    pub(super) fn refuses_itself(&self) -> Option<String> {
+        let now = UnixTime::since_unix_epoch(since_epoch());
+        self.trust.caller(&self.own_chain, now).err().map(|error| explain(&error))
+    }
+
     /// Returns the configuration of a client that also accepts a machine whose certificate ended at
     /// most so long ago.
     pub(super) fn client_of_ended(&self, ended_within: Duration) -> Arc<ClientConfig> {

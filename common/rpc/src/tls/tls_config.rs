@@ -208,7 +208,14 @@ impl TlsConfig {
                 let ends = Time { seconds: credentials.own.not_after, nanoseconds: 0 };
                 let ends = utc(ends);
                 tracing::info!(dir = %self.dir.display(), ends, "certificates taken");
+                let refused = credentials.refuses_itself();
                 let former = self.credentials.send_replace(Arc::new(credentials));
+                if let Some(why) = refused.filter(|_| former.refuses_itself().is_none()) {
+                    tracing::warn!(
+                        "others that trust the same authorities do not accept this program any \
+                         more: {why}"
+                    );
+                }
                 if files::lifts_revocations(&former.stamp, &stamp) {
                     let path = self.dir.join(files::REVOKED);
                     let path = path.display();
@@ -269,6 +276,19 @@ mod tests {
         issued.unwrap().write(&tls, authority.ca_pem(), Replace::Own).unwrap();
         let Security::Tls(config) = Security::open(&tls).unwrap() else { unreachable!() };
         (directory, config, authority)
+    }
+
+    #[test]
+    fn a_program_knows_when_its_own_authorities_refuse_it() {
+        let (_directory, config, authority) = kept();
+        let now = || Credentials::read(&config.dir).unwrap().refuses_itself();
+        assert_eq!(now(), None);
+        let next = Authority::create(&AuthorityOptions::default()).unwrap();
+        let both = format!("{}{}", next.ca_pem(), authority.ca_pem());
+        for (authorities, refused) in [(both.as_str(), None), (next.ca_pem(), Some(()))] {
+            fs::write(config.dir.join("ca.pem"), authorities).unwrap();
+            assert_eq!(now().map(drop), refused);
+        }
     }
 
     #[test]
