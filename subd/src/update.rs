@@ -15,7 +15,7 @@
 //! | [`executor`] | everything that is done after a Commit, in order, in one thread |
 //! | `reboot` | reboots the machine, and detects that it was rebooted |
 //! | [`recovery`] | finds, finishes or undoes an interrupted update when subd starts |
-//! | [`own_certificates`] | TLS files of subd itself: refuses them, or puts the former back |
+//! | [`own_certificates`] | TLS files of subd itself: refuses, puts back or replaces them |
 //! | `retry_triggers` | runs triggers again that failed |
 //! | `update_task` | runs the executor in the daemon: scanner, reports, reboot, retries |
 //!

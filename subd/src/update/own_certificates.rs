@@ -1,6 +1,7 @@
 //! Refuses updates that would lock the dominator out: after which subd's own TLS files do not fit
 //! together, or one of the two would not accept the certificate of the other. What cannot be known
-//! before is tried: see [`put_back`].
+//! before is tried: see [`put_back`]. After the end of the certificate another one is taken:
+//! `replacement`.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};

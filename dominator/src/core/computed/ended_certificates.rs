@@ -8,7 +8,7 @@ use core::time::Duration;
 use api::subd::OWN_CERTIFICATE;
 use model::object::ObjectId;
 
-use super::{BEING_ASKED, ComputedTable, KnownContent, is_current};
+use super::{BEING_ASKED, ComputedTable, FileState};
 use crate::core::timing::Now;
 
 /// The shortest time between two certificates for one machine.
@@ -31,8 +31,22 @@ pub enum NoCertificate {
 }
 
 impl ComputedTable {
-    /// Returns the certificate for a machine that has shown `key` with one that has ended. A key
-    /// counts if the machine has shown it last, or if none is known.
+    /// Returns whether a machine may get a certificate now, whatever its key.
+    ///
+    /// # Errors
+    ///
+    /// [`NoCertificate`] says why not.
+    pub fn may_replace(&self, hostname: &str, now: Now) -> Result<(), NoCertificate> {
+        let files = self.machines.get(hostname).ok_or(NoCertificate::NotComputed)?;
+        files.files.iter().find(is_own).ok_or(NoCertificate::NotComputed)?;
+        match files.offered {
+            Some(offered) if now.elapsed < offered + OFFER_INTERVAL => Err(NoCertificate::JustNow),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the certificate for a machine that has shown `key` with one that has ended: the one
+    /// that it is to have. A key counts if the machine has shown it last, or if none is known.
     ///
     /// # Errors
     ///
@@ -43,28 +57,24 @@ impl ComputedTable {
         key: &[u8],
         now: Now,
     ) -> Result<ObjectId, NoCertificate> {
-        let files = self.machines.get(hostname).ok_or(NoCertificate::NotComputed)?;
-        let is_own = |path: &[u8]| path == OWN_CERTIFICATE.as_bytes();
-        let index = files.files.iter().position(|file| is_own(file.rule.path.as_bytes()));
-        let index = index.ok_or(NoCertificate::NotComputed)?;
+        self.may_replace(hostname, now)?;
         if self.key(hostname).is_some_and(|known| *known.0 != *key) {
             return Err(NoCertificate::OtherKey);
         }
         self.take_key(hostname, key, now);
         let files = self.machines.get_mut(hostname).ok_or(NoCertificate::NotComputed)?;
-        let file = &files.files[index];
-        let versions = self.generators.get(&file.rule.source);
-        let is_of_now =
-            |known: &&KnownContent| is_current(versions, &file.rule, known, files.record);
-        let Some(used) = file.contents.used.as_ref().filter(is_of_now) else {
+        let file = files.files.iter().find(is_own).ok_or(NoCertificate::NotComputed)?;
+        let Some(used) = &file.contents.used else {
             let why = file.why.as_deref().unwrap_or(BEING_ASKED).to_owned();
             return Err(NoCertificate::NotKnown(why));
         };
         let id = used.object.id();
-        if files.offered.is_some_and(|offered| now.elapsed < offered + OFFER_INTERVAL) {
-            return Err(NoCertificate::JustNow);
-        }
         files.offered = Some(now.elapsed);
         Ok(id)
     }
+}
+
+/// True for the certificate of subd itself.
+fn is_own(file: &&FileState) -> bool {
+    file.rule.path.as_bytes() == OWN_CERTIFICATE.as_bytes()
 }

@@ -414,8 +414,10 @@ fn a_machine_whose_certificate_has_ended_gets_the_one_for_its_last_key() {
     assert!(asked.0.take_key("web1", b"b", now(40)));
     assert_eq!(of(&mut asked, "web1", b"a", 40), Err(NoCertificate::OtherKey));
 
-    // One that was made from a former record is not given.
+    // It is the one in use, also while another one is made.
     asked.answer(40, 0, made);
     asked.want("web1", "sfo", &["/etc/motd", OWN], 50);
-    assert_eq!(of(&mut asked, "web1", b"b", 50), not_known(BEING_ASKED));
+    assert_eq!(of(&mut asked, "web1", b"b", 50), own("nyc"));
+    asked.want("web1", "sfo", &["/etc/motd"], 60);
+    assert_eq!(asked.0.may_replace("web1", now(60)), Err(NoCertificate::NotComputed));
 }

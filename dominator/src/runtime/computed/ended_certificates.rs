@@ -36,6 +36,7 @@ impl ComputedService {
         ended_within: Duration,
     ) -> Result<(), ReplaceError> {
         let hostname = peer.host.clone();
+        self.locked().table.may_replace(&hostname, self.clock.now())?;
         let client = Client::of_ended(peer, &self.security, ended_within);
         let key = client.connected_key().await?.ok_or(ReplaceError::NoKey)?;
         let id = {
