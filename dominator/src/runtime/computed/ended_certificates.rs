@@ -29,7 +29,7 @@ impl ComputedService {
     ///
     /// # Errors
     ///
-    /// [`ReplaceError`] says why it has none.
+    /// If there is none for it, or it does not take it.
     pub async fn replace_certificate(
         self: &Arc<Self>,
         peer: Peer,
