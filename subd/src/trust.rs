@@ -13,8 +13,8 @@
 //! # Invariants
 //!
 //! * Nothing over the network changes which keys are trusted, how many must sign, or which image
-//!   was accepted last. Only an operator can have it forgotten when content was signed. The keys are read again for each verification, so that an image can change
-//!   them.
+//!   was accepted last. Only an operator can have it forgotten when content was signed. The keys
+//!   are read again for each verification, so that an image can change them.
 //! * If keys, record or clock cannot be read, nothing is accepted. The same holds if keys were
 //!   trusted once, and no flag names them now.
 //! * No directory is fetched before the root of the tree was verified by signatures.

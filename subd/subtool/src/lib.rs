@@ -135,7 +135,8 @@ enum Command {
     ///
     /// A machine that accepts only signed images refuses content that was signed before what it
     /// has. After this, the file can get such content once: for example if the clock of the
-    /// filegen-server was ahead. The content that it has stays accepted. A certificate needs the power Subd.ForgetIssued.
+    /// filegen-server was ahead. The content that it has stays accepted. A certificate needs the
+    /// power Subd.ForgetIssued.
     #[command(after_help = "Example: subtool --subd web1 forget-issued /etc/shadow \
         --why 'the clock of filegen was wrong'")]
     ForgetIssued {
