@@ -273,12 +273,6 @@ async fn a_certificate_that_has_ended_is_replaced_by_an_equal_one_only() {
     fs::set_permissions(&cert, fs::Permissions::from_mode(0o640)).unwrap();
     let security = Security::open(&own).unwrap();
     let sub = Sub::start_with(&root, &[], &security, &made.dominator).await;
-    let weak = Request { kind: IdentityKind::User, ..with(&["Subd.ReplaceCertificate"]) };
-    let weak = Request { name: "weak".to_owned(), ..weak };
-    let weak_directory = made.place.path().join("weak");
-    let issued = made.authority.issue(&weak).unwrap();
-    issued.write(&weak_directory, made.authority.ca_pem(), Replace::Own).unwrap();
-    let weak = Security::open(&weak_directory).unwrap();
     let replace = async |caller: &Security, chain: &str| {
         let peer = sub.client.peer().clone();
         let client = Client::of_ended(peer, caller, Duration::from_secs(86_400));
@@ -303,12 +297,10 @@ async fn a_certificate_that_has_ended_is_replaced_by_an_equal_one_only() {
         |why: &str| refused(&format!("it is not accepted as that of 127.0.0.4: {why}"));
     let holder =
         |next| refused(&format!("it is that of {next}, and the present one that of machine test"));
-    let no_power = "the caller may not call Subd.Prepare, which could bring a certificate";
-    let (bad, denied) = (FaultCode::BadRequest, FaultCode::Denied);
+    let bad = FaultCode::BadRequest;
     let named = |name: &str| Request { name: name.to_owned(), ..good.clone() };
     let of_hosts = |host: &str| Request { hosts: vec![host.to_owned()], ..good.clone() };
     let table = [
-        (&weak, renewed.clone(), denied, no_power.to_owned()),
         (&made.dominator, "nothing".to_owned(), bad, refused("it cannot be used: ")),
         (&made.dominator, other_key, bad, refused("it cannot be used: ")),
         (&made.dominator, issue(&past), bad, not_accepted("its certificate has ended")),

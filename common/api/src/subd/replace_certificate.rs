@@ -13,9 +13,7 @@ use model::object::Algorithm;
 pub const OWN_CERTIFICATE: &str = "/etc/dominator/tls/cert.pem";
 
 /// Gives subd another certificate for the key that it has, after its own has ended. No update can
-/// bring it then, because no dominator takes orders to a server whose certificate has ended. The
-/// caller also needs the powers of [`super::Prepare`] and [`super::Commit`], which could replace
-/// the file until then.
+/// bring it then, because no dominator takes orders to a server whose certificate has ended.
 pub enum ReplaceCertificate {}
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -67,7 +67,11 @@ impl Contents {
         let reply = self.site.fleet.call::<SignContents>(&client, &request);
         match reply {
             Ok(mut reply) => Ok(reply.signatures.remove(0)),
-            Err(error) => Err(error.downcast::<rpc::client::CallError>().unwrap().code().unwrap()),
+            // The server may not run yet.
+            Err(error) => {
+                let error = error.downcast::<rpc::client::CallError>().unwrap();
+                Err(error.code().unwrap_or(FaultCode::Unavailable))
+            }
         }
     }
 
