@@ -12,7 +12,7 @@ use model::object::ObjectId;
 use model::path::TreePath;
 use model::plan::RefusedChanges;
 use model::signing::openssh::PublicKey;
-use model::signing::{ContentsStatement, Signature};
+use model::signing::{ContentSigner, ContentsStatement, Signature};
 use model::tree::Tree;
 use serde::{Deserialize, Serialize};
 
@@ -94,7 +94,7 @@ pub fn verify_contents(
         let is_as_accepted = |before: &AcceptedContent| {
             before.object == object
                 && policy.is_named(&before.machine)
-                && signer(image, &rule.path, |key| key == before.key).is_some()
+                && signer(image, &rule.path, |signer| signer.key == before.key).is_some()
         };
         let is_stuck =
             policy.refused.has(&rule.path) && policy.have.file(&rule.path).as_ref() == Some(&file);
@@ -136,10 +136,10 @@ pub fn verify_contents(
 fn signer(
     image: &RequiredImage,
     path: &TreePath,
-    is_wanted: impl Fn(&str) -> bool,
+    is_wanted: impl Fn(&ContentSigner) -> bool,
 ) -> Option<String> {
     let mut signers = image.content.signers.iter();
-    let found = signers.find(|signer| is_wanted(&signer.key) && signer.may_sign(path));
+    let found = signers.find(|signer| is_wanted(signer) && signer.may_sign(path));
     found.map(|signer| signer.key.clone())
 }
 
@@ -158,11 +158,8 @@ fn judge(
     if !found.is_ok_and(|index| files[index].1 == object) {
         return Err(None);
     }
-    let is_key = |line: &str| {
-        let signer = image.content.signers.iter().find(|signer| signer.key == line);
-        signer.is_some_and(|signer| signer.public_key().is_ok_and(|known| known == *key))
-    };
-    let signed_by = signer(image, &rule.path, is_key);
+    let has_signed = |signer: &ContentSigner| signer.public_key().is_ok_and(|known| known == *key);
+    let signed_by = signer(image, &rule.path, has_signed);
     let why = if signed_by.is_none() {
         format!("the key {} may not sign it", key.fingerprint())
     } else if !policy.is_named(machine) {
@@ -208,7 +205,6 @@ mod tests {
     use model::image::{Content, computed_rules};
     use model::object::Algorithm;
     use model::plan::{RefusedChange, RefusedKind};
-    use model::signing::ContentSigner;
     use model::tree::text::from_text;
 
     use super::*;

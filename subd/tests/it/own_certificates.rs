@@ -376,7 +376,7 @@ async fn wait_for_files(machine: &Machine, want: &[Vec<u8>]) -> PollReply {
 async fn former_files_are_put_back_if_no_dominator_comes() {
     let made = Made::new();
     let root = made.place.path().join("root");
-    let (process, sub) = start_process(&root, &made.dominator, "8s");
+    let (process, sub) = start_process(&root, &made.dominator, "15s");
     let mut machine = Machine::of(made, sub).await;
     let record = root.join(".subd/state/tls-files.json");
     let recorded = || fs::read_to_string(&record).unwrap();
@@ -387,9 +387,11 @@ async fn former_files_are_put_back_if_no_dominator_comes() {
     let good = machine.authority.issue(&wanted("test", &["test", "127.0.0.5"])).unwrap();
     let want = machine.with_pair(&good);
     assert_eq!(machine.update(&want).await, None);
-    // The dominator comes with the other files, and the former ones are gone.
-    wait_for_files(&machine, &machine.files()).await;
+    // The dominator comes with the other files, and the former ones are gone. The first polls may
+    // come before these are in use.
+    let files = machine.files();
     eventually_async("no former key is kept", async || {
+        wait_for_files(&machine, &files).await;
         if recorded().contains("PRIVATE KEY") { Err(recorded()) } else { Ok(()) }
     })
     .await;
@@ -409,7 +411,7 @@ async fn former_files_are_put_back_if_no_dominator_comes() {
     let key = root.join(DIRECTORY).join("key.pem");
     assert_eq!(fs::metadata(key).unwrap().permissions().mode() & 0o7777, 0o600);
     assert!(!recorded().contains("PRIVATE KEY"), "{}", recorded());
-    let why = "no dominator reached subd within 8s after its own TLS files had changed";
+    let why = "no dominator reached subd within 15s after its own TLS files had changed";
     let text = format!("{why}: the former ones were put back");
     assert_eq!(reply.last_update.unwrap().outcome, UpdateOutcome::RolledBack(text));
     // The same files are refused, until an operator looks again.
@@ -431,7 +433,7 @@ async fn former_files_are_put_back_if_no_dominator_comes() {
 
     // A kill starts the time again.
     drop(process);
-    let (process, sub) = start_process(&root, &machine.dominator, "8s");
+    let (process, sub) = start_process(&root, &machine.dominator, "15s");
     machine.sub = sub;
     wait_for_files(&machine, &before).await;
     assert!(is_refused(machine.update(&want).await));
@@ -445,7 +447,7 @@ async fn former_files_are_put_back_if_no_dominator_comes() {
     });
     fs::write(&record, cut.to_string()).unwrap();
     fs::write(root.join(DIRECTORY).join("key.pem"), &*pair.key_pem).unwrap();
-    let (process, sub) = start_process(&root, &machine.dominator, "8s");
+    let (process, sub) = start_process(&root, &machine.dominator, "15s");
     machine.sub = sub;
     wait_for_files(&machine, &before).await;
     drop(process);
