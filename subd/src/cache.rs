@@ -18,6 +18,7 @@ use std::io::{self, Read};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use model::display::error_chain;
 use model::lock::locked;
 use model::object::{Algorithm, Hasher, ObjectId};
 use model::scope::Attributes;
@@ -118,7 +119,8 @@ pub struct OpenReport {
 
 impl Cache {
     /// Opens the cache in `directory`: hashes every object and removes those with wrong content.
-    /// Incomplete objects stay, and are hashed when the rest arrives.
+    /// Incomplete objects stay, and are hashed when the rest arrives. What cannot be removed, as on
+    /// a root that is read-only, is logged and not in the cache.
     pub fn open(directory: Arc<Directory>) -> Result<(Self, OpenReport), CacheError> {
         let mut objects = BTreeMap::new();
         let mut partials = BTreeMap::new();
@@ -135,10 +137,12 @@ impl Cache {
                     objects.insert(id, CachedObject::Stored(state));
                     opened.objects += 1;
                 }
-                None => {
-                    crate::state::directories::remove_all(&directory, &name)?;
-                    opened.removed += 1;
-                }
+                None => match crate::state::directories::remove_all(&directory, &name) {
+                    Ok(()) => opened.removed += 1,
+                    Err(error) => {
+                        tracing::warn!("a file that is no object stays: {}", error_chain(&error));
+                    }
+                },
             }
         }
         let (objects, partials) = (Mutex::new(objects), Mutex::new(partials));

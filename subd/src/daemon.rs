@@ -476,7 +476,6 @@ impl OpenDirectories {
 /// Opens everything on the disk, finishes an interrupted update, and removes leftovers of others.
 fn open(options: &Options, boot_id: &str) -> Result<Opened, StartError> {
     let path = &options.root;
-    let no_root = |source| StartError::Root { path: path.clone(), source };
     let OpenDirectories { root, directories, state, audit } =
         OpenDirectories::open(path, options.state.as_deref())?;
     let driver = driver(options);
@@ -486,7 +485,7 @@ fn open(options: &Options, boot_id: &str) -> Result<Opened, StartError> {
         Executor { root: &root, directories: &directories, services: Some(&services), boot_id };
     let resumed = Resumed::at_start(&executor);
     if !matches!(resumed, Resumed::Lost(_)) {
-        let count = remove_leftovers(&directories, resumed.update_id()).map_err(no_root)?;
+        let count = remove_leftovers(&directories, resumed.update_id());
         if count > 0 {
             tracing::info!(count, "removed leftovers of former updates");
         }

@@ -145,6 +145,13 @@ fn a_subd_that_starts_without_space_or_inodes_says_that_the_image_does_not_fit()
 #[test]
 fn a_root_that_is_read_only_or_broken_is_a_failure_that_names_the_cause() {
     let mut disk = SmallDisk::new();
+    // What an update leaves that is cut by the failure of the disk.
+    let own = disk.root.join(".subd");
+    let leftovers = ["staging/99/0", "undo/98.done/0", "objects/incoming.1"];
+    for leftover in leftovers.map(|name| own.join(name)) {
+        fs::create_dir_all(leftover.parent().unwrap()).unwrap();
+        fs::write(leftover, "left").unwrap();
+    }
     // subd may have a file open for writing.
     eventually("the root is read-only", || {
         let mut mount = Command::new("mount");
@@ -164,6 +171,7 @@ fn a_root_that_is_read_only_or_broken_is_a_failure_that_names_the_cause() {
     assert_eq!(disk.wait_for(Status::UpdateFailed), read_only);
     run(&format!("mount -o remount,rw {}", disk.root.display()));
     disk.wait_for(Status::Synced);
+    assert_eq!(leftovers.map(|name| own.join(name).exists()), [false; 3]);
 
     // The ioctl that ends a file-system as an error of its medium does.
     run(&format!(

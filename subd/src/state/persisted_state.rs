@@ -9,7 +9,7 @@ use std::io::{self, Read, Write};
 use std::sync::Arc;
 
 use api::subd::{Configuration, LastUpdate, Paused, TriggerFailure};
-use model::display::safe_text;
+use model::display::{error_chain, safe_text};
 use model::image::{HealthCheck, ImageName};
 use model::scope::ScanSettings;
 use model::trigger::Triggers;
@@ -209,8 +209,8 @@ impl StateDirectory {
 
     /// Reads the state. Patterns of a former release that this one refuses are left out; the file
     /// is not changed before the next change of the state. A file that cannot be parsed is renamed
-    /// to `state.json.bad`, and the state starts empty: a machine without its state is better than
-    /// one without subd.
+    /// to `state.json.bad` if possible, and the state starts empty: a machine without its state is
+    /// better than one without subd.
     pub fn load(&self) -> Result<SavedState, PersistError> {
         let directory = &self.directory;
         let file = || self.file(directory, STATE, STATE_BYTES_MAX);
@@ -223,7 +223,11 @@ impl StateDirectory {
                 }
                 let error = &source;
                 tracing::error!(%error, kept = BAD, "the state is not valid: starting without it");
-                directory.rename_over(STATE.as_bytes(), directory, BAD.as_bytes())?;
+                if let Err(error) =
+                    directory.rename_over(STATE.as_bytes(), directory, BAD.as_bytes())
+                {
+                    tracing::error!("the damaged state cannot be kept: {}", error_chain(&error));
+                }
             }
             Err(error) => return Err(error.into()),
         }
@@ -291,7 +295,13 @@ mod tests {
         assert_eq!(*state.load().unwrap().get(), persisted);
         std::fs::write(place.path().join("state.json"), "{").unwrap();
         assert_eq!(*state.load().unwrap().get(), PersistedState::default());
-        assert_eq!(std::fs::read(place.path().join("state.json.bad")).unwrap(), b"{");
+        let kept = place.path().join("state.json.bad");
+        assert_eq!(std::fs::read(&kept).unwrap(), b"{");
+        // subd starts also if it cannot be kept.
+        std::fs::remove_file(&kept).unwrap();
+        std::fs::create_dir(&kept).unwrap();
+        std::fs::write(place.path().join("state.json"), "{").unwrap();
+        assert_eq!(*state.load().unwrap().get(), PersistedState::default());
     }
 
     /// Patterns that a former release took, in a state that has much else.

@@ -7,7 +7,7 @@
 
 use model::display::error_chain;
 
-use crate::root::RootError;
+use crate::root::{Directory, RootError};
 use crate::state::directories::{Directories, directory_name, remove_all};
 use crate::update::executor::Executor;
 use crate::update::journal::{self, JournalError};
@@ -180,24 +180,25 @@ impl Executor<'_> {
 }
 
 /// Removes the leftovers of updates of a former run in `staging`, and in `undo` if they have ended,
-/// except for the update `kept`. Returns the number of removed directories.
-pub fn remove_leftovers(directories: &Directories, kept: Option<u64>) -> Result<usize, RootError> {
-    let mut removed = 0;
+/// except for the update `kept`. Returns the number of removed directories. What cannot be removed,
+/// as on a root that is read-only, is logged and stays until the next start.
+pub fn remove_leftovers(directories: &Directories, kept: Option<u64>) -> usize {
     let staged = kept.map(directory_name);
-    for name in directories.staging.names()? {
-        if staged.as_deref() != Some(&name) {
-            remove_all(&directories.staging, &name)?;
-            removed += 1;
-        }
-    }
-    for name in directories.undo.names()? {
-        let update = Phase::of_directory(&name);
-        if update.is_some_and(|(id, phase)| phase.is_over() && Some(id) != kept) {
-            remove_all(&directories.undo, &name)?;
-            removed += 1;
-        }
-    }
-    Ok(removed)
+    let is_kept = |name: &[u8]| staged.as_deref() == Some(name);
+    let is_over = |name: &[u8]| {
+        Phase::of_directory(name).is_some_and(|(id, phase)| phase.is_over() && Some(id) != kept)
+    };
+    remove_if(&directories.staging, |name| !is_kept(name)) + remove_if(&directories.undo, is_over)
+}
+
+/// Removes the entries of `directory` whose name fits, and returns their number.
+fn remove_if(directory: &Directory, is_leftover: impl Fn(&[u8]) -> bool) -> usize {
+    let failed = |error: &RootError| {
+        tracing::warn!("leftovers of former updates stay: {}", error_chain(error));
+    };
+    let names = directory.names().inspect_err(failed).unwrap_or_default();
+    let leftovers = names.iter().filter(|name| is_leftover(name));
+    leftovers.filter(|name| remove_all(directory, name).inspect_err(failed).is_ok()).count()
 }
 
 #[cfg(test)]
@@ -219,9 +220,9 @@ mod tests {
         for name in ["strange", "7", "7.back", "7.done", "8.rolled-back", "9.live.x"] {
             directories.undo.make_directory(name.as_bytes(), 0o700).unwrap();
         }
-        assert_eq!(remove_leftovers(&directories, Some(7)).unwrap(), 2);
-        assert_eq!(remove_leftovers(&directories, Some(7)).unwrap(), 0);
-        assert_eq!(remove_leftovers(&directories, None).unwrap(), 2);
+        assert_eq!(remove_leftovers(&directories, Some(7)), 2);
+        assert_eq!(remove_leftovers(&directories, Some(7)), 0);
+        assert_eq!(remove_leftovers(&directories, None), 2);
         let left = ["7", "7.back", "9.live.x", "strange"].map(|name| Box::from(name.as_bytes()));
         assert_eq!(directories.undo.names().unwrap(), left);
     }
