@@ -1,7 +1,9 @@
 //! Asks filegen-servers for the content of computed files. `core::computed` decides what is asked
 //! for, and when.
 
+mod delivery;
 mod ended_certificates;
+mod preview;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::pending;
@@ -9,24 +11,18 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use api::dominator::content::{ContentChange, ContentChangeId, ContentOrder};
-use api::fault::FaultCode;
 use api::file_generator::{
-    BATCH_BYTES, CONTENT_BYTES_MAX, ComputedContent, FileContent, GENERATORS_WAIT_MS_MAX, Generate,
-    GenerateRequest, GeneratedContent, GeneratedFile, GetContents, GetContentsRequest,
-    GetGenerators, GetGeneratorsRequest, GetSecrets, GetSecretsRequest, IDS_MAX, OrderRevision,
-    OrderRevisionReply, OrderRevisionRequest, SignContents, SignContentsRequest, WantedFiles,
+    CONTENT_BYTES_MAX, ComputedContent, GENERATORS_WAIT_MS_MAX, Generate, GeneratedContent,
+    GeneratedFile, GetContents, GetContentsRequest, GetGenerators, GetGeneratorsRequest,
+    GetSecrets, GetSecretsRequest, IDS_MAX, OrderRevision, OrderRevisionReply,
+    OrderRevisionRequest,
 };
-use api::subd::{AddObjects, AddObjectsRequest};
 use model::backoff::{doubled, jittered};
 use model::display::{error_chain, safe_text};
-use model::filter::Patterns;
-use model::image::ComputedRule;
-use model::image::computed::{ComputedFile, ComputedFiles};
 use model::image::required::RequiredImage;
 use model::lock::locked;
 use model::mdb::Machine;
 use model::object::{Algorithm, ObjectId};
-use model::signing::Signature;
 use rpc::client::{CallError, Client, Peer, PeerError};
 use rpc::tls::Security;
 use tokio::sync::{Mutex as AsyncMutex, Notify, RwLock, RwLockReadGuard};
@@ -39,11 +35,12 @@ use crate::core::computed::{
     Batch, BatchAnswer, ComputedTable, KnownContent, KnownFiles, MadeFrom, WantedImage,
 };
 use crate::core::image_breaker::FailureLimits;
-use crate::core::sub::ContentsToSign;
 use crate::core::timing::{HOLD_LONGEST, RETRY_FIRST};
 use crate::runtime::clock::{Clock, jitter};
 use crate::storage::StorageError;
 use crate::storage::computed::{ComputedStore, StoredContent};
+
+pub use delivery::PushError;
 
 /// The port of a filegen-server, if its address has none.
 const FILEGEN_PORT: u16 = 6972;
@@ -54,14 +51,8 @@ const GATHER_TIME: Duration = Duration::from_millis(50);
 /// How long a filegen-server may take to make a batch of files.
 const GENERATE_LIMIT: Duration = Duration::from_secs(300);
 
-/// How long it may take to make the files of one machine for a plan that is only shown.
-const PREVIEW_LIMIT: Duration = Duration::from_secs(30);
-
 /// How long it may take to return content, or a machine to take it.
 const CONTENT_LIMIT: Duration = Duration::from_secs(60);
-
-/// How long a server may take to sign the content of a machine.
-const SIGN_LIMIT: Duration = Duration::from_secs(10);
 
 /// Why content is not known that a server has lost.
 const NOT_KEPT: &str = "the filegen-server does not have the content that it has just made";
@@ -90,17 +81,6 @@ enum AskError {
     Absent { id: ObjectId },
     #[error("the content cannot be stored")]
     Store(#[from] StorageError),
-}
-
-/// Why content was not given to a machine.
-#[derive(Debug, thiserror::Error)]
-pub enum PushError {
-    #[error(transparent)]
-    Call(#[from] CallError),
-    #[error("the content cannot be read")]
-    Store(#[from] StorageError),
-    #[error("the content is not stored any more, and is asked for again")]
-    Lost,
 }
 
 #[derive(Debug, Default)]
@@ -261,82 +241,6 @@ impl ComputedService {
             }
             self.tell().await;
         }
-    }
-
-    /// Returns the content that the computed files of `image` would have on a machine with this
-    /// record, and why the rest is not known. Paths that the machine excludes are left out. Stores
-    /// nothing.
-    pub async fn preview(
-        &self,
-        machine: &Machine,
-        image: &RequiredImage,
-        exclusions: &Patterns,
-    ) -> (ComputedFiles, Vec<String>) {
-        let mut by_source: BTreeMap<&str, Vec<&ComputedRule>> = BTreeMap::new();
-        for rule in image.content.computed.iter().filter(|rule| !exclusions.covers(&rule.path)) {
-            by_source.entry(&rule.source).or_default().push(rule);
-        }
-        let (mut files, mut failures) = (Vec::new(), Vec::new());
-        for (source, rules) in by_source {
-            let wanted = WantedFiles {
-                machine: machine.clone(),
-                algorithm: image.tree.algorithm(),
-                paths: rules.iter().map(|rule| rule.path.clone()).collect(),
-                key: self.locked().table.key(&machine.hostname).cloned(),
-            };
-            let request = GenerateRequest { machines: vec![wanted], is_for_use: false };
-            let made = match self.client(source) {
-                Ok(client) => {
-                    let reply = client.call_within::<Generate>(&request, PREVIEW_LIMIT).await;
-                    reply.map_err(|error| error_chain(&error))
-                }
-                Err(error) => Err(error.to_string()),
-            };
-            let all_failed = |why| vec![GeneratedFile::Failed(why); rules.len()];
-            let made = match made {
-                Ok(reply) => match reply.machines.into_iter().next() {
-                    Some(made) if made.len() == rules.len() => made,
-                    _ => all_failed(AskError::Count.to_string()),
-                },
-                Err(why) => all_failed(why),
-            };
-            for (rule, made) in rules.into_iter().zip(made) {
-                match made {
-                    GeneratedFile::Made(content) => files.push(ComputedFile {
-                        rule: Arc::new(rule.clone()),
-                        object: content.id.into(),
-                        size_bytes: content.size_bytes.into(),
-                        since: self.clock.now().wall,
-                    }),
-                    GeneratedFile::Failed(why) => match self.known_of_now(machine, image, rule) {
-                        Some(file) => files.push(file),
-                        None => {
-                            let why = safe_text(&why, WHY_BYTES_MAX);
-                            failures.push(format!("{} from {}: {why}", rule.path, rule.source));
-                        }
-                    },
-                }
-            }
-        }
-        (ComputedFiles::new(files), failures)
-    }
-
-    /// Returns the file that the machine with this record has to have now, if that is known.
-    fn known_of_now(
-        &self,
-        machine: &Machine,
-        image: &RequiredImage,
-        rule: &ComputedRule,
-    ) -> Option<ComputedFile> {
-        let inner = self.locked();
-        if !inner.table.has_record(machine) {
-            return None;
-        }
-        let known = inner.table.known(&machine.hostname);
-        let file = known.files.get(&rule.path, &rule.source)?;
-        let is_of_now = known.unknown.iter().all(|unknown| *unknown.rule != *rule)
-            && file.object.id().algorithm() == image.tree.algorithm();
-        is_of_now.then(|| file.clone())
     }
 
     /// Returns the client of a server.
@@ -627,107 +531,6 @@ impl ComputedService {
                     let pause = doubled(RETRY_FIRST, HOLD_LONGEST, failures);
                     sleep(jittered(pause, jitter())).await;
                 }
-            }
-        }
-    }
-
-    /// Reads content from the store. Returns what is absent or damaged, if anything is, after it
-    /// was removed.
-    fn read(
-        &self,
-        ids: &[ObjectId],
-    ) -> Result<Result<Vec<ComputedContent>, Vec<ObjectId>>, StorageError> {
-        let mut contents = self.store.contents(ids)?;
-        contents.retain(|content| verify(content, &content.id).is_ok());
-        let found: BTreeSet<ObjectId> = contents.iter().map(|content| content.id).collect();
-        let lost: Vec<ObjectId> = ids.iter().filter(|id| !found.contains(id)).copied().collect();
-        if lost.is_empty() {
-            return Ok(Ok(contents));
-        }
-        self.store.remove(&lost)?;
-        Ok(Err(lost))
-    }
-
-    /// Reads content that a machine is to get. What is lost is asked for again.
-    async fn contents(
-        self: &Arc<Self>,
-        ids: Arc<[ObjectId]>,
-    ) -> Result<Vec<ComputedContent>, PushError> {
-        let lost = match self.on_thread(move |service| service.read(&ids)).await? {
-            Ok(contents) => return Ok(contents),
-            Err(lost) => lost,
-        };
-        {
-            let mut inner = self.locked();
-            inner.table.lost(&lost, self.clock.now());
-            inner.servers.values().for_each(|server| server.notify_one());
-        }
-        self.tell().await;
-        Err(PushError::Lost)
-    }
-
-    /// Gives content to a machine.
-    pub async fn push(
-        self: &Arc<Self>,
-        client: &Client,
-        ids: Arc<[ObjectId]>,
-    ) -> Result<(), PushError> {
-        let mut contents = self.contents(ids).await?;
-        while !contents.is_empty() {
-            let mut bytes = 0;
-            let fits = |content: &&ComputedContent| {
-                bytes += content.bytes.0.len();
-                bytes <= BATCH_BYTES
-            };
-            let count = contents.iter().take_while(fits).count().max(1);
-            let rest = contents.split_off(count);
-            let request = AddObjectsRequest { contents };
-            client.call_within::<AddObjects>(&request, CONTENT_LIMIT).await?;
-            contents = rest;
-        }
-        Ok(())
-    }
-
-    /// Has the servers sign what the computed files of a machine will be. Returns the signatures,
-    /// and which servers do not sign, and why.
-    pub async fn sign(&self, contents: &ContentsToSign) -> (Vec<Signature>, Vec<String>) {
-        let mut by_source: BTreeMap<&str, Vec<FileContent>> = BTreeMap::new();
-        for (rule, id) in &contents.files {
-            let file = FileContent { path: rule.path.clone(), id: *id };
-            by_source.entry(&rule.source).or_default().push(file);
-        }
-        let (mut signatures, mut troubles) = (Vec::new(), Vec::new());
-        for (source, files) in by_source {
-            match self.sign_at(source, &contents.hostname, files).await {
-                Ok(more) => signatures.extend(more),
-                Err(error) => {
-                    let why = safe_text(&error_chain(&error), WHY_BYTES_MAX);
-                    troubles.push(format!("{source}: {why}"));
-                }
-            }
-        }
-        (signatures, troubles)
-    }
-
-    async fn sign_at(
-        &self,
-        source: &str,
-        hostname: &str,
-        files: Vec<FileContent>,
-    ) -> Result<Vec<Signature>, AskError> {
-        let client = self.client(source)?;
-        let request = SignContentsRequest { hostname: hostname.to_owned(), files };
-        match client.call_within::<SignContents>(&request, SIGN_LIMIT).await {
-            Ok(reply) => Ok(reply.signatures),
-            Err(error) => {
-                if error.code() == Some(FaultCode::NotFound) {
-                    let mut inner = self.locked();
-                    inner.table.make_again(hostname, source, self.clock.now());
-                    if let Some(server) = inner.servers.get(source) {
-                        server.notify_one();
-                    }
-                }
-                Err(error.into())
             }
         }
     }

@@ -12,7 +12,7 @@ use super::{BEING_ASKED, ComputedTable, FileState};
 use crate::core::timing::Now;
 
 /// The shortest time between two certificates for one machine.
-const OFFER_INTERVAL: Duration = Duration::from_secs(10);
+const REPLACE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Why there is no certificate for a machine.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -39,8 +39,8 @@ impl ComputedTable {
     pub fn may_replace(&self, hostname: &str, now: Now) -> Result<(), NoCertificate> {
         let files = self.machines.get(hostname).ok_or(NoCertificate::NotComputed)?;
         files.files.iter().find(is_own).ok_or(NoCertificate::NotComputed)?;
-        match files.offered {
-            Some(offered) if now.elapsed < offered + OFFER_INTERVAL => Err(NoCertificate::JustNow),
+        match files.replaced_at {
+            Some(at) if now.elapsed < at + REPLACE_INTERVAL => Err(NoCertificate::JustNow),
             _ => Ok(()),
         }
     }
@@ -69,7 +69,7 @@ impl ComputedTable {
             return Err(NoCertificate::NotKnown(why));
         };
         let id = used.object.id();
-        files.offered = Some(now.elapsed);
+        files.replaced_at = Some(now.elapsed);
         Ok(id)
     }
 }

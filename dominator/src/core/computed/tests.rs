@@ -2,9 +2,10 @@
 
 mod rollout;
 
-use api::file_generator::Generator;
+use api::file_generator::{FILES_MAX, Generator};
 
 use super::ended_certificates::NoCertificate;
+use super::questions::VALID_SHORTEST;
 use super::rollout::{ContentReport, Standing};
 use super::*;
 

@@ -29,7 +29,7 @@ impl ComputedService {
     ///
     /// # Errors
     ///
-    /// If there is none for it, or it does not take it.
+    /// [`ReplaceError`] says why it has none.
     pub async fn replace_certificate(
         self: &Arc<Self>,
         peer: Peer,

@@ -1,7 +1,7 @@
 //! How changes of content go from first machines to all, or back.
 // tidy: core
 
-use api::dominator::content::{ContentOrder, ContentStage};
+use api::dominator::content::{ContentCause, ContentChangeId, ContentOrder, ContentStage};
 use api::file_generator::RevisionOrder;
 
 use super::*;
