@@ -34,9 +34,9 @@ use model::image::required::RequiredImage;
 use model::lock::locked;
 use model::path::TreePath;
 use model::plan::RefusedChanges;
-use model::signing::contents::are_contents_bounded;
+use model::signing::contents::CONTENTS_SIGNATURES;
 use model::signing::keys::TEXT_BYTES_MAX;
-use model::signing::signature::are_bounded;
+use model::signing::signature::IMAGE_SIGNATURES;
 use model::signing::{Signature, TrustedKeys};
 use model::tree::Tree;
 use rpc::client::{Client, Peer};
@@ -220,7 +220,7 @@ impl Trust {
         scanned: Option<Tree>,
     ) -> Result<(), Fault> {
         let OfferImageRequest { content, signatures, sources } = request;
-        if !are_bounded(&signatures) || sources.len() > SOURCES_MAX {
+        if !IMAGE_SIGNATURES.allow(&signatures) || sources.len() > SOURCES_MAX {
             let text = "the offer has too many signatures or sources";
             return Err(Fault::new(FaultCode::TooLarge, text));
         }
@@ -266,7 +266,7 @@ impl Trust {
     ///
     /// `TooLarge`.
     pub fn offer_contents(&self, signatures: Vec<Signature>) -> Result<(), Fault> {
-        if !are_contents_bounded(&signatures) {
+        if !CONTENTS_SIGNATURES.allow(&signatures) {
             let text = "there are too many signatures of contents, or they are too long";
             return Err(Fault::new(FaultCode::TooLarge, text));
         }

@@ -326,7 +326,7 @@ pub enum SignContents {}
 pub struct SignContentsRequest {
     /// The host name of the machine.
     pub hostname: String,
-    /// At most [`model::signing::contents::SIGNED_FILES_MAX`], each path once.
+    /// At most [`model::signing::signers::SIGNED_FILES_MAX`], each path once.
     pub files: Vec<FileContent>,
 }
 

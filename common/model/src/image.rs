@@ -17,7 +17,7 @@ use crate::filter::{Filter, PatternError};
 use crate::object::{Algorithm, ObjectId};
 use crate::path::TreePath;
 use crate::scope::{Attributes, Coverage, SUBD_DIRECTORY, ScanSettings};
-use crate::signing::contents::{SIGNED_FILES_MAX, SIGNERS_MAX};
+use crate::signing::signers::{self, SignersError};
 use crate::signing::{ContentSigner, Signature};
 use crate::tree::{Leaf, Node, Time, Tree};
 use crate::trigger::{TriggerError, Triggers};
@@ -335,8 +335,11 @@ pub enum ImageError {
         path: TreePath,
     },
     /// The keys that sign the content of computed files are bad.
-    #[error("bad signers of computed files: {why}")]
-    Signers { why: String },
+    #[error("bad signers of computed files")]
+    Signers {
+        #[source]
+        source: SignersError,
+    },
     /// The triggers are bad.
     #[error("bad triggers")]
     Triggers {
@@ -438,39 +441,6 @@ impl Content {
         Ok(())
     }
 
-    /// Refuses signers that are no keys, that sign nothing, or that do not sign all computed files.
-    fn verify_signers(&self) -> Result<(), String> {
-        let Self { signers, computed, .. } = self;
-        if signers.is_empty() {
-            return Ok(());
-        }
-        if computed.is_empty() {
-            return Err("the image has no computed files".to_owned());
-        }
-        if signers.len() > SIGNERS_MAX || computed.len() > SIGNED_FILES_MAX {
-            return Err(format!(
-                "an image has at most {SIGNERS_MAX} of them, and then at most {SIGNED_FILES_MAX} \
-                 computed files"
-            ));
-        }
-        for (index, signer) in signers.iter().enumerate() {
-            signer.public_key().map_err(|why| format!("`{}`: {why}", signer.key))?;
-            if signers[..index].iter().any(|other| other.key == signer.key) {
-                return Err(format!("`{}` is named twice", signer.key));
-            }
-            let is_absent = |path: &&TreePath| computed.iter().all(|rule| rule.path != **path);
-            if let Some(path) = signer.paths.iter().find(is_absent) {
-                return Err(format!("{path}, which a key may sign, is not a computed file"));
-            }
-        }
-        let is_unsigned =
-            |rule: &&ComputedRule| !signers.iter().any(|signer| signer.may_sign(&rule.path));
-        match computed.iter().find(is_unsigned) {
-            Some(rule) => Err(format!("no key may sign {}", rule.path)),
-            None => Ok(()),
-        }
-    }
-
     /// Refuses an image that no machine could ever equal, or that this release cannot serve.
     ///
     /// # Errors
@@ -480,7 +450,8 @@ impl Content {
         if self.format != Self::format_for(&self.signers) {
             return Err(ImageError::Format { format: self.format });
         }
-        self.verify_signers().map_err(|why| ImageError::Signers { why })?;
+        signers::verify(&self.signers, &self.computed)
+            .map_err(|source| ImageError::Signers { source })?;
         if self.root != tree.digest() {
             return Err(ImageError::Root { want: self.root, got: tree.digest() });
         }

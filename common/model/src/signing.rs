@@ -13,10 +13,12 @@ pub mod endorsement;
 pub mod keys;
 pub mod openssh;
 pub mod signature;
+pub mod signers;
 pub mod statement;
 
-pub use contents::{ContentSigner, ContentsStatement};
+pub use contents::ContentsStatement;
 pub use endorsement::{Endorsed, Policy, Unendorsed, endorse};
 pub use keys::TrustedKeys;
 pub use signature::{Checked, SIGNATURES_MAX, Signature, SignatureError};
+pub use signers::ContentSigner;
 pub use statement::{NAMESPACE, Statement, StatementError};

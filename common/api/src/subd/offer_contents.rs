@@ -16,7 +16,7 @@ pub enum OfferContents {}
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OfferContentsRequest {
-    /// At most [`model::signing::contents::SIGNATURES_MAX`].
+    /// At most [`model::signing::contents::CONTENTS_SIGNATURES`].
     pub signatures: Vec<Signature>,
 }
 

@@ -8,7 +8,7 @@ use crate::image::{Content, ImageName};
 use crate::object::ObjectId;
 use crate::scope::{ScanSettings, visible};
 use crate::signing::Signature;
-use crate::signing::signature::are_bounded;
+use crate::signing::signature::IMAGE_SIGNATURES;
 use crate::tree::{Tree, TreeError};
 
 /// An image with its tree, ready to compare machines with.
@@ -36,7 +36,7 @@ impl RequiredImage {
     /// Returns the image with these signatures; without any if they are too many or too long.
     #[must_use]
     pub fn with_signatures(self, signatures: Vec<Signature>) -> Self {
-        let signatures = if are_bounded(&signatures) { signatures } else { Vec::new() };
+        let signatures = if IMAGE_SIGNATURES.allow(&signatures) { signatures } else { Vec::new() };
         Self { signatures, ..self }
     }
 

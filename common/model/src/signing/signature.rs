@@ -204,13 +204,27 @@ pub fn changed(
     Ok(all.into_iter().map(|(_, signature)| signature).collect())
 }
 
-/// Returns true if the signatures are few and short enough to be parsed: for callers that get
-/// signatures from others.
-#[must_use]
-pub fn are_bounded(signatures: &[Signature]) -> bool {
-    signatures.len() <= SIGNATURES_MAX
-        && signatures.iter().all(|signature| {
-            signature.statement.len() <= STATEMENT_BYTES_MAX
-                && signature.signature.len() <= SIGNATURE_BYTES_MAX
-        })
+/// How many signatures are parsed, and how long they may be: for callers that get them from others.
+#[derive(Clone, Copy, Debug)]
+pub struct SignatureLimits {
+    /// The most signatures.
+    pub count: usize,
+    /// The longest statement, in bytes.
+    pub statement_bytes: usize,
+}
+
+/// The signatures of an image.
+pub const IMAGE_SIGNATURES: SignatureLimits =
+    SignatureLimits { count: SIGNATURES_MAX, statement_bytes: STATEMENT_BYTES_MAX };
+
+impl SignatureLimits {
+    /// Returns true if the signatures are few and short enough to be parsed.
+    #[must_use]
+    pub fn allow(self, signatures: &[Signature]) -> bool {
+        signatures.len() <= self.count
+            && signatures.iter().all(|signature| {
+                signature.statement.len() <= self.statement_bytes
+                    && signature.signature.len() <= SIGNATURE_BYTES_MAX
+            })
+    }
 }

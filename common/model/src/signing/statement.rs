@@ -24,7 +24,7 @@ pub const NAMESPACE: &str = "dominator-image-v1";
 pub const STATEMENT_BYTES_MAX: usize = 2_048;
 
 /// The latest time in a statement: the end of the year 9999.
-pub(super) const SECONDS_MAX: u64 = 253_402_300_799;
+const SECONDS_MAX: u64 = 253_402_300_799;
 
 /// What is signed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,29 +82,16 @@ impl std::str::FromStr for Statement {
     type Err = StatementError;
 
     fn from_str(text: &str) -> Result<Self, StatementError> {
-        if text.len() > STATEMENT_BYTES_MAX {
-            let (length, limit) = (text.len(), STATEMENT_BYTES_MAX);
-            return Err(StatementError::TooLong { length, limit });
-        }
-        let mut lines = text.lines();
-        let mut line = |number, start, expected| {
-            let line = lines.next().and_then(|line| line.strip_prefix(start));
-            line.ok_or(StatementError::Line { number, expected })
-        };
-        line(1, NAMESPACE, NAMESPACE)?;
-        let (image, digest) = (line(2, "image ", "image NAME")?, line(3, "digest ", "digest ID")?);
-        let signed = line(4, "signed ", "signed SECONDS")?;
-        let expires = line(5, "expires ", "expires SECONDS or never")?;
-        let bad = |number, expected| StatementError::Line { number, expected };
-        let seconds = |text: &str| text.parse().ok().filter(|&seconds| seconds <= SECONDS_MAX);
+        let mut lines = Lines::new(text, STATEMENT_BYTES_MAX)?;
+        lines.read(NAMESPACE, NAMESPACE, |_| Some(()))?;
         let statement = Self {
-            image: image.parse().map_err(|_| bad(2, "image NAME"))?,
-            digest: digest.parse().map_err(|_| bad(3, "digest ID"))?,
-            signed: seconds(signed).ok_or(bad(4, "signed SECONDS"))?,
-            expires: match expires {
-                "never" => None,
-                text => Some(seconds(text).ok_or(bad(5, "expires SECONDS or never"))?),
-            },
+            image: lines.read("image ", "image NAME", |name| name.parse().ok())?,
+            digest: lines.read("digest ", "digest ID", |id| id.parse().ok())?,
+            signed: lines.read("signed ", "signed SECONDS", seconds)?,
+            expires: lines.read("expires ", "expires SECONDS or never", |text| match text {
+                "never" => Some(None),
+                text => seconds(text).map(Some),
+            })?,
         };
         if statement.expires.is_some_and(|expires| expires <= statement.signed) {
             return Err(StatementError::Expired);
@@ -115,6 +102,46 @@ impl std::str::FromStr for Statement {
         }
         Ok(statement)
     }
+}
+
+/// The lines of a statement that were not read yet.
+pub(super) struct Lines<'a> {
+    lines: std::str::Lines<'a>,
+    /// The number of the line that was read last, from 1.
+    number: usize,
+}
+
+impl<'a> Lines<'a> {
+    /// Starts to read `text`, which may have `limit` bytes.
+    pub(super) fn new(text: &'a str, limit: usize) -> Result<Self, StatementError> {
+        if text.len() > limit {
+            return Err(StatementError::TooLong { length: text.len(), limit });
+        }
+        Ok(Self { lines: text.lines(), number: 0 })
+    }
+
+    /// Returns what `parse` makes of what follows `start` in the next line. Errors show the line as
+    /// `expected`.
+    pub(super) fn read<T>(
+        &mut self,
+        start: &str,
+        expected: &'static str,
+        parse: impl FnOnce(&'a str) -> Option<T>,
+    ) -> Result<T, StatementError> {
+        self.number += 1;
+        let value = self.lines.next().and_then(|line| parse(line.strip_prefix(start)?));
+        value.ok_or(StatementError::Line { number: self.number, expected })
+    }
+
+    /// True if all lines were read.
+    pub(super) fn is_at_end(&self) -> bool {
+        self.lines.clone().next().is_none()
+    }
+}
+
+/// Parses a time.
+pub(super) fn seconds(text: &str) -> Option<u64> {
+    text.parse().ok().filter(|&seconds| seconds <= SECONDS_MAX)
 }
 
 #[cfg(test)]
