@@ -26,6 +26,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use ::database::DatabaseError;
 use api::dominator::Brake;
 use api::dominator::events::{ListEventsReply, ListEventsRequest};
 use api::dominator::orders::{DefaultImage, StoppedImage};
@@ -45,7 +46,7 @@ use crate::core::rollback::Rollbacks;
 use crate::core::settings::Settings;
 use crate::storage::computed::ComputedStore;
 use crate::storage::database::{
-    OpenDatabase, PausesJson, RowJson, SETTINGS, SettingsRow, StoredValue, no_panic,
+    OpenDatabase, PausesJson, RowJson, SETTINGS, SettingsRow, StoredValue,
 };
 use crate::storage::history_log::HistoryLog;
 use crate::storage::history_rows::{UndoneRow, row_of};
@@ -83,20 +84,6 @@ pub enum StorageError {
         path.display()
     )]
     InUse { path: PathBuf },
-    #[error("cannot open the database {}", path.display())]
-    Open {
-        path: PathBuf,
-        #[source]
-        source: Box<redb::Error>,
-    },
-    #[error("cannot {verb} the database {}", path.display())]
-    Access {
-        /// `read` or `write`.
-        verb: &'static str,
-        path: PathBuf,
-        #[source]
-        source: Box<redb::Error>,
-    },
     #[error(
         "the database {} is damaged: {what}. Stop the dominator and restore a backup: domtool \
          database restore BACKUP --state {}; if there is none, save what can be read: domtool \
@@ -134,7 +121,19 @@ pub enum StorageError {
         source: std::io::Error,
     },
     #[error(transparent)]
+    Database(DatabaseError),
+    #[error(transparent)]
     StoredValue(#[from] DurableError),
+}
+
+impl From<DatabaseError> for StorageError {
+    fn from(error: DatabaseError) -> Self {
+        match error {
+            DatabaseError::InUse { path } => Self::InUse { path },
+            DatabaseError::Damaged { path, what } => Self::Damaged { path, what },
+            error => Self::Database(error),
+        }
+    }
 }
 
 /// Machines of a machine database, by host name.
@@ -223,7 +222,7 @@ impl Storage {
 
     /// Opens the database of computed files, which is beside this one.
     pub fn open_computed(&self) -> Result<ComputedStore, StorageError> {
-        ComputedStore::open(self.database.path.parent().unwrap_or(Path::new("/")))
+        ComputedStore::open(self.database.path().parent().unwrap_or(Path::new("/")))
     }
 
     /// Records an order that changes no state of its own; it is on the disk when this returns. On
@@ -335,10 +334,8 @@ impl Storage {
         filter: EventFilter,
         request: &ListEventsRequest,
     ) -> Result<ListEventsReply, StorageError> {
-        // A read transaction sees no later change, so nobody has to wait for the search.
-        let read = self.database.with("read", |database| Ok(database.begin_read()?))?;
-        no_panic(|| history_query::search(&read, filter, request))
-            .map_err(|failure| self.database.failed("read", failure))
+        // Nobody has to wait for the search.
+        self.database.read_beside(|read| history_query::search(read, filter, request))
     }
 }
 

@@ -32,7 +32,7 @@ use super::generators::{GeneratorSet, LoadedGenerator, Maker, PairIssuer, Subjec
 use super::loading::LoadError;
 use super::outside::{Answer, ask};
 use super::revisions::{Kept, Revisions};
-use super::signing::{MadeContents, Signer};
+use super::signing::{Signer, WantedPaths};
 
 /// How long a request waits for programs and web servers. Callers wait 30 s.
 const OUTSIDE_WAIT: Duration = Duration::from_secs(20);
@@ -174,22 +174,6 @@ impl Drop for Making {
         locked(&service.results).finish(self.key, self.made.clone(), service.now());
         self.done.send_replace(Some(self.made.clone()));
     }
-}
-
-/// Returns the content that was made for these paths of machines.
-fn contents_made<'a>(
-    wanted: &'a [(String, Vec<TreePath>)],
-    machines: &[Vec<GeneratedFile>],
-) -> MadeContents<'a> {
-    let mut all = MadeContents::new();
-    for ((hostname, paths), files) in wanted.iter().zip(machines) {
-        for (path, file) in paths.iter().zip(files) {
-            if let GeneratedFile::Made(content) = file {
-                all.insert((hostname.as_str(), path), content.id);
-            }
-        }
-    }
-    all
 }
 
 impl Service {
@@ -363,7 +347,7 @@ impl Service {
         let permit = permit.map_err(|error| internal(&error.to_string()))?;
         let wanted = |wanted: &WantedFiles| (wanted.machine.hostname.clone(), wanted.paths.clone());
         let signer = self.signer.clone().filter(|_| request.is_for_use);
-        let wanted: Vec<_> = match &signer {
+        let wanted: WantedPaths = match &signer {
             Some(_) => request.machines.iter().map(wanted).collect(),
             None => Vec::new(),
         };
@@ -375,16 +359,14 @@ impl Service {
         let (mut machines, pending) = made.await.map_err(|error| internal(&error.to_string()))?;
         self.wait_outside(&mut machines, pending).await;
         let Some(signer) = signer else { return Ok(GenerateReply { machines }) };
-        let machines = Arc::new(machines);
-        let made = Arc::clone(&machines);
         let remembered = tokio::task::spawn_blocking(move || {
-            let remembered = signer.remember(&contents_made(&wanted, &made));
-            remembered.map_err(|error| error_chain(&error))
+            if let Err(error) = signer.remember(&wanted, &machines) {
+                tracing::error!("new content is not signed: {}", error_chain(&error));
+            }
+            machines
         });
-        if let Err(error) = remembered.await.map_err(|error| error.to_string()).flatten() {
-            tracing::error!("new content is not signed: {error}");
-        }
-        Ok(GenerateReply { machines: Arc::unwrap_or_clone(machines) })
+        let machines = remembered.await.map_err(|error| internal(&error.to_string()))?;
+        Ok(GenerateReply { machines })
     }
 
     /// Signs contents.

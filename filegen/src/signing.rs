@@ -7,21 +7,20 @@
 //!   among the last four that were.
 
 use std::collections::BTreeMap;
-use std::fs::{OpenOptions, Permissions};
 use std::io;
-use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 
+use api::codec::{Encoding, decode, encode};
 use api::fault::{Fault, FaultCode};
-use api::file_generator::{FileContent, SignContentsRequest};
+use api::file_generator::{FileContent, GeneratedFile, SignContentsRequest};
 use certs::signing_key::{KeyError, SigningKey};
+use database::{DatabaseError, DatabaseFile};
 use model::display::error_chain;
-use model::lock::locked;
-use model::object::{Algorithm, ObjectId};
+use model::mdb::HOSTNAME_BYTES_MAX;
+use model::object::ObjectId;
 use model::path::TreePath;
-use model::signing::contents::{FILES_MAX, SIGNED_FILES_MAX};
+use model::signing::contents::FILES_MAX;
+use model::signing::signers::SIGNED_FILES_MAX;
 use model::signing::{ContentsStatement, Signature};
 use redb::{Database, ReadableDatabase as _, ReadableTableMetadata as _, TableDefinition};
 
@@ -29,8 +28,8 @@ use redb::{Database, ReadableDatabase as _, ReadableTableMetadata as _, TableDef
 /// secret can be guessed from its digest.
 const FILE: &str = "signed.redb";
 
-/// By host name and path: the digests of the content that was made last, the newest one first, each
-/// with the code of its algorithm.
+/// By host name and path: the digests of the content that was made last, the newest one first, as
+/// the bincode of a `Vec<ObjectId>`.
 const MADE: TableDefinition<'static, (&'static str, &'static [u8]), &'static [u8]> =
     TableDefinition::new("made");
 
@@ -40,14 +39,11 @@ const CONTENTS_MAX: usize = 4;
 /// The most files that are remembered, of all machines.
 const ROWS_MAX: u64 = 500_000;
 
-/// The longest host name of a machine in a machine database, in bytes.
-const HOSTNAME_BYTES_MAX: usize = 253;
+/// The longest row, in bytes.
+const ROW_BYTES_MAX: usize = 1_024;
 
 /// How long a signature counts, in seconds. It is made when a machine is about to get the content.
 const VALID_SECONDS: u64 = 3_600;
-
-/// The memory that the database may use, in bytes.
-const CACHE_BYTES: usize = 16 << 20;
 
 /// Why nothing can be signed.
 #[derive(Debug, thiserror::Error)]
@@ -68,28 +64,19 @@ pub enum SignerError {
         #[source]
         source: KeyError,
     },
-    #[error(
-        "{}, which says what was made for which machine, cannot be used: if it is damaged, remove \
-         it, and machines go back to no former content before they got new one", path.display()
-    )]
-    Database {
-        path: PathBuf,
-        #[source]
-        source: Box<redb::Error>,
-    },
+    #[error("what was made for which machine cannot be remembered")]
+    Database(#[from] DatabaseError),
 }
 
-/// Content that was made for a file of a machine.
-pub type MadeContents<'a> = BTreeMap<(&'a str, &'a TreePath), ObjectId>;
+/// The files that were asked for: the host name and the paths of each machine.
+pub type WantedPaths = Vec<(String, Vec<TreePath>)>;
 
 /// Signs contents with one key.
 #[derive(Debug)]
 pub struct Signer {
     key: SigningKey,
     public_line: String,
-    /// `None` after an error: then it is opened again, because redb does nothing more.
-    database: Mutex<Option<Database>>,
-    path: PathBuf,
+    made: DatabaseFile,
 }
 
 impl Signer {
@@ -104,10 +91,9 @@ impl Signer {
         let text = std::fs::read_to_string(key_file).map_err(unread)?;
         let key = SigningKey::read(&text, None).map_err(unusable)?;
         let public_line = key.public_line().map_err(unusable)?;
-        let path = directory.join(FILE);
-        let signer = Self { key, public_line, database: Mutex::default(), path };
-        signer.with(|_| Ok(()))?;
-        Ok(signer)
+        let lost = "machines go back to no former content before they got new one";
+        let made = DatabaseFile::open_or_renew(&directory.join(FILE), prepare, lost)?;
+        Ok(Self { key, public_line, made })
     }
 
     /// Returns the line for the file of `imagetool add --computed-signer`.
@@ -116,42 +102,23 @@ impl Signer {
         &self.public_line
     }
 
-    /// Does `work` with the database.
-    fn with<T>(
-        &self,
-        work: impl FnOnce(&Database) -> Result<T, redb::Error>,
-    ) -> Result<T, SignerError> {
-        let mut slot = locked(&self.database);
-        let done = (|| {
-            let database = match slot.take() {
-                Some(database) => database,
-                None => open_database(&self.path)?,
-            };
-            // redb panics on some damaged pages.
-            let done = catch_unwind(AssertUnwindSafe(|| work(&database)))
-                .unwrap_or_else(|_| Err(redb::Error::Corrupted("a page is damaged".to_owned())))?;
-            *slot = Some(database);
-            Ok(done)
-        })();
-        let path = || self.path.clone();
-        done.map_err(|source: redb::Error| SignerError::Database {
-            path: path(),
-            source: Box::new(source),
-        })
-    }
-
-    /// Remembers content that was made. Blocks.
+    /// Remembers the content that was made for these paths of machines. Blocks.
     ///
     /// # Errors
     ///
     /// If it cannot be kept: then it is not signed.
-    pub fn remember(&self, made: &MadeContents<'_>) -> Result<(), SignerError> {
-        let is_full = self.with(|database| remember(database, made))?;
+    pub fn remember(
+        &self,
+        wanted: &WantedPaths,
+        machines: &[Vec<GeneratedFile>],
+    ) -> Result<(), SignerError> {
+        let is_full =
+            self.made.with("write", |database| remember(database, made(wanted, machines)))?;
         if is_full {
             tracing::error!(
                 "content of more than {ROWS_MAX} files was made: that of further files is not \
                  signed. Remove {} while filegen-server does not run",
-                self.path.display()
+                self.made.path().display()
             );
         }
         Ok(())
@@ -173,7 +140,7 @@ impl Signer {
             return Err(Fault::new(FaultCode::BadRequest, "a path is named twice"));
         }
         let internal = |text: String| Fault::new(FaultCode::Internal, text);
-        let unknown = self.with(|database| unknown(database, &hostname, &files));
+        let unknown = self.made.with("read", |database| unknown(database, &hostname, &files));
         let unknown = unknown.map_err(|error| internal(error_chain(&error)))?;
         if let Some(FileContent { path, id }) = unknown {
             let text = format!(
@@ -195,38 +162,60 @@ impl Signer {
     }
 }
 
+/// Returns the host name, the path and the digest of each content that was made.
+fn made<'a>(
+    wanted: &'a WantedPaths,
+    machines: &'a [Vec<GeneratedFile>],
+) -> impl Iterator<Item = (&'a str, &'a TreePath, ObjectId)> {
+    wanted.iter().zip(machines).flat_map(|((hostname, paths), files)| {
+        paths.iter().zip(files).filter_map(|(path, file)| match file {
+            GeneratedFile::Made(content) => Some((hostname.as_str(), path, content.id)),
+            _ => None,
+        })
+    })
+}
+
 /// Remembers content that was made. Returns true if there are too many rows for that of some files.
-fn remember(database: &Database, made: &MadeContents<'_>) -> Result<bool, redb::Error> {
+fn remember<'a>(
+    database: &Database,
+    made: impl Iterator<Item = (&'a str, &'a TreePath, ObjectId)>,
+) -> Result<bool, redb::Error> {
     let known = database.begin_read()?.open_table(MADE)?;
     let mut is_full = false;
-    let mut changed = Vec::new();
-    let named = made.iter().filter(|((hostname, _), _)| hostname.len() <= HOSTNAME_BYTES_MAX);
-    for ((hostname, path), id) in named {
-        let row = known.get((*hostname, path.as_bytes()))?;
+    let mut changed = BTreeMap::new();
+    for (hostname, path, id) in made.filter(|(hostname, ..)| hostname.len() <= HOSTNAME_BYTES_MAX) {
+        let key = (hostname, path.as_bytes());
+        let row = known.get(key)?;
         if row.is_none() && known.len()? + changed.len() as u64 >= ROWS_MAX {
             is_full = true;
             continue;
         }
-        let row = row.map(|row| row.value().to_vec()).unwrap_or_default();
-        let mut ids = ids_of(&row);
-        if ids.first() != Some(id) {
-            ids.retain(|known| known != id);
-            ids.insert(0, *id);
+        let mut ids = row.map(|row| ids_of(row.value())).unwrap_or_default();
+        if ids.first() != Some(&id) {
+            ids.retain(|known| *known != id);
+            ids.insert(0, id);
             ids.truncate(CONTENTS_MAX);
-            changed.push(((*hostname, path.as_bytes()), row_of(&ids)));
+            changed.insert(key, ids);
         }
     }
     if !changed.is_empty() {
         let write = database.begin_write()?;
         {
             let mut table = write.open_table(MADE)?;
-            for (key, row) in &changed {
+            for (key, ids) in &changed {
+                let row = encode(Encoding::Bincode, "digests", ids);
+                let row = row.map_err(|error| redb::Error::Io(io::Error::other(error)))?;
                 table.insert(key, row.as_slice())?;
             }
         }
         write.commit()?;
     }
     Ok(is_full)
+}
+
+/// Returns the digests of a row; none if it cannot be read.
+fn ids_of(row: &[u8]) -> Vec<ObjectId> {
+    decode(Encoding::Bincode, "digests", row, ROW_BYTES_MAX).unwrap_or_default()
 }
 
 /// Returns the first file whose content was not made for the machine.
@@ -245,42 +234,26 @@ fn unknown<'a>(
     Ok(None)
 }
 
-fn open_database(path: &Path) -> Result<Database, redb::Error> {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).create(true).truncate(false).mode(0o600);
-    let file = options.open(path)?;
-    file.set_permissions(Permissions::from_mode(0o600))?;
-    let create = || Database::builder().set_cache_size(CACHE_BYTES).create_file(file);
-    // redb panics on some damaged pages.
-    let database = catch_unwind(AssertUnwindSafe(create))
-        .map_err(|_| redb::Error::Corrupted("a page is damaged".to_owned()))??;
+/// Makes the table, if it is not there.
+fn prepare(database: &Database) -> Result<(), redb::Error> {
     let write = database.begin_write()?;
     write.open_table(MADE)?;
-    write.commit()?;
-    Ok(database)
-}
-
-fn row_of(ids: &[ObjectId]) -> Vec<u8> {
-    let bytes = |id: &ObjectId| [&[id.algorithm().code()], id.digest()].concat();
-    ids.iter().flat_map(bytes).collect()
-}
-
-fn ids_of(mut row: &[u8]) -> Vec<ObjectId> {
-    let mut ids = Vec::new();
-    while let Some((&code, rest)) = row.split_first() {
-        let Some(algorithm) = Algorithm::from_code(code) else { break };
-        let Some((digest, rest)) = rest.split_at_checked(algorithm.digest_bytes()) else { break };
-        ids.extend(ObjectId::from_digest(algorithm, digest));
-        row = rest;
-    }
-    ids
+    Ok(write.commit()?)
 }
 
 #[cfg(test)]
 mod tests {
+    use api::file_generator::GeneratedContent;
+    use model::object::Algorithm;
+
     use super::*;
 
     const KEY: &str = include_str!("../../common/certs/tests/keys/alice");
+
+    fn content(id: ObjectId) -> GeneratedContent {
+        let generator = Algorithm::Blake3.digest(b"");
+        GeneratedContent { id, size_bytes: 1, valid_until_seconds: 0, generator, is_secret: true }
+    }
 
     #[test]
     fn only_what_was_made_lately_for_a_machine_is_signed() {
@@ -294,8 +267,12 @@ mod tests {
             9 => Algorithm::Sha512.digest(&[number]),
             _ => Algorithm::Blake3.digest(&[number]),
         };
+        let remember = |signer: &Signer, hostname: &str, id| {
+            let (wanted, made) = (vec![(hostname.to_owned(), vec![path.clone()])], content(id));
+            signer.remember(&wanted, &[vec![GeneratedFile::Made(made)]]).unwrap();
+        };
         for number in [1, 2, 1, 9, 3, 4] {
-            signer.remember(&BTreeMap::from([(("web1", &path), id(number))])).unwrap();
+            remember(&signer, "web1", id(number));
         }
         drop(signer);
         let signer = open();
@@ -324,16 +301,16 @@ mod tests {
             );
             assert_eq!((fault.code, fault.message), (FaultCode::NotFound, text));
         }
-        // After an error, and after a panic, the database is opened again.
-        let failed = signer.with(|_| Err::<(), _>(redb::Error::PreviousIo));
-        assert!(failed.is_err() && sign("web1", 4).is_ok());
-        assert!(signer.with(|_| -> Result<(), redb::Error> { panic!("a page") }).is_err());
-        assert!(sign("web1", 4).is_ok());
         // What no machine can be called is not remembered.
         let long = "x".repeat(254);
-        signer.remember(&BTreeMap::from([((&*long, &path), id(4))])).unwrap();
+        remember(&signer, &long, id(4));
         assert!(sign(&long, 4).is_err());
-        let mode = std::fs::metadata(place.path().join(FILE)).unwrap().permissions().mode();
-        assert_eq!(mode & 0o777, 0o600);
+        // What is damaged is made anew, and nothing of it is signed.
+        drop(signer);
+        std::fs::write(place.path().join(FILE), "garbage").unwrap();
+        let signer = open();
+        let files = vec![FileContent { path: path.clone(), id: id(4) }];
+        let request = SignContentsRequest { hostname: "web1".to_owned(), files };
+        assert_eq!(signer.sign(request, 1_000).unwrap_err().code, FaultCode::NotFound);
     }
 }

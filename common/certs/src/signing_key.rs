@@ -1,7 +1,7 @@
 //! The key that signs images: a private key of OpenSSH.
 // tidy: core
 
-use ssh_key::rand_core::OsRng;
+use ssh_key::private::{Ed25519Keypair, KeypairData};
 use ssh_key::{Algorithm, HashAlg, LineEnding, PrivateKey};
 
 use model::signing::contents::{CONTENTS_NAMESPACE, ContentsStatement};
@@ -52,16 +52,15 @@ impl SigningKey {
         }
     }
 
-    /// Makes a key without a passphrase.
+    /// Returns the key, without a passphrase, that follows from a random `seed`.
     ///
     /// # Errors
     ///
     /// [`KeyError::Make`].
-    pub fn generate(comment: &str) -> Result<Self, KeyError> {
-        let mut key = PrivateKey::random(&mut OsRng, Algorithm::Ed25519)
-            .map_err(|error| KeyError::Make { why: error.to_string() })?;
-        key.set_comment(comment);
-        Ok(Self(key))
+    pub fn from_seed(seed: &[u8; 32], comment: &str) -> Result<Self, KeyError> {
+        let pair = KeypairData::from(Ed25519Keypair::from_seed(seed));
+        let key = PrivateKey::new(pair, comment);
+        key.map(Self).map_err(|error| KeyError::Make { why: error.to_string() })
     }
 
     /// Returns the text of a key file.

@@ -17,6 +17,9 @@ use crate::image::{ImageName, ImageNameError};
 use crate::json::without_comments;
 use crate::unknown_keys::{self, UnknownKey};
 
+/// The longest host name of a machine, in bytes (RFC 1035, section 2.3.4).
+pub const HOSTNAME_BYTES_MAX: usize = 253;
+
 /// Why a machine database is not accepted.
 #[derive(Debug, thiserror::Error)]
 pub enum MdbError {
@@ -198,7 +201,7 @@ fn machine(record: &RawValue, lines: &BTreeMap<String, usize>) -> Result<Machine
     })?;
     let hostname = machine.hostname.clone();
     let plain = |character: char| character.is_ascii_alphanumeric() || "-._:*".contains(character);
-    if hostname.is_empty() || hostname.len() > 253 || !hostname.chars().all(plain) {
+    if hostname.is_empty() || hostname.len() > HOSTNAME_BYTES_MAX || !hostname.chars().all(plain) {
         return Err(RecordError::Hostname { hostname });
     }
     for (field, image) in

@@ -59,7 +59,7 @@ impl DatabaseCopy {
 impl Storage {
     /// Makes a copy of the database. Nothing is written meanwhile.
     pub fn copy(&self) -> Result<DatabaseCopy, StorageError> {
-        let path = self.database.path.with_file_name(COPY);
+        let path = self.database.path().with_file_name(COPY);
         let result = self.copy_to(&path);
         remove(&path);
         result
@@ -69,7 +69,7 @@ impl Storage {
         let failed = |source| StorageError::Copy { path: path.to_owned(), source };
         remove(path);
         let original = &self.database;
-        original.with("read", |_| Ok(std::fs::copy(&original.path, path)))?.map_err(failed)?;
+        original.with("read", |_| Ok(std::fs::copy(original.path(), path)))?.map_err(failed)?;
         // The original was not closed, so opening repairs the copy.
         let copy = OpenDatabase::open(path)?;
         let mark = serde_json::to_vec(&wall()).expect("a time is a plain structure");
@@ -116,7 +116,7 @@ impl Storage {
                 "{} was missing or empty, and a dominator has run here before: its brake, pauses, \
                  settings and machine database are lost; restore a backup, or compare the machine \
                  database and the fleet with what they should be, then enable updates",
-                self.database.path.display()
+                self.database.path().display()
             )
         })
     }

@@ -5,16 +5,16 @@
 //! is known any more.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::ErrorKind;
 use std::path::Path;
 
 use api::codec::{Encoding, decode, encode};
 use api::file_generator::ComputedContent;
-use model::display::error_chain;
 use model::escape::ByteText;
 use model::object::{Algorithm, ObjectId};
 use model::tree::Time;
-use redb::{ReadableDatabase as _, ReadableTable as _, TableDefinition, WriteTransaction};
+use redb::{
+    Database, ReadableDatabase as _, ReadableTable as _, TableDefinition, WriteTransaction,
+};
 
 use super::StorageError;
 use super::database::OpenDatabase;
@@ -66,38 +66,8 @@ pub struct ComputedStore(OpenDatabase);
 impl ComputedStore {
     /// Opens the database in `directory`, or makes it. A damaged one is made anew.
     pub fn open(directory: &Path) -> Result<Self, StorageError> {
-        let path = directory.join(FILE);
-        let error = match OpenDatabase::open_checked(&path).and_then(Self::prepared) {
-            Err(error) if is_damage(&error) => error_chain(&error),
-            opened => return opened,
-        };
-        let again = "is made anew, and all computed files are asked for again";
-        tracing::error!("{} {again}: {error}", path.display());
-        std::fs::remove_file(&path).map_err(|source| StorageError::File {
-            verb: "remove",
-            path: path.clone(),
-            source,
-        })?;
-        Self::prepared(OpenDatabase::open_checked(&path)?)
-    }
-
-    fn prepared(database: OpenDatabase) -> Result<Self, StorageError> {
-        let is_made = database.with("read", |database| {
-            let read = database.begin_read()?;
-            Ok(read.open_table(MACHINES).is_ok()
-                && read.open_table(CONTENTS).is_ok()
-                && read.open_table(CHANGES).is_ok())
-        })?;
-        if !is_made {
-            database.transact(None, |write| {
-                write.delete_table(FORMER_MACHINES)?;
-                write.open_table(MACHINES)?;
-                write.open_table(CONTENTS)?;
-                write.open_table(CHANGES)?;
-                Ok(())
-            })?;
-        }
-        Ok(Self(database))
+        let lost = "all computed files are asked for again";
+        Ok(Self(OpenDatabase::open_or_renew(&directory.join(FILE), prepare, lost)?))
     }
 
     /// Returns what was saved of each machine. Rows that cannot be read are left out: what they
@@ -238,15 +208,21 @@ impl ComputedStore {
     }
 }
 
-/// True if the file is not that of a database, or damaged.
-fn is_damage(error: &StorageError) -> bool {
-    match error {
-        StorageError::Damaged { .. } | StorageError::Hopeless { .. } => true,
-        StorageError::Open { source, .. } => {
-            matches!(&**source, redb::Error::Io(error) if error.kind() == ErrorKind::InvalidData)
-        }
-        _ => false,
+/// Makes the tables, if they are not there.
+fn prepare(database: &Database) -> Result<(), redb::Error> {
+    let read = database.begin_read()?;
+    let is_made = read.open_table(MACHINES).is_ok()
+        && read.open_table(CONTENTS).is_ok()
+        && read.open_table(CHANGES).is_ok();
+    if !is_made {
+        let write = database.begin_write()?;
+        write.delete_table(FORMER_MACHINES)?;
+        write.open_table(MACHINES)?;
+        write.open_table(CONTENTS)?;
+        write.open_table(CHANGES)?;
+        write.commit()?;
     }
+    Ok(())
 }
 
 #[cfg(test)]

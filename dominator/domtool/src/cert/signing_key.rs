@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use certs::signing_key::SigningKey;
 use clap::Args;
 use serde::Serialize;
+use system::random::random_bytes;
 use tool::{Format, Output};
 
 use super::CertError;
@@ -33,7 +34,7 @@ struct Made<'a> {
 }
 
 pub(super) fn run(format: Format, arguments: &Arguments) -> Result<Output, CertError> {
-    let key = SigningKey::generate(&arguments.comment)?;
+    let key = SigningKey::from_seed(&random_bytes(), &arguments.comment)?;
     let mut public = arguments.file.clone().into_os_string();
     public.push(".pub");
     let (private_file, public_file) = (arguments.file.as_path(), PathBuf::from(public));

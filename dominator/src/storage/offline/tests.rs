@@ -5,6 +5,7 @@ use std::io::Write as _;
 use std::os::unix::fs::FileExt as _;
 
 use api::dominator::Brake;
+use database::DatabaseError;
 use model::mdb::Machine;
 use tempfile::TempDir;
 
@@ -95,7 +96,10 @@ fn a_byte_that_changed_is_found_at_the_start_or_has_no_effect() {
                     assert_eq!(state.identities().unwrap().len(), MACHINES, "{page} {offset}");
                     assert_eq!(state.brake.get().as_ref().as_ref().unwrap().reason, "storm");
                 }
-                Err(StorageError::Damaged { .. } | StorageError::Open { .. }) => damaged += 1,
+                Err(
+                    StorageError::Damaged { .. }
+                    | StorageError::Database(DatabaseError::Open { .. }),
+                ) => damaged += 1,
                 Err(error) => panic!("{page} {offset}: {error:?}"),
             }
         }
