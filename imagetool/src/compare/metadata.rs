@@ -4,13 +4,13 @@
 use std::collections::BTreeMap;
 
 use model::image::{ComputedRule, HealthCheck, Image, Package};
+use model::signing::ContentSigner;
 use model::trigger::Trigger;
 use serde::Serialize;
 
 use super::{Ignore, IgnoredPart};
 use crate::input_files::{health_check_text, signer_text, triggers};
 use crate::packages::printable;
-use model::signing::ContentSigner;
 
 /// What two lists differ in.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
