@@ -36,7 +36,8 @@ const MADE: TableDefinition<'static, (&'static str, &'static [u8]), &'static [u8
 /// How many contents of each file are remembered, so that a machine can go back to them.
 const CONTENTS_MAX: usize = 4;
 
-/// The most files that are remembered, of all machines.
+/// The most files that are remembered, of all machines. More are of machines that are gone, or
+/// called otherwise.
 const ROWS_MAX: u64 = 500_000;
 
 /// The longest row, in bytes.
@@ -112,13 +113,12 @@ impl Signer {
         wanted: &WantedPaths,
         machines: &[Vec<GeneratedFile>],
     ) -> Result<(), SignerError> {
-        let is_full =
-            self.made.with("write", |database| remember(database, made(wanted, machines)))?;
-        if is_full {
-            tracing::error!(
-                "content of more than {ROWS_MAX} files was made: that of further files is not \
-                 signed. Remove {} while filegen-server does not run",
-                self.made.path().display()
+        let made = made(wanted, machines);
+        if self.made.with("write", |database| remember(database, made, ROWS_MAX))? {
+            tracing::warn!(
+                "content of more than {ROWS_MAX} files was made, perhaps for machines that are \
+                 gone: all was forgotten, and machines go back to no former content before they \
+                 got new one"
             );
         }
         Ok(())
@@ -175,21 +175,19 @@ fn made<'a>(
     })
 }
 
-/// Remembers content that was made. Returns true if there are too many rows for that of some files.
+/// Remembers content that was made. If that makes more than `rows_max` rows, forgets all others, and
+/// returns true.
 fn remember<'a>(
     database: &Database,
     made: impl Iterator<Item = (&'a str, &'a TreePath, ObjectId)>,
+    rows_max: u64,
 ) -> Result<bool, redb::Error> {
     let known = database.begin_read()?.open_table(MADE)?;
-    let mut is_full = false;
-    let mut changed = BTreeMap::new();
+    let (mut changed, mut rows) = (BTreeMap::new(), known.len()?);
     for (hostname, path, id) in made.filter(|(hostname, ..)| hostname.len() <= HOSTNAME_BYTES_MAX) {
         let key = (hostname, path.as_bytes());
         let row = known.get(key)?;
-        if row.is_none() && known.len()? + changed.len() as u64 >= ROWS_MAX {
-            is_full = true;
-            continue;
-        }
+        rows += u64::from(row.is_none());
         let mut ids = row.map(|row| ids_of(row.value())).unwrap_or_default();
         if ids.first() != Some(&id) {
             ids.retain(|known| *known != id);
@@ -198,8 +196,12 @@ fn remember<'a>(
             changed.insert(key, ids);
         }
     }
+    let is_full = rows > rows_max;
     if !changed.is_empty() {
         let write = database.begin_write()?;
+        if is_full {
+            write.delete_table(MADE)?;
+        }
         {
             let mut table = write.open_table(MADE)?;
             for (key, ids) in &changed {
@@ -305,6 +307,17 @@ mod tests {
         let long = "x".repeat(254);
         remember(&signer, &long, id(4));
         assert!(sign(&long, 4).is_err());
+        // If there are too many rows, all others are forgotten: what is needed is made again.
+        let remember_few = |hostname| {
+            let made = [(hostname, &path, id(1))].into_iter();
+            signer.made.with("write", |database| super::remember(database, made, 2)).unwrap()
+        };
+        let are_signed = || {
+            [("web1", 4), ("web2", 1), ("web3", 1)]
+                .map(|(hostname, number)| sign(hostname, number).is_ok())
+        };
+        assert_eq!((remember_few("web2"), are_signed()), (false, [true, true, false]));
+        assert_eq!((remember_few("web3"), are_signed()), (true, [false, false, true]));
         // What is damaged is made anew, and nothing of it is signed.
         drop(signer);
         std::fs::write(place.path().join(FILE), "garbage").unwrap();
