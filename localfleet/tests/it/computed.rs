@@ -1,5 +1,7 @@
 //! Computed files with real daemons: content by location, secrets, a server that is away, kills.
 
+mod crashes;
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
