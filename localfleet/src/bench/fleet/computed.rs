@@ -20,6 +20,12 @@ const FILES: [(&str, &str); 3] = [
     ("etc/site.conf", "site {{ Location }}\nimage {{ RequiredImage }}\n"),
 ];
 
+/// The files of a certificate of each machine.
+const CERTIFICATE: [&str; 2] = ["etc/tls/cert.pem", "etc/tls/key.pem"];
+
+/// The goal of an urgent renewal of all certificates, in seconds.
+const RENEWAL_WANTED: f64 = 300.0;
+
 /// The goals: the time to all synced as a multiple of that without computed files, and what a
 /// machine may take, in bytes.
 const START_WANTED: f64 = 1.5;
@@ -27,14 +33,16 @@ const MEMORY_WANTED: f64 = 1_024.0;
 
 impl Run {
     /// Gives computed files to all machines, edits a template, and compares starts of the dominator
-    /// and its memory with those before.
+    /// and its memory with those before. Then gives certificates to all, and renews these.
     pub(super) fn computed(
         &mut self,
         directory: &Path,
         image_of: &dyn Fn(usize) -> String,
     ) -> anyhow::Result<()> {
         let (plain, plain_memory) = self.started("without computed files")?;
-        let images = self.upload_computed(directory, image_of)?;
+        self.make_generators(directory)?;
+        let paths = FILES.map(|(path, _)| path);
+        let images = self.upload(directory, "computed", &paths, image_of)?;
         let server = self.all.fleet.start_filegen(&directory.join("config.toml"))?;
         self.all.fleet.keep(server);
         self.update(&|number| images[number % images.len()].clone(), "", FILES.len())?;
@@ -58,7 +66,12 @@ impl Run {
                 row.wanted = format!("{START_WANTED} times");
             }
         }
-        Ok(())
+        let paths = [&paths[..], &CERTIFICATE].concat();
+        let image_of = |number: usize| images[number % images.len()].clone();
+        let images = self.upload(directory, "certified", &paths, &image_of)?;
+        let what = "certificates: ";
+        self.update(&|number| images[number % images.len()].clone(), what, CERTIFICATE.len())?;
+        self.renew_all()
     }
 
     /// Starts the dominator again. Returns the seconds to all synced, and its memory a while later,
@@ -75,31 +88,47 @@ impl Run {
         Ok((took, self.rest(&format!("a minute later, {what}"))?))
     }
 
-    /// Uploads the images of the machines with computed files. Returns their names.
-    fn upload_computed(
-        &self,
-        directory: &Path,
-        image_of: &dyn Fn(usize) -> String,
-    ) -> anyhow::Result<Vec<String>> {
-        let layer = directory.join("layer");
-        let (mut config, mut list) = (String::new(), String::new());
-        fs::create_dir_all(layer.join("etc")).context("cannot make a directory")?;
-        let source = self.all.fleet.addresses().filegen;
+    /// Makes the configuration of the filegen-server.
+    fn make_generators(&self, directory: &Path) -> anyhow::Result<()> {
+        let authority = directory.join("ca");
+        self.all.fleet.certificates().make_authority_for_machines(&authority)?;
+        let [path, key_path] = CERTIFICATE;
+        let mut config = format!(
+            "[[generator]]\npath = \"/{path}\"\nkind = \"certificate\"\nauthority = \"ca\"\n\
+             key = \"server\"\nkey_path = \"/{key_path}\"\n"
+        );
         for (number, (path, template)) in FILES.iter().enumerate() {
-            fs::write(layer.join(path), "").context("cannot write")?;
             fs::write(directory.join(format!("{number}.j2")), template).context("cannot write")?;
             config.push_str(&format!(
                 "[[generator]]\npath = \"/{path}\"\nkind = \"template\"\nfile = \"{number}.j2\"\n"
             ));
-            list.push_str(&format!("/{path} {source}\n"));
         }
-        fs::write(directory.join("config.toml"), config).context("cannot write")?;
-        fs::write(directory.join("list"), list).context("cannot write")?;
+        fs::write(directory.join("config.toml"), config).context("cannot write")
+    }
+
+    /// Uploads the images `NAME-NUMBER`: those of the machines, with computed files at `paths`.
+    /// Returns their names.
+    fn upload(
+        &self,
+        directory: &Path,
+        name: &str,
+        paths: &[&str],
+        image_of: &dyn Fn(usize) -> String,
+    ) -> anyhow::Result<Vec<String>> {
+        let layer = directory.join(name);
+        let list = directory.join(format!("{name}.list"));
+        let source = self.all.fleet.addresses().filegen;
+        let lines: Vec<String> = paths.iter().map(|path| format!("/{path} {source}\n")).collect();
+        fs::write(&list, lines.concat()).context("cannot write")?;
+        for path in paths.iter().map(|path| layer.join(path)) {
+            fs::create_dir_all(path.parent().unwrap_or(&layer)).context("cannot make it")?;
+            fs::write(path, "").context("cannot write")?;
+        }
         let add = |number: usize| {
-            let (base, name) = (image_of(number), format!("computed-{number}"));
+            let (base, name) = (image_of(number), format!("{name}-{number}"));
             let words: [PathBuf; 6] = [
                 "add-overlay".into(),
-                format!("--computed={}", directory.join("list").display()).into(),
+                format!("--computed={}", list.display()).into(),
                 name.clone().into(),
                 base.into(),
                 layer.clone(),
@@ -136,23 +165,49 @@ impl Run {
     /// Edits a template, which changes a file of each machine.
     fn edit_template(&mut self, template: &Path) -> anyhow::Result<()> {
         let what = "urgent edit of a template";
+        let last = self.change_content(what, |_| {
+            let text = fs::read_to_string(template).context("cannot read a template")?;
+            fs::write(template, format!("# edited\n{text}")).context("cannot write a template")
+        })?;
+        self.wanted(&format!("{what} until the last is ordered"), last, ORDERED_WANTED);
+        Ok(())
+    }
+
+    /// Has all certificates made anew.
+    fn renew_all(&mut self) -> anyhow::Result<()> {
+        let what = "urgent renewal of all certificates";
+        let last = self.change_content(what, |run| {
+            let words = ["renew", "--all", "--why", "a measurement"];
+            let output = run.all.fleet.filegen_client(&words)?;
+            ensure!(output.status.success(), "filegen-client: {output:?}");
+            Ok(())
+        })?;
+        self.wanted(&format!("{what} until the last is ordered"), last, RENEWAL_WANTED);
+        Ok(())
+    }
+
+    /// Makes a change of the content of each machine. Returns the seconds until the last one is
+    /// ordered.
+    fn change_content(
+        &mut self,
+        what: &str,
+        change: impl FnOnce(&Self) -> anyhow::Result<()>,
+    ) -> anyhow::Result<f64> {
         eprintln!("{}: {what}", self.name);
         self.all.ask::<ClearFirstTimes>(&())?;
         let before = self.cpu()?;
-        let text = fs::read_to_string(template).context("cannot read a template")?;
-        fs::write(template, format!("# edited\n{text}")).context("cannot write a template")?;
         let start_ns = monotonic();
+        change(self)?;
         self.hasten_content()?;
         let subs = self.subs;
         self.all.wait(what, LIMIT, |all| Ok(all.report()?.verified as usize >= subs))?;
         let first_times = self.all.first_times()?;
         let last = first_times.iter().filter_map(|times| times.prepare).max().unwrap_or(start_ns);
-        let last = Duration::from_nanos(last.saturating_sub(start_ns)).as_secs_f64();
-        self.wanted(&format!("{what} until the last is ordered"), last, ORDERED_WANTED);
         self.last(&format!("{what} until the last has it"), &first_times, start_ns, |times| {
             times.verified
         });
         self.all.wait_all_synced(what, LIMIT)?;
-        self.spent(what, before)
+        self.spent(what, before)?;
+        Ok(Duration::from_nanos(last.saturating_sub(start_ns)).as_secs_f64())
     }
 }
