@@ -6,6 +6,7 @@
 
 pub mod archives;
 pub mod images;
+pub mod provisioning;
 pub mod seeds;
 pub mod tasks;
 pub mod texts;
@@ -94,6 +95,7 @@ pub const TARGETS: &[Target] = &[
     Target::new("oci", 32 << 10, archives::oci).allowing(Allowance::ARCHIVE),
     Target::new("packages", 16 << 10, archives::packages),
     Target::new("pax", 4 << 10, archives::pax),
+    Target::new("provisioning", 8 << 10, provisioning::provisioning),
     Target::new("rpm", 64 << 10, archives::rpm),
     Target::new("signature", 4 << 10, trust::signature),
     Target::new("stream", 16 << 10, wire::stream),

@@ -1,4 +1,31 @@
-//! Rules of JSON texts: comment lines, and large numbers as strings.
+//! Rules of JSON texts: comment lines, errors that name the key, one form for digests, and large
+//! numbers as strings.
+
+use std::collections::BTreeMap;
+
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::display::safe_text;
+use crate::unknown_keys;
+
+/// A text that cannot be used, with the place in it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{at}: {problem}")]
+pub struct KeyError {
+    /// The key, as `schedule.events[1].cron`, or `file`.
+    pub at: String,
+    /// What is wrong, with the line where it is known.
+    pub problem: String,
+}
+
+impl KeyError {
+    /// Says what is wrong at a key.
+    #[must_use]
+    pub fn new(at: &str, problem: impl Into<String>) -> Self {
+        Self { at: at.to_owned(), problem: problem.into() }
+    }
+}
 
 /// Empties the comment lines of `text`, so that line numbers in errors stay right.
 #[must_use]
@@ -10,6 +37,65 @@ pub fn without_comments(text: &str) -> String {
     let lines: Vec<&str> =
         text.split('\n').map(|line| if keep(line) { line } else { "" }).collect();
     lines.join("\n")
+}
+
+/// Reads a JSON object.
+///
+/// # Errors
+///
+/// [`KeyError`] names the key. For a key that is unknown it has the known one that is most like it.
+pub fn read_object<T: DeserializeOwned>(text: &str) -> Result<T, KeyError> {
+    // Fields would be read from an array too, by their places.
+    if text.trim_start().starts_with('[') {
+        return Err(KeyError::new("file", "is an array, expected an object"));
+    }
+    let mut reader = serde_json::Deserializer::from_str(text);
+    let value = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
+        let path = error.path().to_string();
+        // serde's path of the whole, and of what is no JSON.
+        let at = if path == "." || path == "?" { "file" } else { &path };
+        let problem = error.inner().to_string();
+        let place = problem.rfind(" at line ").map_or("", |start| &problem[start..]);
+        let unknown = unknown_keys::explain(&problem).map(|text| text + place);
+        KeyError { at: safe_text(at, 80), problem: unknown.unwrap_or(problem) }
+    })?;
+    reader.end().map_err(|error| KeyError::new("file", error.to_string()))?;
+    Ok(value)
+}
+
+/// Returns `value` without spaces and with sorted keys: equal values have equal texts.
+#[must_use]
+pub fn canonical(value: &Value) -> String {
+    let mut text = String::new();
+    write_canonical(value, &mut text);
+    text
+}
+
+fn write_canonical(value: &Value, text: &mut String) {
+    match value {
+        Value::Object(fields) => {
+            let sorted: BTreeMap<&String, &Value> = fields.iter().collect();
+            let mut before = '{';
+            for (key, value) in sorted {
+                text.push(before);
+                text.push_str(&Value::from(key.as_str()).to_string());
+                text.push(':');
+                write_canonical(value, text);
+                before = ',';
+            }
+            text.push_str(if before == '{' { "{}" } else { "}" });
+        }
+        Value::Array(items) => {
+            let mut before = '[';
+            for value in items {
+                text.push(before);
+                write_canonical(value, text);
+                before = ',';
+            }
+            text.push_str(if before == '[' { "[]" } else { "]" });
+        }
+        plain => text.push_str(&plain.to_string()),
+    }
 }
 
 /// Writes numbers that may pass 2^53 as strings, because JavaScript and jq would round them.

@@ -5,6 +5,8 @@ use std::fmt;
 
 use serde_json::value::RawValue;
 
+use crate::display::safe_text;
+
 /// How many keys a text names.
 const NAMED_MAX: usize = 5;
 
@@ -80,6 +82,19 @@ pub fn nearest<'a>(key: &str, known: &[&'a str]) -> Option<&'a str> {
         |known: &str| strsim::damerau_levenshtein(&key.to_lowercase(), &known.to_lowercase());
     let best = known.iter().map(|known| (distance(known), *known)).min()?;
     (best.0 <= best.1.len() / 3).then_some(best.1)
+}
+
+/// Returns what is said of an unknown key in place of serde's text, which lists all known keys;
+/// `None` if `problem` is about something else.
+#[must_use]
+pub fn explain(problem: &str) -> Option<String> {
+    // unknown field `a`, expected one of `b`, `c`
+    let (unknown, expected) = problem.split_once("`, expected ")?;
+    let key = unknown.strip_prefix("unknown field `")?;
+    let known: Vec<&str> = expected.split('`').skip(1).step_by(2).collect();
+    let meant = nearest(key, &known);
+    let meant = meant.map(|name| format!("; is `{name}` meant?")).unwrap_or_default();
+    Some(format!("the key `{}` is unknown{meant}", safe_text(key, 80)))
 }
 
 #[cfg(test)]

@@ -12,9 +12,9 @@ use std::collections::BTreeMap;
 use data_encoding::HEXLOWER;
 use jiff::Timestamp;
 use jiff::tz::TimeZoneDatabase;
+use model::json::{self, KeyError};
 use model::object::ObjectId;
-use model::unknown_keys;
-use serde::de::{DeserializeOwned, Error as _};
+use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
@@ -30,20 +30,7 @@ pub const FILE_BYTES_MAX: usize = 64 << 10;
 const NAME_BYTES_MAX: usize = 64;
 
 /// A task file that cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{at}: {problem}")]
-pub struct TaskFileError {
-    /// The key, as `schedule.events[1].cron`, or what part of the file.
-    pub at: String,
-    /// What is wrong, with the line where it is known.
-    pub problem: String,
-}
-
-impl TaskFileError {
-    fn new(at: &str, problem: impl Into<String>) -> Self {
-        Self { at: at.to_owned(), problem: problem.into() }
-    }
-}
+pub type TaskFileError = KeyError;
 
 /// A task, as its file states it.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -216,8 +203,8 @@ impl Task {
         if text.len() > FILE_BYTES_MAX {
             return Err(whole(format!("has more than {FILE_BYTES_MAX} bytes")));
         }
-        let text = model::json::without_comments(text);
-        let mut task: Self = read_json(&text)?;
+        let text = json::without_comments(text);
+        let mut task: Self = json::read_object(&text)?;
         if let Some(schedule) = &mut task.schedule {
             let at = |key, problem| TaskFileError::new(key, problem);
             let found = zone::find(&schedule.zone_name, zones);
@@ -229,7 +216,7 @@ impl Task {
         if let Some(file) = value.as_object_mut() {
             file.remove("schedule");
         }
-        canonical(&value, &mut task.canonical);
+        task.canonical = json::canonical(&value);
         Ok(task)
     }
 
@@ -263,65 +250,6 @@ impl Task {
             Some(_) => OnTemplateChange::Ignore,
         };
         self.on_template_change.unwrap_or(default)
-    }
-}
-
-/// Reads a JSON object.
-pub(crate) fn read_json<T: DeserializeOwned>(text: &str) -> Result<T, TaskFileError> {
-    // Fields would be read from an array too, by their places.
-    if text.trim_start().starts_with('[') {
-        return Err(TaskFileError::new("file", "is an array, expected an object"));
-    }
-    let mut reader = serde_json::Deserializer::from_str(text);
-    let value = serde_path_to_error::deserialize(&mut reader).map_err(json_error)?;
-    reader.end().map_err(|error| TaskFileError::new("file", error.to_string()))?;
-    Ok(value)
-}
-
-/// Says where a JSON text is wrong: the key, what is wrong, and the line.
-fn json_error(error: serde_path_to_error::Error<serde_json::Error>) -> TaskFileError {
-    let path = error.path().to_string();
-    // serde's path of the whole, and of what is no JSON.
-    let at = if path == "." || path == "?" { "file".to_owned() } else { path };
-    let mut problem = error.inner().to_string();
-    // serde's text: unknown field `a`, expected one of `b`, `c`.
-    if let Some((unknown, expected)) = problem.split_once("`, expected ")
-        && let Some(key) = unknown.strip_prefix("unknown field `")
-    {
-        let known: Vec<&str> = expected.split('`').skip(1).step_by(2).collect();
-        let place = expected.rfind(" at line ").map_or("", |start| &expected[start..]);
-        let nearest = unknown_keys::nearest(key, &known);
-        let nearest = nearest.map(|name| format!("; is `{name}` meant?")).unwrap_or_default();
-        problem = format!("the key `{}` is unknown{nearest}{place}", shown(key));
-    }
-    TaskFileError { at: shown(&at), problem }
-}
-
-/// Writes `value` without spaces and with sorted keys.
-fn canonical(value: &Value, text: &mut String) {
-    match value {
-        Value::Object(fields) => {
-            let sorted: BTreeMap<&String, &Value> = fields.iter().collect();
-            let mut before = '{';
-            for (key, value) in sorted {
-                text.push(before);
-                text.push_str(&Value::from(key.as_str()).to_string());
-                text.push(':');
-                canonical(value, text);
-                before = ',';
-            }
-            text.push_str(if before == '{' { "{}" } else { "}" });
-        }
-        Value::Array(items) => {
-            let mut before = '[';
-            for value in items {
-                text.push(before);
-                canonical(value, text);
-                before = ',';
-            }
-            text.push_str(if before == '[' { "[]" } else { "]" });
-        }
-        plain => text.push_str(&plain.to_string()),
     }
 }
 

@@ -8,7 +8,7 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
-use crate::file::{Task, TaskFileError, Template, read_json};
+use crate::file::{Task, TaskFileError, Template};
 use crate::schedule::Moment;
 
 /// What is known about a task on a machine.
@@ -103,7 +103,7 @@ impl Observed {
     ///
     /// [`TaskFileError`] names the key.
     pub fn parse(text: &str) -> Result<Self, TaskFileError> {
-        read_json(text)
+        model::json::read_object(text)
     }
 
     /// True if this machine may run the task now.
