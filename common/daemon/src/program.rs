@@ -60,19 +60,29 @@ pub async fn output_as(
         Some((program, arguments)) => (program.as_str(), arguments),
         None => ("", line),
     };
-    let named = || program.to_owned();
     let mut command = Command::new(program);
+    command.args(arguments);
+    if let Some(user) = user {
+        command.uid(user.uid.as_raw()).gid(user.gid.as_raw());
+    }
+    output_of(command, input, limit).await
+}
+
+/// As [`output`], of a command whose environment and user the caller has set.
+pub async fn output_of(
+    mut command: Command,
+    input: &[u8],
+    limit: usize,
+) -> Result<Vec<u8>, CommandError> {
+    let program = command.as_std().get_program().to_string_lossy().into_owned();
+    let named = || program.clone();
     command
-        .args(arguments)
         .current_dir("/")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .process_group(0)
         .kill_on_drop(true);
-    if let Some(user) = user {
-        command.uid(user.uid.as_raw()).gid(user.gid.as_raw());
-    }
     let start = |source| CommandError::Start { program: named(), source };
     let mut running = Running(command.spawn().map_err(start)?);
     let pipes = (running.0.stdin.take(), running.0.stdout.take(), running.0.stderr.take());

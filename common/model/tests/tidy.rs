@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 /// The folders of the crates of this workspace, in the order of their layers. A crate may depend
 /// only on those that are named behind it.
-const MAY_DEPEND: [(&str, &[&str]); 23] = [
+const MAY_DEPEND: [(&str, &[&str]); 24] = [
     ("common/model", &[]),
     ("common/api", &["model"]),
     ("common/provisioning", &["model"]),
@@ -36,7 +36,8 @@ const MAY_DEPEND: [(&str, &[&str]); 23] = [
     ("localfleet", EVERYTHING),
     ("subd", DAEMON),
     ("subd/fs2objectcache", &["api", "daemon", "model", "rpc", "subd", "system", "tool"]),
-    ("subd/subtool", TOOL),
+    ("subd/provisioners", &["model", "provisioning"]),
+    ("subd/subtool", &["api", "daemon", "model", "provisioning", "rpc", "system", "tool"]),
 ];
 
 /// What a daemon may depend on. It makes no certificates, except filegen-server, and no manual

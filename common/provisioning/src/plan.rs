@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use model::display::counted;
 use serde::Serialize;
 
 use crate::binding::Bindings;
@@ -360,7 +359,7 @@ fn requirement_problem(
     })
 }
 
-/// Returns how many resources are created, changed and destroyed: `2 to create, 1 to destroy`.
+/// Returns how many resources are created, changed and destroyed: `2 to create, 1 unchanged`.
 #[must_use]
 pub fn summary(plan: &Plan) -> String {
     let (mut create, mut change, mut destroy) = (0, 0, 0);
@@ -374,7 +373,7 @@ pub fn summary(plan: &Plan) -> String {
     let counts = [(create, "create"), (change, "change"), (destroy, "destroy")];
     let counts = counts.iter().filter(|(count, _)| *count > 0);
     let mut parts: Vec<String> = counts.map(|(count, what)| format!("{count} to {what}")).collect();
-    parts.push(format!("{} unchanged", counted(plan.unchanged.len() as u64, "resource")));
+    parts.push(format!("{} unchanged", plan.unchanged.len()));
     parts.join(", ")
 }
 

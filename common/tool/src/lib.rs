@@ -15,6 +15,7 @@ use model::display::safe_lines;
 pub enum Format {
     /// Aligned columns and lines, for people
     #[default]
+    #[value(alias = "text")]
     Table,
     /// JSON, for scripts
     Json,

@@ -14,7 +14,7 @@ use localfleet::programs::command_lines as programs;
 use command_lines::{CommandLine, lines_of, spans_of};
 
 /// What the documents run beside the programs of the project.
-const NOT_OURS: [&str; 23] = [
+const NOT_OURS: [&str; 24] = [
     "cargo",
     "cat",
     "chown",
@@ -29,6 +29,7 @@ const NOT_OURS: [&str; 23] = [
     "jq",
     "mkdir",
     "mmdebstrap",
+    "rm",
     "rsync",
     "sed",
     "skopeo",

@@ -6,6 +6,7 @@ pub mod error;
 pub mod file;
 pub mod machine;
 pub mod progress;
+mod provision;
 pub mod push;
 pub mod rows;
 mod run;
@@ -201,6 +202,32 @@ enum Command {
     ///
     /// Exits with 1 if some fail again.
     RetryTriggers,
+    /// Provision a directory of resources by hand
+    ///
+    /// DIR has resource files, NAME.json, and says in provisioners.toml which provisioner makes
+    /// resources of which kinds, and as which user its plugin runs. DIR may also be as
+    /// /etc/dominator is in an image, with the resource files in DIR/resources.d. Resources that
+    /// are as they were asked for before are left alone; the others are provisioned in waves: each
+    /// after all that it needs. Then those that no file asks for any more, and whose on_removal is
+    /// destroy, are destroyed.
+    ///
+    /// The plugin dom-provisioner-NAME is looked up in the directories that --plugins names, in
+    /// DIR, beside subtool, and in /usr/local/lib/dominator, /usr/lib/dominator, /usr/local/bin and
+    /// /usr/bin. Only root, and who runs this, may be able to write the plugin, its directory, and
+    /// all files of DIR.
+    ///
+    /// It may be stopped or killed at any time: run again, it goes on where it was. What plugins do
+    /// by themselves is waited for as long as --timeout says.
+    ///
+    /// Needs neither subd nor a certificate.
+    #[command(after_help = "Examples:\n  \
+        subtool provision --local /srv/resources --plan\n  \
+        subtool provision --local /srv/resources\n  \
+        subtool provision --local /etc/dominator --state /var/lib/provision --format json\n\n\
+        Exit codes: 0 all is there, 1 failed, 2 misuse;\n\
+        of --plan: 0 nothing to do, 1 nothing can be done, 3 something to do.\n\n\
+        docs/PROVISIONING.md explains the files, and how to write a plugin.")]
+    Provision(provision::Arguments),
     #[command(flatten)]
     Documents(Documents),
 }
@@ -277,6 +304,9 @@ pub fn main() -> ExitCode {
     let arguments: Arguments = config::parse_tool();
     if let Command::Documents(documents) = &arguments.command {
         return documents::run::<Arguments>(documents);
+    }
+    if let Command::Provision(asked) = &arguments.command {
+        return provision::run(arguments.format, arguments.timeout, asked);
     }
     let security = match arguments.security.for_tool("subtool") {
         Ok(security) => security,

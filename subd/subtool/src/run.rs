@@ -108,7 +108,9 @@ pub(super) async fn run(arguments: &Arguments, security: &Security) -> Result<Ou
             file::get(&session.machine, path, file.as_deref(), &mut progress).await?;
             Ok(String::new().into())
         }
-        Command::Documents(_) => unreachable!("they are printed before a machine is called"),
+        Command::Provision(_) | Command::Documents(_) => {
+            unreachable!("they are carried out before a machine is called")
+        }
         Command::Cleanup { all } => session.cleanup(*all).await,
         Command::WaitForImage { image } => session.wait_for(image, &mut progress).await,
         Command::CheckHealth => session.check_health().await,

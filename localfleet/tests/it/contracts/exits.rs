@@ -6,7 +6,7 @@ use std::fs;
 use super::site::Site;
 
 /// What is run by each tool; it knows its server.
-const LINES: [&str; 49] = [
+const LINES: [&str; 51] = [
     "imagetool list",
     "imagetool diff web/1 web/1",
     "imagetool diff web/1 web/2",
@@ -50,6 +50,8 @@ const LINES: [&str; 49] = [
     "subtool get-file /none",
     "subtool poll --subd 127.0.0.1:1",
     "subtool set-config",
+    "subtool provision",
+    "subtool provision --local none",
     "fs2objectcache --unknown",
     "filegen-client list",
     "filegen-client get none /etc/resolv.conf",

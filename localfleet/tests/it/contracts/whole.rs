@@ -191,6 +191,34 @@ fn schedules(site: &Site, seen: &mut Seen) {
     seen.run(site, 2, "domtool cron @yearly", 1);
 }
 
+/// Provisions by hand, with a plugin that makes one kind and fails with another.
+fn resources(site: &Site, seen: &mut Seen) {
+    let bindings = "[[provisioner]]\nname = 'half'\nkinds = ['good', 'bad']\nuser = 'root'\n";
+    site.write("resources/provisioners.toml", bindings);
+    let plugin = r#"#!/bin/sh
+        case $1 in
+            plan) echo '{"changes": [{"id": "db", "op": "create", "error": "no"}]}';;
+            *) if grep -q '"kind":"bad"'; then exit 1; fi
+                echo '{"tasks": [{"success": {"outputs": {"db": {"port": 1}}}}]}';;
+        esac
+    "#;
+    let plugin_name = "resources/dom-provisioner-half";
+    site.write(plugin_name, plugin);
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(site.at(plugin_name), mode).unwrap();
+    site.write("resources/db.json", r#"{"id": "db", "kind": "good"}"#);
+    let provision = "subtool provision --local resources";
+    seen.run(site, 2, &format!("{provision} --plan --ask-plugins"), 3);
+    seen.run_with(site, 2, provision, 0, &[".outputs", ".outputs.*"]);
+    site.write("resources/db.json", r#"{"id": "db", "kind": "bad"}"#);
+    seen.run(site, 2, &format!("{provision} --plan"), 3);
+    seen.run_with(site, 2, provision, 1, &[".outputs", ".outputs.*"]);
+    site.write("resources/db.json", r#"{"id": "other", "kind": "new", "needs": ["other"]}"#);
+    seen.run(site, 2, &format!("{provision} --plan"), 1);
+    site.write("resources/db.json", "{}");
+    seen.run(site, 2, provision, 1);
+}
+
 /// Gives all kinds of orders, and looks at what comes of them.
 fn orders(site: &mut Site, seen: &mut Seen) {
     let [one, two] = [0, 1].map(|index| site.fleet.subs[index].address);
@@ -204,6 +232,7 @@ fn orders(site: &mut Site, seen: &mut Seen) {
     seen.run(site, 2, "domtool status", 0);
     seen.run(site, 2, "domtool methods", 0);
     schedules(site, seen);
+    resources(site, seen);
 
     site.write_mdb("candidate.json", &json!([{"Hostname": "sub-1", "RequiredImage": "web/2"}]));
     seen.run(site, 3, "domtool plan sub-1", 0);
