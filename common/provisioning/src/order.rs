@@ -26,21 +26,35 @@ pub struct Cycle {
 }
 
 /// Puts resources in order: each into the first wave after all that it needs.
-///
-/// Takes `waves * resources` steps.
 #[must_use]
 pub fn order(needs: &Needs) -> Order {
-    let mut left: BTreeSet<&str> = needs.keys().copied().collect();
-    let mut waves = Vec::new();
-    loop {
-        let is_ready = |id: &&&str| !needs[**id].iter().any(|need| left.contains(need.as_str()));
-        let wave: Vec<&str> = left.iter().filter(is_ready).copied().collect();
-        if wave.is_empty() {
-            break;
-        }
-        left.retain(|id| !wave.contains(id));
-        waves.push(wave.into_iter().map(str::to_owned).collect());
+    // How many of its needs are in no wave yet, of each; and what needs it.
+    let mut missing: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut dependants: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (id, needed) in needs {
+        let needed = needed.iter().filter(|need| needs.contains_key(need.as_str()));
+        missing.insert(id, needed.clone().count());
+        needed.for_each(|need| dependants.entry(need).or_default().push(id));
     }
+    let ready = missing.iter().filter(|(_, count)| **count == 0);
+    let mut wave: BTreeSet<&str> = ready.map(|(id, _)| *id).collect();
+    let mut waves: Vec<Vec<String>> = Vec::new();
+    while !wave.is_empty() {
+        let mut next = BTreeSet::new();
+        for id in &wave {
+            missing.remove(id);
+            for dependant in dependants.get(id).into_iter().flatten() {
+                let Some(count) = missing.get_mut(dependant) else { continue };
+                *count -= 1;
+                if *count == 0 {
+                    next.insert(*dependant);
+                }
+            }
+        }
+        waves.push(wave.into_iter().map(str::to_owned).collect());
+        wave = next;
+    }
+    let left: BTreeSet<&str> = missing.into_keys().collect();
     let (members, dependants): (Vec<&str>, Vec<&str>) =
         left.iter().partition(|id| needs_itself(id, needs, &left));
     let owned = |ids: Vec<&str>| ids.into_iter().map(str::to_owned).collect();

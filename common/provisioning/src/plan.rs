@@ -19,7 +19,8 @@ const BINDINGS_FILE: &str = "provisioners.toml";
 pub struct Plan {
     /// The ids of all resources, in the order in which they are provisioned.
     pub waves: Vec<Vec<String>>,
-    /// The calls, by wave. Those that destroy come after the last wave, in reverse order.
+    /// The calls, by wave, but for [`Request::unchanged`]. Those that destroy come after the last
+    /// wave, in reverse order.
     pub calls: Vec<Provision>,
     /// The resources that are as asked for.
     pub unchanged: Vec<String>,
@@ -146,8 +147,6 @@ impl Call {
 }
 
 /// Compares what files ask for with what there is.
-///
-/// Takes one pass over the resources and the state for each wave.
 #[must_use]
 pub fn plan(resources: &Resources, bindings: &Bindings, state: &State) -> Plan {
     let needs: Needs = resources.iter().map(|one| (one.id.as_str(), &*one.needs)).collect();
@@ -177,8 +176,15 @@ impl Plan {
             return Next::Failed;
         }
         let Some(first) = self.calls.first() else { return Next::Finished };
-        let of_wave = self.calls.iter().filter(|call| call.wave == first.wave);
-        Next::Calls(of_wave.cloned().map(Call::Provision).collect())
+        let of_wave = self.calls.iter().filter(|call| call.wave == first.wave).cloned();
+        let complete = |mut call: Provision| {
+            let all = self.unchanged.iter().filter(|id| {
+                state.resources.get(*id).is_some_and(|one| one.provisioner == call.provisioner)
+            });
+            call.request.unchanged = all.flat_map(|id| previous(id, None, state)).collect();
+            Call::Provision(call)
+        };
+        Next::Calls(of_wave.map(complete).collect())
     }
 
     fn problem(&mut self, at: String, error: impl Into<String>) {
@@ -254,14 +260,6 @@ impl Plan {
             }
         }
         self.unchanged.sort_unstable();
-        for call in &mut self.calls {
-            call.request.unchanged = self
-                .unchanged
-                .iter()
-                .filter(|id| state.resources[*id].provisioner == call.provisioner)
-                .flat_map(|id| previous(id, None, state))
-                .collect();
-        }
     }
 
     /// Finds the calls that destroy, and the orphans.

@@ -87,6 +87,28 @@ fn what_differs_is_called_for_in_waves() {
 }
 
 #[test]
+fn a_plugin_is_told_of_its_resources_that_stay_as_they_are() {
+    let of = |n: u8| {
+        resources(&[
+            ("database.a", json!({"spec": {"n": n}})),
+            ("queue.b", json!({})),
+            ("module.c", json!({"needs": ["a"]})),
+            ("database.d", json!({"needs": ["c"]})),
+        ])
+    };
+    let mut state = State::new("web1");
+    provision_with(&of(1), &mut state, |call| {
+        let of_d = call.ids().contains("d");
+        Ok(success(&if of_d { json!({"d": {"port": 1}}) } else { json!({}) }))
+    });
+    let Next::Calls(calls) = plan(&of(2), &bindings(), &state).next(&state) else { panic!() };
+    let unchanged = &calls[0].request().unchanged;
+    let told: Vec<_> =
+        unchanged.iter().map(|one| (one.resource.id.as_str(), one.outputs.len())).collect();
+    assert_eq!((calls.len(), told), (1, vec![("b", 0), ("d", 1)]));
+}
+
+#[test]
 fn what_is_wrong_is_told_before_anything_runs() {
     let mut state = State::new("web1");
     provision(&resources(&[("database.old", json!({}))]), &mut state);

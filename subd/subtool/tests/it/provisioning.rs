@@ -38,7 +38,7 @@ fn resources_are_created_left_alone_changed_and_destroyed() {
     expect![[r#"
         provision net with dom-provisioner-shell
         provision db with dom-provisioner-shell
-        As asked for: 2 resources.
+        as asked for: 2 resources
     "#]]
     .assert_eq(&ended.said);
     let ended = site.run(&[]);
