@@ -9,7 +9,7 @@ use expect_test::expect_file;
 use serde_json::json;
 use testing::program;
 
-use crate::{ask, directory, failed, install, made};
+use crate::{ask, directory, install, made};
 
 fn document() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/PROVISIONING.md")
@@ -90,9 +90,11 @@ fn the_template_works() {
     assert_eq!(mode, 0o750);
     let plan = ask(&plugin, "plan", &[("a", spec("one/a"))], &[]);
     assert_eq!(plan["changes"][0]["op"], "none");
+    let delete = json!({"id": "a", "op": "delete", "text": at("one/a")});
+    let plan = ask(&plugin, "plan", &[], &[("a", spec("one/a"))]);
+    assert_eq!(plan, json!({"changes": [delete]}));
     let gone = || ask(&plugin, "provision", &[], &[("a", spec("one/a"))]);
-    let done = json!({"tasks": [{"ids": ["a"], "success": {}}]});
+    let done = json!({"tasks": [made("a", &outputs)]});
     assert_eq!((gone(), at("one/a").exists(), gone()), (done.clone(), false, done));
     assert_eq!(ask(&plugin, "status", &[], &[]), json!({"tasks": [{"unknown": {}}]}));
-    assert_ne!(failed("a", ""), made("a", &json!({})));
 }
