@@ -326,7 +326,7 @@ fn kind_problem(resource: &Resource, bindings: &Bindings, state: &State) -> Opti
     let old = record.resource().filter(|old| old.kind != *kind)?;
     (record.provisioner != binding.name).then(|| {
         format!(
-            "`{}` is there as a `{}`, made by {}: give the new resource another id",
+            "`{}` is or may be there as a `{}`, of {}: give the new resource another id",
             resource.id, old.kind, record.provisioner
         )
     })

@@ -208,6 +208,17 @@ impl State {
         self.open.iter().flat_map(|open| open.ids.iter().cloned()).collect()
     }
 
+    /// Returns the resources whose last call was cut short: nobody knows how far it came.
+    #[must_use]
+    pub fn interrupted(&self) -> BTreeSet<String> {
+        let running = self.running();
+        let is_cut_short = |(id, record): &(&String, &Record)| {
+            let attempt = record.attempt.as_ref();
+            attempt.is_some_and(|attempt| attempt.error.is_none()) && !running.contains(*id)
+        };
+        self.resources.iter().filter(is_cut_short).map(|(id, _)| id.clone()).collect()
+    }
+
     /// Takes back all failures, so that what has failed is asked for again.
     pub fn retry(&mut self) {
         for attempt in self.resources.values_mut().filter_map(|record| record.attempt.as_mut()) {

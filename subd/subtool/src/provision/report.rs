@@ -27,6 +27,9 @@ pub(super) struct Shown {
     bound_twice: Vec<String>,
     cycle: Option<Cycle>,
     problems: Vec<Problem>,
+    /// The first problem, as other errors are told.
+    #[serde(flatten)]
+    error: Option<Problem>,
     #[serde(skip)]
     summary: String,
 }
@@ -88,6 +91,7 @@ impl Shown {
             bound_twice: plan.bound_twice.clone(),
             cycle: plan.cycle.clone(),
             problems: plan.problems.clone(),
+            error: plan.problems.first().cloned(),
             summary: summary(plan),
         }
     }
@@ -148,6 +152,8 @@ pub(super) struct Report {
     pub failed: Vec<Failure>,
     /// Resources that plugins still work on.
     running: BTreeSet<String>,
+    /// Resources whose call was cut short.
+    interrupted: BTreeSet<String>,
     /// Resources that wait for others.
     waiting: Vec<String>,
     orphans: Vec<Orphan>,
@@ -166,7 +172,12 @@ impl Report {
         let of_former = before.calls.iter().filter(|call| call.destroys());
         let destroyed = of_former.flat_map(Provision::ids).filter(|id| !state.knows(id));
         let late = after.calls.iter().flat_map(Provision::ids);
-        let is_known = |id: &String| running.contains(id) || failed.iter().any(|one| one.id == *id);
+        let interrupted = state.interrupted();
+        let is_known = |id: &String| {
+            running.contains(id)
+                || interrupted.contains(id)
+                || failed.iter().any(|one| one.id == *id)
+        };
         let outputs = directory.resources.iter().filter_map(|resource| {
             let (_, outputs) = state.outputs(&resource.id)?;
             Some((resource.id.clone(), resource.plain_outputs(outputs)))
@@ -181,6 +192,7 @@ impl Report {
             waiting: late.filter(|id| !is_known(id)).collect(),
             failed,
             running,
+            interrupted,
             orphans: after.orphans.clone(),
             outputs: outputs.collect(),
         }
@@ -194,6 +206,7 @@ impl Report {
             lines("destroyed", &self.destroyed),
             lines("failed", failed),
             lines("still running", &self.running),
+            lines("cut short, perhaps half made", &self.interrupted),
             lines("not started", &self.waiting),
             orphans(&self.orphans),
         ]

@@ -7,7 +7,7 @@ use nix::unistd::Pid;
 use serde_json::json;
 use testing::eventually;
 
-use crate::site::{Ended, LOGS, Site};
+use crate::site::{Ended, LOGS, Site, binding};
 
 /// Two resources, of which the first is made behind a token. The plugin makes each once for each
 /// key, and logs that, and each call.
@@ -165,6 +165,16 @@ fn a_signal_ends_it_after_the_plugin_or_after_a_while() {
     assert_eq!((ended.code, &ended.out["created"]), (Some(1), &json!(["a"])), "{ended:?}");
     assert_eq!(ended.out["waiting"], json!(["b"]));
     assert!(ended.said.ends_with("error: stopped by a signal: run again to go on\n"), "{ended:?}");
+    // It does not, and is killed.
+    let site = Site::new(&format!("trap '' TERM\ntouch \"$log\"; {WAITS}"));
+    site.write("provisioners.toml", &binding("shell", "k", "root").replace("_s = 2", "_s = 60"));
+    site.resource("a", &json!({}));
+    let child = site.spawn();
+    eventually("the plugin runs", || site.has("log"));
+    send(&child, Signal::SIGTERM);
+    let ended = Ended::of(&child.wait_with_output().unwrap());
+    assert_eq!((ended.code, &ended.out["interrupted"]), (Some(1), &json!(["a"])));
+    assert_eq!(ended.out["waiting"], json!([]));
     // Work is under way.
     let site = Site::new(
         r#"echo "$1" >>"$log"
