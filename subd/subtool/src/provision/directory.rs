@@ -140,6 +140,10 @@ impl SavedState {
         if !directory.exists() {
             std::fs::create_dir_all(directory).map_err(failed)?;
             std::fs::set_permissions(directory, Permissions::from_mode(0o700)).map_err(failed)?;
+            // The state must be found again after a power cut.
+            let parent = directory.parent().filter(|parent| !parent.as_os_str().is_empty());
+            let parent = std::fs::File::open(parent.unwrap_or(Path::new(".")));
+            parent.and_then(|parent| parent.sync_all()).map_err(failed)?;
         }
         let named = |error| Unusable::new(directory.display().to_string(), error);
         check_owner(directory).map_err(named)?;

@@ -120,7 +120,7 @@ impl Site {
 /// A binding of one kind, for the file of the bindings.
 pub fn binding(name: &str, kind: &str, user: &str) -> String {
     format!(
-        "[[provisioner]]\nname = '{name}'\nkinds = ['{kind}']\nuser = '{user}'\ntimeout_s = 2\n"
+        "[[provisioner]]\nname = '{name}'\nkinds = ['{kind}']\nuser = '{user}'\ntimeout_s = 60\n"
     )
 }
 
