@@ -175,7 +175,7 @@ fn made<'a>(
     })
 }
 
-/// Remembers content that was made. If that makes more than `rows_max` rows, forgets all others, and
+/// Remembers content that was made. If that makes more than `rows_max` rows, forgets all others and
 /// returns true.
 fn remember<'a>(
     database: &Database,
