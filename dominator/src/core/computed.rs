@@ -133,7 +133,8 @@ pub struct StoredFiles {
     /// The digest of the image that they belong to.
     pub image: Option<ObjectId>,
     pub trial: Option<Trial>,
-    /// The public key that the machine has shown last; see [`WantedFiles::key`].
+    /// The public key that the machine has shown last: see
+    /// [`api::file_generator::WantedFiles::key`].
     pub key: Option<ByteText>,
 }
 

@@ -29,7 +29,7 @@ impl ComputedService {
     ///
     /// # Errors
     ///
-    /// [`ReplaceError`] says why it has none.
+    /// `ReplaceError` says why it has none.
     pub async fn replace_certificate(
         self: &Arc<Self>,
         peer: Peer,
