@@ -66,6 +66,10 @@ impl Run {
                 row.wanted = format!("{START_WANTED} times");
             }
         }
+        if self.all.fleet.certificates().authority_file().is_none() {
+            // With --insecure there are no certificates.
+            return Ok(());
+        }
         let paths = [&paths[..], &CERTIFICATE].concat();
         let image_of = |number: usize| images[number % images.len()].clone();
         let images = self.upload(directory, "certified", &paths, &image_of)?;
@@ -90,13 +94,16 @@ impl Run {
 
     /// Makes the configuration of the filegen-server.
     fn make_generators(&self, directory: &Path) -> anyhow::Result<()> {
-        let authority = directory.join("ca");
-        self.all.fleet.certificates().make_authority_for_machines(&authority)?;
-        let [path, key_path] = CERTIFICATE;
-        let mut config = format!(
-            "[[generator]]\npath = \"/{path}\"\nkind = \"certificate\"\nauthority = \"ca\"\n\
-             key = \"server\"\nkey_path = \"/{key_path}\"\n"
-        );
+        let fleet = &self.all.fleet;
+        let mut config = String::new();
+        if fleet.certificates().authority_file().is_some() {
+            fleet.certificates().make_authority_for_machines(&directory.join("ca"))?;
+            let [path, key_path] = CERTIFICATE;
+            config = format!(
+                "[[generator]]\npath = \"/{path}\"\nkind = \"certificate\"\n\
+                 authority = \"ca\"\nkey = \"server\"\nkey_path = \"/{key_path}\"\n"
+            );
+        }
         for (number, (path, template)) in FILES.iter().enumerate() {
             fs::write(directory.join(format!("{number}.j2")), template).context("cannot write")?;
             config.push_str(&format!(
