@@ -2,6 +2,7 @@
 //! it.
 
 pub mod crash_points;
+pub mod document;
 mod eventually;
 pub mod power_cut;
 mod programs;

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use expect_test::{expect, expect_file};
+use testing::document::{blocks, with_outputs};
 
 use crate::certificates::{done, plain, run};
 
@@ -15,9 +16,7 @@ fn document() -> PathBuf {
 
 /// Writes the files of the document, which are its first two blocks of JSON.
 fn write_files(directory: &Path, document: &str) {
-    let mut blocks = document.split("```json\n").skip(1);
-    for name in ["logd.json", "runs.json"] {
-        let (text, _) = blocks.next().unwrap().split_once("```").unwrap();
+    for (name, text) in ["logd.json", "runs.json"].iter().zip(blocks(document, "json")) {
         fs::write(directory.join(name), text).unwrap();
     }
 }
@@ -37,21 +36,12 @@ fn the_document_shows_what_is_said() {
     let directory = tempfile::tempdir().unwrap();
     let text = fs::read_to_string(document()).unwrap();
     write_files(directory.path(), &text);
-    let mut said = String::new();
-    for (index, part) in text.split("```console\n").enumerate() {
-        if index == 0 {
-            said.push_str(part);
-            continue;
-        }
-        let (block, rest) = part.split_once("```").unwrap();
-        let line = block.lines().next().unwrap();
-        let command = line.strip_prefix("$ domtool ").unwrap();
-        let command = words(command);
+    let said = with_outputs(&text, |command| {
+        let command = words(command.strip_prefix("domtool ").unwrap());
         let command: Vec<&str> = command.iter().map(String::as_str).collect();
         let output = plain(&run(directory.path(), &command));
-        let (output, _exit) = output.split_once("exit ").unwrap();
-        said.push_str(&format!("```console\n{line}\n{output}```{rest}"));
-    }
+        output.split_once("exit ").unwrap().0.to_owned()
+    });
     expect_file![document()].assert_eq(&said);
 }
 

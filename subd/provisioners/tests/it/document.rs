@@ -7,18 +7,13 @@ use std::process::Command;
 
 use expect_test::expect_file;
 use serde_json::json;
+use testing::document::{blocks, with_outputs};
 use testing::program;
 
 use crate::{ask, directory, install, made};
 
 fn document() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/PROVISIONING.md")
-}
-
-/// The blocks of a kind.
-fn blocks<'a>(text: &'a str, kind: &str) -> Vec<&'a str> {
-    let begin = format!("```{kind}\n");
-    text.split(&begin).skip(1).map(|part| part.split_once("```").unwrap().0).collect()
 }
 
 #[test]
@@ -39,25 +34,17 @@ fn the_document_shows_what_is_said() {
     let subtool = program("subtool");
     let programs = Path::new(&subtool).parent().unwrap();
     let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());
-    let mut said = String::new();
-    for (index, part) in text.split("```console\n").enumerate() {
-        if index == 0 {
-            said.push_str(part);
-            continue;
-        }
-        let (block, rest) = part.split_once("```").unwrap();
-        let line = block.lines().next().unwrap();
+    let said = with_outputs(&text, |command| {
         let output = Command::new("bash")
-            .args(["-c", line.strip_prefix("$ ").unwrap()])
+            .args(["-c", command])
             .current_dir(directory.path())
             .env("PATH", &path)
             .env("HOME", directory.path())
             .output()
             .unwrap();
         let out = String::from_utf8(output.stdout).unwrap();
-        let errors = String::from_utf8(output.stderr).unwrap();
-        said.push_str(&format!("```console\n{line}\n{}{errors}```{rest}", of_document(&out)));
-    }
+        of_document(&out) + &String::from_utf8(output.stderr).unwrap()
+    });
     expect_file![document()].assert_eq(&said);
 }
 
