@@ -11,7 +11,7 @@ mod security;
 pub use config::ConfigError;
 pub use run::{
     ListenError, LogArgs, LogFormat, exit, exit_on_error, ignore_hangup, listen, listen_text,
-    raise_file_limit, set_log_filter, start_logging, stop_on_signals,
+    print_error, raise_file_limit, set_log_filter, start_logging, stop_on_signals,
 };
 pub use security::{SecurityArgs, SecurityError};
 

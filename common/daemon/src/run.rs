@@ -247,13 +247,18 @@ pub async fn listen_text(
 
 /// Prints `error: ...` and the hints, and returns the exit code.
 pub fn exit(code: u8, error: &str, hints: &[&str]) -> ExitCode {
+    print_error(error, hints);
+    ExitCode::from(code)
+}
+
+/// Prints `error: ...` and the hints to standard error.
+pub fn print_error(error: &str, hints: &[&str]) {
     let mut text = format!("error: {error}\n");
     for hint in hints {
         text.push_str(&format!("hint: {hint}\n"));
     }
     // Parts of the text come from other machines. If stderr is closed, it cannot be shown.
     let _closed = io::stderr().write_all(model::display::safe_lines(&text).as_bytes());
-    ExitCode::from(code)
 }
 
 /// Returns the result of `main`: prints an error with its causes. Wrong security flags are misuse,

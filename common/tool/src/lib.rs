@@ -15,7 +15,6 @@ use model::display::safe_lines;
 pub enum Format {
     /// Aligned columns and lines, for people
     #[default]
-    #[value(alias = "text")]
     Table,
     /// JSON, for scripts
     Json,
@@ -58,6 +57,31 @@ impl Output {
             // `domtool list-subs | head` is not a failure.
             Err(error) if error.kind() == ErrorKind::BrokenPipe => ExitCode::from(self.code),
             Err(error) => exit(EXIT_FAILED, &format!("cannot write to stdout: {error}"), &[]),
+        }
+    }
+}
+
+/// An error and what it is about, for commands that read what operators wrote.
+#[derive(Debug, Serialize, thiserror::Error)]
+#[error("{at}: {error}")]
+pub struct PlacedError {
+    error: String,
+    /// The file, with its key if one is wrong; or the argument, or a field of it.
+    at: String,
+}
+
+impl PlacedError {
+    /// Returns the error `error` about `at`.
+    pub fn new(at: impl Into<String>, error: impl ToString) -> Self {
+        Self { error: error.to_string(), at: at.into() }
+    }
+
+    /// Prints it, as JSON to stdout or as text to stderr, and returns the exit code of a failure.
+    #[must_use]
+    pub fn exit(&self, format: Format) -> ExitCode {
+        match format {
+            Format::Json => Output { text: json(self), code: EXIT_FAILED }.print(),
+            Format::Table => exit(EXIT_FAILED, &self.to_string(), &[]),
         }
     }
 }

@@ -6,9 +6,9 @@ use clap::Args;
 use jiff::Timestamp;
 use serde::Serialize;
 use tasks::cron::Cron;
-use tool::Format;
+use tool::{Format, PlacedError};
 
-use crate::wall_clock::{Unanswered, both, now, parse_moment, print};
+use crate::wall_clock::{both, now, parse_moment, print};
 use crate::{columns, text_of};
 
 #[derive(Debug, Args)]
@@ -52,11 +52,11 @@ pub(super) fn run(format: Format, arguments: &Arguments) -> ExitCode {
     print(format, answer(format, arguments))
 }
 
-fn answer(format: Format, arguments: &Arguments) -> Result<String, Unanswered> {
+fn answer(format: Format, arguments: &Arguments) -> Result<String, PlacedError> {
     let cron = Cron::with_seconds(&arguments.expression)
-        .map_err(|error| Unanswered::new(error.field.unwrap_or("expression"), error.problem))?;
+        .map_err(|error| PlacedError::new(error.field.unwrap_or("expression"), error.problem))?;
     let zone = tasks::zone::find(&arguments.zone, jiff::tz::db())
-        .map_err(|error| Unanswered::new("--zone", error))?;
+        .map_err(|error| PlacedError::new("--zone", error))?;
     let time = arguments.at.unwrap_or_else(now);
     let all = !(arguments.prev || arguments.next || arguments.fires);
     let answer = Answer {

@@ -7,13 +7,14 @@ use std::process::ExitCode;
 use clap::Subcommand;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
+use model::json::KeyError;
 use serde::Serialize;
 use tasks::file::FILE_BYTES_MAX;
 use tasks::schedule::Action;
-use tasks::{Condition, Decision, Moment, Observed, Occurrence, Task, TaskFileError, Template};
-use tool::Format;
+use tasks::{Condition, Decision, Moment, Observed, Occurrence, Task, Template};
+use tool::{Format, PlacedError};
 
-use crate::wall_clock::{Unanswered, both, now, parse_moment, print};
+use crate::wall_clock::{both, now, parse_moment, print};
 use crate::{columns, text_of};
 
 /// The longest file of runs, in bytes.
@@ -81,12 +82,12 @@ fn schedule(
     time: Timestamp,
     count: u16,
     runs: Option<&Path>,
-) -> Result<String, Unanswered> {
-    let fault = |error: TaskFileError| Unanswered::new(error.at, error.problem);
+) -> Result<String, PlacedError> {
+    let fault = |error: KeyError| PlacedError::new(error.at, error.problem);
     let task = Task::parse(&read(file, FILE_BYTES_MAX)?, jiff::tz::db()).map_err(fault)?;
     let observed = match runs {
         Some(path) => Observed::parse(&read(path, RUNS_BYTES_MAX)?).map_err(|error| {
-            Unanswered::new(format!("{}: {}", path.display(), error.at), error.problem)
+            PlacedError::new(format!("{}: {}", path.display(), error.at), error.problem)
         })?,
         None => Observed::default(),
     };
@@ -107,7 +108,7 @@ fn schedule(
 }
 
 /// Reads a file, or stdin, up to one byte more than it may have.
-fn read(path: &Path, bytes_max: usize) -> Result<String, Unanswered> {
+fn read(path: &Path, bytes_max: usize) -> Result<String, PlacedError> {
     let mut text = String::new();
     let limit = bytes_max as u64 + 1;
     let done = if path == Path::new("-") {
@@ -115,10 +116,10 @@ fn read(path: &Path, bytes_max: usize) -> Result<String, Unanswered> {
     } else {
         fs_err::File::open(path).and_then(|file| file.take(limit).read_to_string(&mut text))
     };
-    done.map_err(|error| Unanswered::new(path.display().to_string(), error))?;
+    done.map_err(|error| PlacedError::new(path.display().to_string(), error))?;
     if text.len() > bytes_max {
         let problem = format!("has more than {bytes_max} bytes");
-        return Err(Unanswered::new(path.display().to_string(), problem));
+        return Err(PlacedError::new(path.display().to_string(), problem));
     }
     Ok(text)
 }

@@ -2,35 +2,16 @@
 
 use std::process::ExitCode;
 
-use daemon::{EXIT_FAILED, exit};
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, Zoned};
 use model::time_parse;
-use serde::Serialize;
-use tool::{Format, Output, json};
+use tool::{Format, Output, PlacedError};
 
-/// A question that cannot be answered.
-#[derive(Debug, Serialize)]
-pub(super) struct Unanswered {
-    error: String,
-    /// The key of the file, the field of the expression, or the argument.
-    at: String,
-}
-
-impl Unanswered {
-    pub(super) fn new(at: impl Into<String>, error: impl ToString) -> Self {
-        Self { error: error.to_string(), at: at.into() }
-    }
-}
-
-/// Prints an answer; or says why there is none, for scripts on stdout.
-pub(super) fn print(format: Format, answer: Result<String, Unanswered>) -> ExitCode {
-    match (answer, format) {
-        (Ok(text), _) => Output::from(text).print(),
-        (Err(fault), Format::Json) => Output { text: json(&fault), code: EXIT_FAILED }.print(),
-        (Err(fault), Format::Table) => {
-            exit(EXIT_FAILED, &format!("{}: {}", fault.at, fault.error), &[])
-        }
+/// Prints an answer, or why there is none.
+pub(super) fn print(format: Format, answer: Result<String, PlacedError>) -> ExitCode {
+    match answer {
+        Ok(text) => Output::from(text).print(),
+        Err(error) => error.exit(format),
     }
 }
 

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use daemon::{EXIT_DONE, EXIT_FAILED, exit};
+use daemon::{EXIT_DONE, EXIT_FAILED, exit, print_error};
 use model::backoff::doubled;
 use model::display::{counted, error_chain};
 use provisioning::protocol::{Answer, PlanAnswer, Verb};
@@ -18,10 +18,10 @@ use provisioning::{Call, Next, Plan, State};
 use system::durable::DurableError;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use tool::{EXIT_DIFFERENT, Format, Output, json};
+use tool::{EXIT_DIFFERENT, Format, Output, PlacedError};
 
 use crate::progress::Progress;
-use directory::{Directory, SavedState, Unusable};
+use directory::{Directory, SavedState};
 use plugins::{Plugin, Plugins};
 use report::{Asked, Report, Shown};
 
@@ -81,15 +81,7 @@ pub(crate) fn run(format: Format, timeout: Duration, arguments: &Arguments) -> E
         let state = SavedState::open(&state)?;
         provision(format, timeout, &directory, &plugins, &state).await
     });
-    match (result, format) {
-        (Ok(code), _) => code,
-        (Err(unusable), Format::Json) => {
-            Output { text: json(&unusable), code: EXIT_FAILED }.print()
-        }
-        (Err(Unusable { at, error }), Format::Table) => {
-            exit(EXIT_FAILED, &format!("{at}: {error}"), &[])
-        }
-    }
+    result.unwrap_or_else(|error: PlacedError| error.exit(format))
 }
 
 /// Prints what would be done.
@@ -106,7 +98,7 @@ async fn show(
         for call in &plan.calls {
             asked.push(match directory.check_owners() {
                 Ok(()) => ask_for_plan(plugins, &Call::Provision(call.clone())).await,
-                Err(Unusable { at, error }) => Asked::failed(format!("{at}: {error}")),
+                Err(error) => Asked::failed(error.to_string()),
             });
         }
     }
@@ -141,7 +133,7 @@ fn print_plan(
     let text = format.render(&shown, Shown::text);
     let printed = Output { text, code }.print();
     for problem in &plan.problems {
-        exit(EXIT_FAILED, &format!("{}: {}", problem.at, problem.error), &[]);
+        print_error(&format!("{}: {}", problem.at, problem.error), &[]);
     }
     printed
 }
@@ -153,18 +145,18 @@ async fn provision(
     directory: &Directory,
     plugins: &Plugins,
     saved: &SavedState,
-) -> Result<ExitCode, Unusable> {
+) -> Result<ExitCode, PlacedError> {
     let before = directory.plan(&saved.get());
     if !before.problems.is_empty() {
         return Ok(print_plan(format, &before, plugins, &saved.get(), Vec::new()));
     }
     for call in before.calls.iter().filter(|call| !call.destroys()) {
-        plugins
-            .find(&call.provisioner, &call.user)
-            .map_err(|error| Unusable::new(format!("provisioner {}", call.provisioner), error))?;
+        plugins.find(&call.provisioner, &call.user).map_err(|error| {
+            PlacedError::new(format!("provisioner {}", call.provisioner), error)
+        })?;
     }
-    let stopped =
-        daemon::stop_on_signals().map_err(|error| Unusable::new("signals", error.to_string()))?;
+    let stopped = daemon::stop_on_signals()
+        .map_err(|error| PlacedError::new("signals", error.to_string()))?;
     let former = saved.get();
     let mut work = Work {
         directory,
@@ -191,7 +183,7 @@ async fn provision(
     let code = if faults.is_empty() { EXIT_DONE } else { EXIT_FAILED };
     let printed = Output { text: format.render(&report, Report::text), code }.print();
     for fault in &faults {
-        exit(EXIT_FAILED, fault, &[]);
+        print_error(fault, &[]);
     }
     Ok(printed)
 }
@@ -268,7 +260,8 @@ impl Work<'_> {
             };
             match next.await {
                 Ok(Some(Ok((call, answer)))) => self.change(|state| state.end(&call, answer))?,
-                Ok(Some(Err(_))) => {}
+                // Nothing else ends a task but a mistake in it.
+                Ok(Some(Err(error))) => std::panic::resume_unwind(error.into_panic()),
                 Ok(None) if self.stopped.is_cancelled() => return Err(Stop::Signal),
                 Ok(None) => return Ok(()),
                 Err(()) => return Err(self.stop(running).await),

@@ -13,8 +13,8 @@ use nix::unistd::geteuid;
 use provisioning::binding::BINDINGS_BYTES_MAX;
 use provisioning::resource::FILE_BYTES_MAX;
 use provisioning::{Bindings, Plan, Resources, State, plan};
-use serde::Serialize;
 use system::durable::{Durable, DurableError, FileMedium, Json, Medium as _};
+use tool::PlacedError;
 
 /// The file of the bindings, in the directory.
 const BINDINGS: &str = "provisioners.toml";
@@ -29,22 +29,8 @@ const LOCK: &str = "lock";
 /// The largest state, in bytes.
 const STATE_BYTES_MAX: u64 = 256 << 20;
 
-/// What cannot be used.
-#[derive(Debug, Serialize)]
-pub(super) struct Unusable {
-    pub error: String,
-    /// The file, with its key where one is wrong.
-    pub at: String,
-}
-
-impl Unusable {
-    pub fn new(at: impl Into<String>, error: impl Into<String>) -> Self {
-        Self { at: at.into(), error: error.into() }
-    }
-
-    fn of(path: &Path, error: impl std::error::Error) -> Self {
-        Self::new(path.display().to_string(), error_chain(&error))
-    }
+fn unusable(path: &Path, error: impl std::error::Error) -> PlacedError {
+    PlacedError::new(path.display().to_string(), error_chain(&error))
 }
 
 /// What the directory of resources has.
@@ -58,15 +44,14 @@ pub(super) struct Directory {
 impl Directory {
     /// Reads the directory, which is as `/etc/dominator` is, or has the resources beside the
     /// bindings.
-    pub fn read(directory: &Path) -> Result<Self, Unusable> {
+    pub fn read(directory: &Path) -> Result<Self, PlacedError> {
         let inner = directory.join(RESOURCES);
         let of_resources = if inner.is_dir() { inner } else { directory.to_owned() };
-        let entries =
-            of_resources.read_dir().map_err(|error| Unusable::of(&of_resources, error))?;
+        let entries = of_resources.read_dir().map_err(|error| unusable(&of_resources, error))?;
         let mut files: BTreeMap<String, String> = BTreeMap::new();
         let mut paths = vec![directory.to_owned(), of_resources.clone()];
         for entry in entries {
-            let path = entry.map_err(|error| Unusable::of(&of_resources, error))?.path();
+            let path = entry.map_err(|error| unusable(&of_resources, error))?.path();
             if path.extension().is_some_and(|extension| extension == "json") {
                 let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
                 files.insert(name, read_text(&path, FILE_BYTES_MAX)?);
@@ -76,13 +61,13 @@ impl Directory {
         let files = files.iter().map(|(name, text)| (name.as_str(), text.as_str()));
         let resources = Resources::parse(files).map_err(|error| {
             let at = format!("{}: {}", error.file, error.source.at);
-            Unusable::new(at, error.source.problem)
+            PlacedError::new(at, error.source.problem)
         })?;
         let path = directory.join(BINDINGS);
         let bindings = if path.exists() {
             let text = read_text(&path, BINDINGS_BYTES_MAX)?;
             let bindings = Bindings::parse(&text).map_err(|error| {
-                Unusable::new(format!("{BINDINGS}: {}", error.at), error.problem)
+                PlacedError::new(format!("{BINDINGS}: {}", error.at), error.problem)
             })?;
             paths.push(path);
             bindings
@@ -93,9 +78,9 @@ impl Directory {
     }
 
     /// Checks that nobody else could have written what decides which programs run.
-    pub fn check_owners(&self) -> Result<(), Unusable> {
+    pub fn check_owners(&self) -> Result<(), PlacedError> {
         self.paths.iter().try_for_each(|path| {
-            check_owner(path).map_err(|error| Unusable::new(path.display().to_string(), error))
+            check_owner(path).map_err(|error| PlacedError::new(path.display().to_string(), error))
         })
     }
 
@@ -118,12 +103,12 @@ pub(super) fn check_owner(path: &Path) -> Result<(), String> {
     }
 }
 
-fn read_text(path: &Path, bytes_max: usize) -> Result<String, Unusable> {
+fn read_text(path: &Path, bytes_max: usize) -> Result<String, PlacedError> {
     let mut text = String::new();
     let limit = bytes_max as u64 + 1;
     std::fs::File::open(path)
         .and_then(|file| file.take(limit).read_to_string(&mut text))
-        .map_err(|error| Unusable::of(path, error))?;
+        .map_err(|error| unusable(path, error))?;
     Ok(text)
 }
 
@@ -135,8 +120,8 @@ pub(super) struct SavedState {
 
 impl SavedState {
     /// Opens the state directory, makes it if necessary, and locks it.
-    pub fn open(directory: &Path) -> Result<Self, Unusable> {
-        let failed = |error: std::io::Error| Unusable::of(directory, error);
+    pub fn open(directory: &Path) -> Result<Self, PlacedError> {
+        let failed = |error: std::io::Error| unusable(directory, error);
         if !directory.exists() {
             std::fs::create_dir_all(directory).map_err(failed)?;
             std::fs::set_permissions(directory, Permissions::from_mode(0o700)).map_err(failed)?;
@@ -145,7 +130,7 @@ impl SavedState {
             let parent = std::fs::File::open(parent.unwrap_or(Path::new(".")));
             parent.and_then(|parent| parent.sync_all()).map_err(failed)?;
         }
-        let named = |error| Unusable::new(directory.display().to_string(), error);
+        let named = |error| PlacedError::new(directory.display().to_string(), error);
         check_owner(directory).map_err(named)?;
         let file = std::fs::File::create(directory.join(LOCK)).map_err(failed)?;
         let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|_| {
@@ -156,9 +141,9 @@ impl SavedState {
     }
 
     /// Reads the state, and changes nothing.
-    pub fn peek(directory: &Path) -> Result<State, Unusable> {
+    pub fn peek(directory: &Path) -> Result<State, PlacedError> {
         let path = directory.join(STATE);
-        let bytes = medium(directory).read().map_err(|error| Unusable::of(&path, error))?;
+        let bytes = medium(directory).read().map_err(|error| unusable(&path, error))?;
         let Some(bytes) = bytes else {
             let name = nix::unistd::gethostname().unwrap_or_default();
             return Ok(State::new(&name.to_string_lossy()));
@@ -166,7 +151,7 @@ impl SavedState {
         State::parse(&String::from_utf8_lossy(&bytes)).map_err(|error| {
             let at = format!("{}: {}", path.display(), error.at);
             let remedy = "without the file, all resources are asked for again";
-            Unusable::new(at, format!("{}; {remedy}", error.problem))
+            PlacedError::new(at, format!("{}; {remedy}", error.problem))
         })
     }
 
