@@ -10,7 +10,7 @@ use certs::register::{Register, RegisterError};
 use clap::CommandFactory as _;
 use minijinja::Value;
 use minijinja::value::Serde;
-use model::display::error_chain;
+use model::display::{error_chain, line_at};
 use nix::unistd::User;
 use system::file_stamp::FileStamp;
 use tokio::sync::Semaphore;
@@ -259,8 +259,7 @@ impl Loader<'_> {
         let wrong = |why: String| LoadError::Variables { path: path.to_owned(), why };
         if path.extension().is_some_and(|extension| extension == "toml") {
             let parsed = text.parse::<toml::Table>().map_err(|error| {
-                let before = &text[..error.span().map_or(0, |span| span.start)];
-                let line = 1 + before.bytes().filter(|&byte| byte == b'\n').count();
+                let line = line_at(&text, error.span().map_or(0, |span| span.start));
                 wrong(format!("line {line}: {}", error.message().replace('\n', ", ")))
             })?;
             return Ok(Value::from(Serde(parsed)));

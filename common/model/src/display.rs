@@ -108,6 +108,13 @@ pub fn error_chain(error: &dyn Error) -> String {
     text
 }
 
+/// Returns the line, from 1, of the byte at `offset` of a text.
+#[must_use]
+pub fn line_at(text: &str, offset: usize) -> usize {
+    let before = &text.as_bytes()[..offset.min(text.len())];
+    1 + before.iter().filter(|&&byte| byte == b'\n').count()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -17,6 +17,7 @@ pub mod json;
 pub mod lock;
 pub mod machine_specific;
 pub mod mdb;
+pub mod names;
 pub mod object;
 pub mod path;
 pub mod plan;

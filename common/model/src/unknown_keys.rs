@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde_json::value::RawValue;
 
-use crate::display::safe_text;
+use crate::display::{line_at, safe_text};
 
 /// How many keys a text names.
 const NAMED_MAX: usize = 5;
@@ -51,11 +51,10 @@ pub fn find(text: &str, known: &[&'static str]) -> Vec<UnknownKey> {
             *records += 1;
         }
     }
-    let line = |at: usize| 1 + text[..at].bytes().filter(|&byte| byte == b'\n').count();
     let mut keys: Vec<UnknownKey> = unknown
         .into_iter()
         .map(|(key, (at, records))| UnknownKey {
-            line: line(at),
+            line: line_at(text, at),
             nearest: nearest(&key, known),
             key,
             records,

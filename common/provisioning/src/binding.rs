@@ -11,8 +11,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use model::display::safe_text;
+use model::display::{line_at, safe_text};
 use model::json::KeyError;
+use model::names::check_account;
 use model::unknown_keys;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
@@ -113,8 +114,7 @@ impl Bindings {
 fn toml_error(at: &str, text: &str, error: &toml::de::Error) -> KeyError {
     let message = error.message();
     let problem = unknown_keys::explain(message).unwrap_or_else(|| safe_text(message, 300));
-    let start = error.span().map_or(0, |span| span.start.min(text.len()));
-    let line = 1 + text.as_bytes()[..start].iter().filter(|&&byte| byte == b'\n').count();
+    let line = line_at(text, error.span().map_or(0, |span| span.start));
     KeyError { at: safe_text(at, 80), problem: format!("{problem} at line {line}") }
 }
 
@@ -130,9 +130,5 @@ fn seconds<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
 
 fn user<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     let user = String::deserialize(from)?;
-    let plain = |letter: u8| letter.is_ascii_alphanumeric() || b"._-".contains(&letter);
-    match !user.is_empty() && user.bytes().all(plain) && user.len() <= 32 {
-        true => Ok(user),
-        false => Err(D::Error::custom(format!("`{}` is no name of a user", safe_text(&user, 80)))),
-    }
+    check_account(&user).map(|()| user).map_err(D::Error::custom)
 }

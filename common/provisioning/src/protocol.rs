@@ -96,7 +96,7 @@ pub struct Answer {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a task")]
 pub(crate) struct Task {
-    /// The resources that it is about; all of the call, if there are none.
+    /// The resources that it is about. Without this key, it is about all of the call.
     ids: Option<Vec<String>>,
     running: Option<Running>,
     success: Option<Success>,

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use data_encoding::HEXLOWER;
 use model::display::safe_text;
 use model::json::{self, KeyError};
+use model::names::check_name;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value, json};
@@ -30,9 +31,6 @@ const LIST_MAX: usize = 256;
 /// How deep arrays and objects of a specification, and of outputs, may lie in each other. What is
 /// read must also be readable as part of the state, and readers of JSON have a limit.
 const DEPTH_MAX: usize = 32;
-
-/// The longest name of a resource: with `.json` it is still the name of a file.
-const NAME_BYTES_MAX: usize = 64;
 
 /// A resource, as its file states it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -113,8 +111,8 @@ impl Resource {
     }
 
     /// Returns the digest of the scope, the id and the inputs of the resource. Inputs are the kind,
-    /// the specification, what it provides, and the names of what it needs. Outputs of others, and
-    /// what happens when it is removed, are none: they start nothing.
+    /// the specification, what it provides, and the names of what it needs. If anything else
+    /// changes, such as outputs of others or `on_removal`, the key stays and nothing is started.
     #[must_use]
     pub fn key(&self, machine: &str) -> String {
         let mut needs: Vec<&String> = self.needs.iter().collect();
@@ -228,20 +226,6 @@ pub(crate) fn check_depth(value: &Value) -> Result<(), String> {
         true => Err(format!("lies more than {DEPTH_MAX} levels deep")),
         false => Ok(()),
     }
-}
-
-/// Checks a name that a file may have.
-pub(crate) fn check_name(name: &str) -> Result<(), String> {
-    let plain = |letter: u8| letter.is_ascii_alphanumeric() || b"._-".contains(&letter);
-    let starts_plain = name.as_bytes().first().is_some_and(u8::is_ascii_alphanumeric);
-    if starts_plain && name.bytes().all(plain) && name.len() <= NAME_BYTES_MAX {
-        return Ok(());
-    }
-    Err(format!(
-        "`{}` is no name: expected 1-{NAME_BYTES_MAX} letters, digits and `._-`, first a letter or \
-         digit",
-        safe_text(name, 80)
-    ))
 }
 
 pub(crate) fn name<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {

@@ -13,6 +13,7 @@ use data_encoding::HEXLOWER;
 use jiff::Timestamp;
 use jiff::tz::TimeZoneDatabase;
 use model::json::{self, KeyError};
+use model::names::{check_account, check_name};
 use model::object::ObjectId;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -24,13 +25,6 @@ use crate::zone;
 
 /// The longest task file, in bytes.
 pub const FILE_BYTES_MAX: usize = 64 << 10;
-
-/// The longest name of a task: with the numbers of a run and what a supervisor adds, it is still
-/// the name of a unit and of a file.
-const NAME_BYTES_MAX: usize = 64;
-
-/// A task file that cannot be used.
-pub type TaskFileError = KeyError;
 
 /// A task, as its file states it.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -197,16 +191,16 @@ impl Task {
     ///
     /// # Errors
     ///
-    /// [`TaskFileError`] names the key.
-    pub fn parse(text: &str, zones: &TimeZoneDatabase) -> Result<Self, TaskFileError> {
-        let whole = |problem: String| TaskFileError::new("file", problem);
+    /// [`KeyError`] names the key.
+    pub fn parse(text: &str, zones: &TimeZoneDatabase) -> Result<Self, KeyError> {
+        let whole = |problem: String| KeyError::new("file", problem);
         if text.len() > FILE_BYTES_MAX {
             return Err(whole(format!("has more than {FILE_BYTES_MAX} bytes")));
         }
         let text = json::without_comments(text);
         let mut task: Self = json::read_object(&text)?;
         if let Some(schedule) = &mut task.schedule {
-            let at = |key, problem| TaskFileError::new(key, problem);
+            let at = |key, problem| KeyError::new(key, problem);
             let found = zone::find(&schedule.zone_name, zones);
             schedule.zone = found.map_err(|error| at("schedule.zone", error.to_string()))?;
             schedule.check().map_err(|error| at("schedule.events", error.to_string()))?;
@@ -295,16 +289,7 @@ pub(crate) fn some_from_to<'de, D: Deserializer<'de>, const MIN: u32, const MAX:
 
 fn name<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     let name = String::deserialize(from)?;
-    let plain = |letter: u8| letter.is_ascii_alphanumeric() || b"._-".contains(&letter);
-    let starts_plain = name.as_bytes().first().is_some_and(u8::is_ascii_alphanumeric);
-    if starts_plain && name.bytes().all(plain) && name.len() <= NAME_BYTES_MAX {
-        return Ok(name);
-    }
-    Err(D::Error::custom(format!(
-        "`{}` is no name of a task: expected up to {NAME_BYTES_MAX} letters, digits, `.`, `_` or \
-         `-`, of which the first is a letter or digit",
-        shown(&name)
-    )))
+    check_name(&name).map(|()| name).map_err(D::Error::custom)
 }
 
 fn command<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
@@ -323,16 +308,6 @@ fn command<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> 
 
 fn some_command<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Vec<String>>, D::Error> {
     command(from).map(Some)
-}
-
-fn check_account(name: &str) -> Result<(), String> {
-    let plain = |letter: u8| letter.is_ascii_alphanumeric() || b"._-".contains(&letter);
-    let starts_plain =
-        name.starts_with(|first: char| first.is_ascii_alphanumeric() || first == '_');
-    if starts_plain && name.bytes().all(plain) && name.len() <= 32 {
-        return Ok(());
-    }
-    Err(format!("`{}` is no name of a user or group", shown(name)))
 }
 
 fn account<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {

@@ -25,6 +25,6 @@ pub mod zone;
 
 pub use condition::{Condition, condition};
 pub use decide::{Decision, decide};
-pub use file::{Task, TaskFileError, Template};
+pub use file::{Task, Template};
 pub use runs::{Observed, Run, RunState};
 pub use schedule::{Moment, Occurrence};

@@ -3,12 +3,13 @@
 use std::cmp::Ordering;
 
 use jiff::Timestamp;
+use model::json::{self, KeyError};
 use model::trigger::compare_versions;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
-use crate::file::{Task, TaskFileError, Template};
+use crate::file::{Task, Template};
 use crate::schedule::Moment;
 
 /// What is known about a task on a machine.
@@ -101,9 +102,9 @@ impl Observed {
     ///
     /// # Errors
     ///
-    /// [`TaskFileError`] names the key.
-    pub fn parse(text: &str) -> Result<Self, TaskFileError> {
-        model::json::read_object(text)
+    /// [`KeyError`] names the key.
+    pub fn parse(text: &str) -> Result<Self, KeyError> {
+        json::read_object(text)
     }
 
     /// True if this machine may run the task now.

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use api::access::identity::MACHINE_METHODS;
-use model::display::rough_duration;
+use model::display::{line_at, rough_duration};
 use model::path::{PathError, TreePath};
 use model::time_parse::positive_duration;
 use model::unknown_keys::nearest;
@@ -229,12 +229,6 @@ pub fn read(text: &str, flags: &[&str]) -> Result<Vec<Definition>, SettingsError
         }
     }
     Ok(definitions)
-}
-
-/// Returns the line at an offset, from 1.
-fn line_at(text: &str, offset: usize) -> usize {
-    let before = text.as_bytes().get(..offset).unwrap_or_default();
-    1 + before.iter().filter(|&&byte| byte == b'\n').count()
 }
 
 /// A table of the file.

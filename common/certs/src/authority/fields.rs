@@ -6,6 +6,7 @@ use rcgen::{CertificateParams, CustomExtension, RevocationReason, SanType};
 use x509_parser::asn1_rs::{Sequence, ToDer as _, Utf8String};
 
 use api::certificate::reading::name_fault;
+use model::mdb::HOSTNAME_BYTES_MAX;
 use system::clock::wall;
 use system::random::random_bytes;
 
@@ -93,7 +94,7 @@ pub(super) fn subject_alternative(host: &str) -> Result<SanType, AuthorityError>
         return Ok(SanType::IpAddress(address));
     }
     let why = match host.strip_prefix("*.").unwrap_or(host) {
-        _ if host.len() > 253 => "it is longer than 253 bytes",
+        _ if host.len() > HOSTNAME_BYTES_MAX => "it is longer than 253 bytes",
         "" => "it is empty",
         name if name.split('.').any(str::is_empty) => "a part of it is empty",
         name if name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte)) => {

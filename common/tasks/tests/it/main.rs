@@ -24,7 +24,7 @@ fn zone(name: &str) -> TimeZone {
     tasks::zone::find(name, &TimeZoneDatabase::none()).unwrap()
 }
 
-fn parse(text: &str) -> Result<Task, tasks::TaskFileError> {
+fn parse(text: &str) -> Result<Task, model::json::KeyError> {
     Task::parse(text, &TimeZoneDatabase::none())
 }
 
