@@ -11,7 +11,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use tokio::net::TcpStream;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::either::Either;
 use tokio_util::sync::CancellationToken;
@@ -76,6 +76,8 @@ pub(super) enum Place {
 struct Activity {
     /// How many requests were received.
     requests: AtomicU64,
+    /// Notified of the first of them.
+    first_request: Notify,
     /// How many of them are not answered yet.
     running: AtomicUsize,
     replies: Arc<Replies>,
@@ -86,7 +88,9 @@ struct RunningRequest(Arc<Activity>);
 
 impl RunningRequest {
     fn start(activity: &Arc<Activity>) -> Self {
-        activity.requests.fetch_add(1, Ordering::Relaxed);
+        if activity.requests.fetch_add(1, Ordering::Relaxed) == 0 {
+            activity.first_request.notify_one();
+        }
         activity.running.fetch_add(1, Ordering::Relaxed);
         Self(Arc::clone(activity))
     }
@@ -175,7 +179,12 @@ impl Connection {
             })
         };
         let proof = session.as_ref().map(PeerSession::proof);
-        let mut replaced = std::pin::pin!(self.service.routes.security.replaced(proof.as_deref()));
+        // Before the first request, hyper would cut the connection, and the request with it.
+        let replaced = async {
+            self.service.routes.security.replaced(proof.as_deref()).await;
+            activity.first_request.notified().await;
+        };
+        let mut replaced = std::pin::pin!(replaced);
         let mut lost = std::pin::pin!(PeerSession::lost(session));
         let streams_max = match self.service.routes.limits.streams {
             streams if is_anonymous => streams.min(ANONYMOUS_STREAMS_MAX),

@@ -6,6 +6,7 @@ mod lab;
 use std::fs;
 use std::net::SocketAddr;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use api::Done;
@@ -21,7 +22,12 @@ use model::escape::ByteText;
 use rpc::client::{CallError, Client, Peer};
 use rpc::server::Router;
 use rpc::tls::Security;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio::net::TcpStream;
 use tokio::sync::mpsc;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 
 use crate::wire::Server;
 use lab::{Authority, Lab, Wanted, peer};
@@ -395,7 +401,8 @@ async fn certificates_are_read_again_when_they_change_and_kept_when_they_are_wro
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    assert!(refused.await.contains("no authority in our ca.pem"));
+    let text = refused.await;
+    assert!(text.contains("no authority in our ca.pem"), "{text}");
     let both = format!("{}{}", lab.authority.pem, next.pem);
     fs::write(lab.dir("client").join("ca.pem"), both).unwrap();
     client().call::<ListSubs>(&ListSubsRequest::default()).await.unwrap();
@@ -408,6 +415,36 @@ async fn certificates_are_read_again_when_they_change_and_kept_when_they_are_wro
     tokio::time::sleep(Duration::from_millis(4_500)).await;
     client().call::<ListSubs>(&ListSubsRequest::default()).await.unwrap();
     lab::write_key(&lab.dir("server"), &former);
+    server.stop().await;
+}
+
+/// A connection that has sent nothing yet when the server gets another certificate.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_first_request_is_answered_also_after_the_certificate_has_changed() {
+    let lab = Lab::new();
+    lab.issue("client", &Wanted { name: "a", powers: Some(&["*.*"]), ..Wanted::default() });
+    let server = served(&lab).await;
+    let (dir, name) = (lab.dir("client"), ServerName::try_from("testd.example.org").unwrap());
+    let chain = CertificateDer::pem_file_iter(dir.join("cert.pem")).unwrap();
+    let chain = chain.collect::<Result<_, _>>().unwrap();
+    let key = PrivateKeyDer::from_pem_file(dir.join("key.pem")).unwrap();
+    let config = Arc::new(crowd::trusting(&lab).with_client_auth_cert(chain, key).unwrap());
+    let connect = async || {
+        let stream = TcpStream::connect(server.address).await.unwrap();
+        TlsConnector::from(Arc::clone(&config)).connect(name.clone(), stream).await.unwrap()
+    };
+    let shown = |stream: &TlsStream<TcpStream>| {
+        stream.get_ref().1.peer_certificates().unwrap()[0].clone().into_owned()
+    };
+    let mut first = connect().await;
+    lab.issue(
+        "server",
+        &Wanted { name: "testd", hosts: &["testd.example.org"], ..Wanted::default() },
+    );
+    while shown(&connect().await) == shown(&first) {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(crowd::page(&mut first, "/healthz").await.unwrap(), "ok\n");
     server.stop().await;
 }
 

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use api::subd::GetConfiguration;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use rustls::client::WantsClientCert;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::{ClientConfig, ConfigBuilder, RootCertStore};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio_rustls::TlsConnector;
@@ -29,14 +30,7 @@ async fn stranger(
     source: &str,
     address: SocketAddr,
 ) -> std::io::Result<TlsStream<TcpStream>> {
-    let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_slice(lab.authority.pem.as_bytes()).unwrap()).unwrap();
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
+    let config = trusting(lab).with_no_client_auth();
     let name = ServerName::try_from("127.0.0.1").unwrap();
     let stream = connect(source, address).await?;
     let mut stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
@@ -44,7 +38,18 @@ async fn stranger(
     Ok(stream)
 }
 
-async fn page(stream: &mut TlsStream<TcpStream>, path: &str) -> std::io::Result<String> {
+/// The beginning of a client's configuration, which trusts the authority of `lab`.
+pub fn trusting(lab: &Lab) -> ConfigBuilder<ClientConfig, WantsClientCert> {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_slice(lab.authority.pem.as_bytes()).unwrap()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+}
+
+pub async fn page(stream: &mut TlsStream<TcpStream>, path: &str) -> std::io::Result<String> {
     let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n");
     stream.write_all(request.as_bytes()).await?;
     let mut reply = Vec::new();
