@@ -70,17 +70,33 @@ pub struct Task {
 }
 
 /// Limits of all processes of a run together, but `open_files`, which is for each.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Limits {
-    #[serde(default, deserialize_with = "some_from_to::<_, 1, 16_777_216>")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "some_from_to::<_, 1, 16_777_216>"
+    )]
     pub memory_mib: Option<u32>,
     /// 100 is one core.
-    #[serde(default, deserialize_with = "some_from_to::<_, 1, 102_400>")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "some_from_to::<_, 1, 102_400>"
+    )]
     pub cpu_percent: Option<u32>,
-    #[serde(default, deserialize_with = "some_from_to::<_, 1, 4_194_304>")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "some_from_to::<_, 1, 4_194_304>"
+    )]
     pub processes: Option<u32>,
-    #[serde(default, deserialize_with = "some_from_to::<_, 16, 1_048_576>")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "some_from_to::<_, 16, 1_048_576>"
+    )]
     pub open_files: Option<u32>,
 }
 
@@ -99,7 +115,7 @@ pub enum StopSignal {
 }
 
 /// Where the output of runs goes.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Output {
     pub to: OutputTo,
@@ -118,7 +134,7 @@ impl Default for Output {
 }
 
 /// A place for output.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OutputTo {
     /// The journal, or log files where there is none.

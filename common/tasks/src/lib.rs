@@ -6,6 +6,7 @@
 //! * [`runs`]: the runs of a task as they are observed.
 //! * [`mod@decide`]: which runs are to be made, deleted and released.
 //! * [`mod@condition`]: whether the task runs, and whether that is expected.
+//! * [`supervise`]: what a machine does next about a task, from its records and what is observed.
 //!
 //! Everything here is a function of its arguments: it is told the time and the zones.
 //!
@@ -21,6 +22,7 @@ pub mod decide;
 pub mod file;
 pub mod runs;
 pub mod schedule;
+pub mod supervise;
 pub mod zone;
 
 pub use condition::{Condition, condition};

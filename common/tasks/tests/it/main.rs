@@ -9,6 +9,7 @@ mod files;
 mod minutes;
 mod properties;
 mod schedules;
+mod supervision;
 
 use jiff::Timestamp;
 use jiff::tz::{TimeZone, TimeZoneDatabase};

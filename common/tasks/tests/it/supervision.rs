@@ -1,0 +1,229 @@
+//! What a machine does next about a task.
+
+use jiff::{SignedDuration, Timestamp};
+use tasks::file::Restart;
+use tasks::supervise::{
+    Attempt, End, Exit, Next, Order, OrderError, Phase, Situation, Step, TaskRecord, next_attempt,
+    step, take_order,
+};
+use tasks::{Task, Template};
+
+use crate::{at, present, schedule, task};
+
+const NOON: &str = "2022-12-15T12:00:00Z";
+
+/// A task on a machine, with a clock that is set by hand.
+struct Machine {
+    task: Task,
+    template: Template,
+    now: Timestamp,
+    record: TaskRecord,
+    live: Option<String>,
+    ended: Option<(String, End)>,
+    paused: bool,
+    attempts: u32,
+}
+
+impl Machine {
+    fn new(fields: &str) -> Self {
+        Self {
+            task: task(fields),
+            template: present(),
+            now: at(NOON),
+            record: TaskRecord::default(),
+            live: None,
+            ended: None,
+            paused: false,
+            attempts: 0,
+        }
+    }
+
+    fn step(&mut self) -> Step {
+        self.attempts += 1;
+        let attempt = format!("attempt {}", self.attempts);
+        let observed = match (&self.live, &self.ended) {
+            (Some(live), _) => Attempt::Live { attempt: live.clone() },
+            (None, Some((attempt, end))) => {
+                Attempt::Ended { attempt: attempt.clone(), end: end.clone() }
+            }
+            (None, None) => Attempt::None,
+        };
+        let situation = Situation {
+            task: &self.task,
+            template: &self.template,
+            now: self.now,
+            paused: self.paused,
+            observed: &observed,
+            next_attempt: &attempt,
+        };
+        let done = step(&situation, &mut self.record);
+        if done.start.is_some() {
+            assert_eq!(self.live, None, "two would be live");
+            self.live = Some(attempt);
+        }
+        done
+    }
+
+    fn end(&mut self, exit: Exit) {
+        let end = End { at: self.now, asked: false, exit };
+        self.ended = self.live.take().map(|attempt| (attempt, end));
+    }
+
+    fn wait(&mut self, seconds: i64) {
+        self.now += SignedDuration::from_secs(seconds);
+    }
+
+    fn starts(&mut self) -> bool {
+        self.step().start.is_some()
+    }
+
+    fn stops(&mut self) -> Option<String> {
+        self.step().stop
+    }
+}
+
+#[test]
+fn a_task_is_started_again_with_longer_pauses() {
+    let mut machine = Machine::new(r#""restart": {"backoff_s": [2, 9]}"#);
+    assert!(machine.starts());
+    let mut pauses = Vec::new();
+    for _ in 0..5 {
+        machine.end(Exit::Code(1));
+        let until = machine.step().wake_at.unwrap();
+        pauses.push(until.duration_since(machine.now).as_secs());
+        machine.now = until;
+        assert!(machine.starts());
+    }
+    assert_eq!(pauses, [2, 4, 8, 9, 9]);
+    // It ran for long enough to begin anew.
+    machine.wait(9);
+    machine.end(Exit::Signal(9));
+    assert_eq!(machine.step().wake_at, Some(machine.now + SignedDuration::from_secs(2)));
+    // A clock that was set back does not hold it for ever.
+    machine.wait(-1_000_000);
+    assert!(!machine.starts());
+    machine.wait(9);
+    assert!(machine.starts());
+}
+
+#[test]
+fn the_policy_decides_about_the_end() {
+    use Exit::{Code, NotStarted, Rebooted, Signal, Unwatched};
+    let again = |after| Next::Again { after: SignedDuration::from_secs(after), failures: 1 };
+    let now = |failures| Next::Again { after: SignedDuration::ZERO, failures };
+    let over = |succeeded| Next::Ended { succeeded };
+    let absent = || NotStarted("no".to_owned());
+    #[rustfmt::skip]
+    let table = [
+        (Code(0), false,    again(1), over(true),  over(true)),
+        (Code(3), false,    again(1), again(1),    over(false)),
+        (Signal(9), false,  again(1), again(1),    over(false)),
+        (Unwatched, false,  again(1), again(1),    over(false)),
+        (absent(), false,   again(1), again(1),    over(false)),
+        (Rebooted, false,   now(0),   now(0),      over(false)),
+        (Code(0), true,     now(0),   now(0),      over(false)),
+    ];
+    for (exit, asked, always, on_failure, never) in table {
+        let end = End { at: at(NOON), asked, exit };
+        for (policy, want) in [("always", always), ("on-failure", on_failure), ("never", never)] {
+            let restart: Restart =
+                serde_json::from_str(&format!(r#"{{"policy": "{policy}"}}"#)).unwrap();
+            let next = next_attempt(&restart, &end, SignedDuration::ZERO, 0);
+            assert_eq!(next, want, "{policy}: {:?}", end.exit);
+        }
+    }
+}
+
+#[test]
+fn a_new_version_starts_only_when_the_old_one_is_gone() {
+    let mut machine = Machine::new("");
+    assert!(machine.starts());
+    machine.template = Template("cd".repeat(32));
+    let why = machine.stops().unwrap();
+    assert!(why.ends_with("is deleted"), "{why}");
+    // It is asked once more, and nothing starts.
+    assert_eq!(machine.step().start, None);
+    machine.end(Exit::Code(0));
+    assert!(machine.starts());
+    assert_eq!(machine.record.runs.len(), 1);
+    assert_eq!(machine.record.runs[0].template, machine.template);
+}
+
+#[test]
+fn an_update_stops_a_task_and_it_comes_back() {
+    let mut machine = Machine::new(r#""restart": {"policy": "never"}"#);
+    assert!(machine.starts());
+    machine.paused = true;
+    assert!(machine.stops().unwrap().ends_with("makes room for an update"));
+    machine.end(Exit::Signal(15));
+    assert!(!machine.starts());
+    machine.paused = false;
+    assert!(machine.starts());
+    // One that was ended by the machine did not succeed, and is not started again.
+    machine.end(Exit::Rebooted);
+    assert!(!machine.starts());
+    assert_eq!(machine.record.runs[0].phase, Phase::Ended { succeeded: false });
+}
+
+#[test]
+fn what_was_recorded_and_not_started_is_started() {
+    let mut machine = Machine::new(r#""restart": {"policy": "never"}"#);
+    assert!(machine.starts());
+    // subd was killed between the record and the start.
+    machine.live = None;
+    assert!(machine.starts());
+    assert_eq!(machine.record.runs[0].starts, 1);
+    // What no record knows is stopped.
+    machine.record = TaskRecord::default();
+    assert_eq!(machine.stops().as_deref(), Some("no record knows it"));
+}
+
+#[test]
+fn a_task_runs_between_its_hours() {
+    let hours = schedule("UTC", "start 0 13 * * *; stop 0 14 * * *");
+    let mut machine = Machine::new(&hours);
+    let done = machine.step();
+    assert_eq!((done.start, done.wake_at), (None, Some(at("2022-12-15T13:00:00Z"))));
+    machine.wait(3_600);
+    assert!(machine.starts());
+    machine.wait(3_600);
+    assert!(machine.stops().unwrap().ends_with("is deleted"));
+    machine.end(Exit::Code(0));
+    assert!(!machine.starts());
+    assert_eq!(machine.record.runs, []);
+}
+
+#[test]
+fn orders_are_taken_where_they_fit() {
+    let mut machine = Machine::new("");
+    let order = |machine: &mut Machine, order| take_order(order, "why", &mut machine.record);
+    assert_eq!(order(&mut machine, Order::Hold), Err(OrderError::NoRun));
+    assert_eq!(order(&mut machine, Order::Release), Err(OrderError::NotHeld));
+    assert_eq!(order(&mut machine, Order::Resume), Err(OrderError::NotSuspended));
+    assert!(machine.starts());
+    order(&mut machine, Order::Hold).unwrap();
+    assert!(machine.stops().unwrap().ends_with("is held: why"));
+    machine.end(Exit::Code(0));
+    assert!(!machine.starts());
+    assert_eq!(order(&mut machine, Order::Restart), Err(OrderError::Held));
+    order(&mut machine, Order::Release).unwrap();
+    assert!(machine.starts());
+    order(&mut machine, Order::Restart).unwrap();
+    assert!(machine.stops().unwrap().ends_with("is restarted"));
+    machine.end(Exit::Code(0));
+    assert!(machine.starts());
+    order(&mut machine, Order::Suspend).unwrap();
+    assert!(machine.stops().is_some());
+    machine.end(Exit::Code(0));
+    assert!(!machine.starts());
+    assert_eq!(machine.record.runs, []);
+    order(&mut machine, Order::Resume).unwrap();
+    assert!(machine.starts());
+    // One that has ended starts again by order.
+    let mut machine = Machine::new(r#""restart": {"policy": "never"}"#);
+    assert!(machine.starts());
+    machine.end(Exit::Code(1));
+    assert!(!machine.starts());
+    order(&mut machine, Order::Restart).unwrap();
+    assert!(machine.starts());
+}
