@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
+use ::tasks::image::ImageTasks;
 use api::audit::call_details::{WHY_BYTES_MAX, escape_and_cut};
 use api::audit::record::AuditEvent;
 use api::subd::{SpeedSource, UpdateOutcome, UpdatePhase};
@@ -46,13 +47,16 @@ use crate::scan::{Pause, Scanner, watch_for_stalls};
 use crate::state::directories::Directories;
 use crate::state::persisted_state::{PersistError, PersistedState, SavedState, StateDirectory};
 use crate::state::{ReportState, State};
+use crate::tasks::records::{self, SavedRecords};
+use crate::tasks::runner::Tasks;
+use crate::tasks::supervisor::{Backend, Supervisor};
 use crate::trust::Trust;
 use crate::update::Updater;
 use crate::update::end_refusals;
 use crate::update::executor::Executor;
 use crate::update::own_certificates::{OwnCertificates, former_files};
 use crate::update::recovery::{Resumed, remove_leftovers};
-use crate::update::update_task::TimedServices;
+use crate::update::update_task::{TaskControl, TimedServices};
 
 /// Why subd does not start.
 #[derive(Debug, thiserror::Error)]
@@ -91,8 +95,16 @@ struct Opened {
     saved: SavedState,
     cache: Arc<Cache>,
     resumed: Resumed,
+    /// What runs tasks, and their records; or why they are not run.
+    supervision: Result<Supervision, String>,
     /// Where the audit log is, unless a flag names another directory.
     audit: PathBuf,
+}
+
+/// What runs the daemon tasks of the image.
+struct Supervision {
+    supervisor: Arc<Supervisor>,
+    records: SavedRecords,
 }
 
 /// The parts of the daemon that others use.
@@ -125,7 +137,7 @@ impl Daemon {
             what: "open the root",
             source: io::Error::other(error),
         })??;
-        let Opened { root, directories, state, saved, cache, resumed, audit } = opened;
+        let Opened { root, directories, state, saved, cache, resumed, supervision, audit } = opened;
         let audit = open_audit(&options, &audit, &resumed).await;
         let persisted = saved.get();
         let budgets = budgets(&options.limits, &persisted);
@@ -163,15 +175,15 @@ impl Daemon {
             Some(_) => parts.scanner.pause().await.ok(),
             None => None,
         };
-        let updater = parts.updater(&options, security, directories);
+        let (daemon_tasks, tasks_not_run) =
+            start_tasks(&options, supervision, &persisted.tasks, &resumed)?;
+        let updater = parts.updater(&options, security, directories, daemon_tasks);
         updater.start(resumed).await;
-        let service = parts.service(&options, security, &updater, pause);
+        let service = parts.service(&options, security, &updater, pause, tasks_not_run);
         parts.tasks.spawn(end_pauses(Arc::clone(&parts.report_state), parts.stop.clone()));
         parts.tasks.spawn(end_refusals(Arc::clone(&parts.report_state), parts.stop.clone()));
         if options.limits.device_speed.is_none() {
-            let (root, report_state) = (Arc::clone(&parts.root), Arc::clone(&parts.report_state));
-            let budgets = Arc::clone(&parts.budgets);
-            parts.tasks.spawn(measure(root, report_state, budgets, parts.stop.clone()));
+            parts.measure_device();
         }
         let listener = listen_text("subd", security, &options.listen, SUBD_PORT)
             .await
@@ -214,6 +226,13 @@ impl Daemon {
         }
         tasks.close();
         tasks.wait().await;
+        if let Some(tasks) = updater.daemon_tasks.clone() {
+            // Tasks themselves run on.
+            let ending = tokio::task::spawn_blocking(move || tasks.end());
+            if let Err(error) = ending.await {
+                tracing::error!(%error, "the thread that runs tasks did not stop");
+            }
+        }
         drop(updater);
         let stopping = tokio::task::spawn_blocking(move || scanner.stop());
         if let Err(error) = stopping.await {
@@ -224,11 +243,18 @@ impl Daemon {
 }
 
 impl Parts {
+    fn measure_device(&self) {
+        let (root, report_state) = (Arc::clone(&self.root), Arc::clone(&self.report_state));
+        let budgets = Arc::clone(&self.budgets);
+        self.tasks.spawn(measure(root, report_state, budgets, self.stop.clone()));
+    }
+
     fn updater(
         &self,
         options: &Options,
         security: &Security,
         directories: Arc<Directories>,
+        daemon_tasks: Option<Arc<Tasks>>,
     ) -> Arc<Updater> {
         let (tasks, stop) = (&self.tasks, &self.stop);
         let command = options.disruption_command.as_deref().unwrap_or_default();
@@ -270,6 +296,7 @@ impl Parts {
                 &self.state,
                 options.put_back_after,
             ),
+            daemon_tasks,
             tasks: tasks.clone(),
             stop: stop.clone(),
             prepared: Mutex::new(None),
@@ -282,6 +309,7 @@ impl Parts {
         security: &Security,
         updater: &Arc<Updater>,
         pause: Option<Pause>,
+        tasks_not_run: Option<String>,
     ) -> Arc<Service> {
         let fetched_bytes = Arc::new(AtomicU64::new(0));
         let fetcher = Fetcher {
@@ -309,6 +337,7 @@ impl Parts {
             fetched_bytes,
             stop: self.stop.clone(),
             only_dominator: options.dominator.clone(),
+            tasks_not_run,
             configuring: Mutex::new(pause),
             giving_files: Arc::new(tokio::sync::Semaphore::new(1)),
         })
@@ -480,7 +509,12 @@ fn open(options: &Options, boot_id: &str) -> Result<Opened, StartError> {
         OpenDirectories::open(path, options.state.as_deref())?;
     let driver = driver(options);
     let time_max = options.service_timeout;
-    let services = TimedServices { driver: &driver, time_max };
+    let supervision = supervision(options, &audit, &state, boot_id)?;
+    if let Err(why) = &supervision {
+        tracing::info!("daemon tasks are not run: {why}");
+    }
+    let tasks = supervision.as_ref().ok().map(|one| TaskControl::AtStart(&one.supervisor));
+    let services = TimedServices { driver: &driver, tasks, time_max };
     let executor =
         Executor { root: &root, directories: &directories, services: Some(&services), boot_id };
     let resumed = Resumed::at_start(&executor);
@@ -499,7 +533,59 @@ fn open(options: &Options, boot_id: &str) -> Result<Opened, StartError> {
     tracing::info!(objects, removed, root = %path.display(), "the object cache is checked");
     let (root, directories) = (Arc::new(root), Arc::new(directories));
     let (state, cache) = (Arc::new(state), Arc::new(cache));
-    Ok(Opened { root, directories, state, saved, cache, resumed, audit })
+    Ok(Opened { root, directories, state, saved, cache, resumed, supervision, audit })
+}
+
+/// Opens what runs daemon tasks, in `tasks` below `base`. The inner error is why they are not run.
+fn supervision(
+    options: &Options,
+    base: &Path,
+    state: &StateDirectory,
+    boot_id: &str,
+) -> Result<Result<Supervision, String>, StartError> {
+    let (is_own, systemd) = (manages_this_machine(options), has_systemd());
+    let backend = match Backend::choose(options.supervisor, &options.root, is_own, systemd) {
+        Ok(backend) => backend,
+        Err(why) => return Ok(Err(why.to_owned())),
+    };
+    let fail = |what| move |source| StartError::System { what, source };
+    let program = std::env::current_exe().map_err(fail("find the program of subd"))?;
+    // Absolute, because a guard has another working directory.
+    let directory = base.canonicalize().map(|base| base.join("tasks"));
+    let opened = directory.and_then(|place| Supervisor::new(place, backend, boot_id, program));
+    let supervisor = match opened {
+        Ok(supervisor) => Arc::new(supervisor),
+        // The machine is scanned all the same, as with a root that is read-only.
+        Err(error) => return Ok(Err(format!("their directory cannot be used: {error}"))),
+    };
+    // Until it is known whether an update was interrupted.
+    supervisor.pauses().all = true;
+    let records = records::load(state)
+        .map_err(|source| StartError::State { path: options.root.clone(), source })?;
+    Ok(Ok(Supervision { supervisor, records }))
+}
+
+/// Starts to run the tasks `defined`; if an update was interrupted, only when it has ended. Returns
+/// what runs them, or why they are not run.
+fn start_tasks(
+    options: &Options,
+    supervision: Result<Supervision, String>,
+    defined: &ImageTasks,
+    resumed: &Resumed,
+) -> Result<(Option<Arc<Tasks>>, Option<String>), StartError> {
+    let Supervision { supervisor, records } = match supervision {
+        Ok(supervision) => supervision,
+        Err(why) => return Ok((None, Some(why))),
+    };
+    let fail = |source| StartError::System { what: "start to run tasks", source };
+    let program = std::env::current_exe().map_err(fail)?;
+    let runner = command_runner(options);
+    let tasks =
+        Tasks::start(supervisor, records, defined.clone(), program, runner).map_err(fail)?;
+    if resumed.update_id().is_none() {
+        tasks.release();
+    }
+    Ok((Some(Arc::new(tasks)), None))
 }
 
 /// Finishes or undoes an update that was interrupted, and starts nothing. Returns a text that says

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`operator`] | the methods that operators call |
 //! | [`pages`] | the status page |
+//! | [`tasks`](mod@tasks) | the methods about daemon tasks |
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -48,6 +49,7 @@ use crate::update::Updater;
 mod metrics;
 pub mod operator;
 pub mod pages;
+pub mod tasks;
 
 /// How much of directories one reply carries, in bytes.
 const DIRECTORIES_BYTES_MAX: usize = 4 << 20;
@@ -71,6 +73,8 @@ pub struct Service {
     pub stop: CancellationToken,
     /// The only dominator that may give orders, by the machine's configuration.
     pub only_dominator: Option<String>,
+    /// Why daemon tasks are not run here, if they are not.
+    pub tasks_not_run: Option<String>,
     /// Held while the configuration or the holder changes. Has the pause of the scanner as long as
     /// the saved settings cannot be used.
     pub configuring: Mutex<Option<Pause>>,
@@ -252,7 +256,7 @@ pub fn router(service: &Arc<Service>, security: &Security) -> Router<Arc<Service
     let metrics = SubMetrics(Arc::clone(service));
     let router = router.metrics(|registry| registry.register_collector(Box::new(metrics)));
     let router = pages::add_pages(router, Frame::new("subd", security));
-    operator::add_methods(router)
+    tasks::add_methods(operator::add_methods(router))
         .method::<Poll, _>(async |service, caller, request| {
             if let Some(own) = &service.updater.own_certificates {
                 own.note_caller(&caller);

@@ -9,6 +9,7 @@
 //! | [`scan`] | keeps an up-to-date tree of the root |
 //! | [`cache`] | the objects that are ready for an update |
 //! | [`trust`] | decides whether an image is signed as this machine requires |
+//! | [`tasks`](mod@tasks) | runs the daemon tasks of the image |
 //! | [`machine`] | services, health, reboots, disruption, identity, systemd |
 //! | [`limits`] | limits what subd uses of the machine, and measures it |
 //! | [`state`] | what polls report, and what survives a restart |
@@ -34,6 +35,7 @@ pub mod machine;
 pub mod root;
 pub mod scan;
 pub mod state;
+pub mod tasks;
 pub mod trust;
 pub mod update;
 

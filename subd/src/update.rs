@@ -35,6 +35,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use ::tasks::image::ImageTasks;
 use api::fault::{Fault, FaultCode};
 use api::subd::{LastUpdate, PrepareRequest, UpdatePhase};
 use model::display::error_chain;
@@ -58,6 +59,8 @@ use crate::state::directories::Directories;
 use crate::state::persisted_state::{PersistedState, StateDirectory};
 use crate::state::refusals::{FailedChange, FailedIn};
 use crate::state::{ReportState, Snapshot, State, note_reboot, note_update};
+use crate::tasks::runner::Tasks;
+use crate::tasks::staged::tasks_after;
 use crate::trust::Trust;
 use crate::trust::verification::VerifiedUpdate;
 use crate::update::admission::{admit, check_plan, refuse_if_paused, was_committed};
@@ -106,9 +109,9 @@ pub struct Updater {
     pub gate: Option<Arc<DisruptionGate>>,
     /// How long the machine may take to shut down for a reboot.
     pub down_time_max: Duration,
-    /// What starts the services that were stopped for a reboot, if it does not come. Not kept over
-    /// a restart of subd.
-    pub instead_of_reboot: Mutex<Vec<ServiceCall>>,
+    /// What starts the services and tasks that were stopped for a reboot, if it does not come. Not
+    /// kept over a restart of subd.
+    pub instead_of_reboot: Mutex<InsteadOfReboot>,
     /// Held during a health check that an operator requested.
     pub checking: tokio::sync::Mutex<()>,
     /// How long one service may take to stop or start.
@@ -120,11 +123,20 @@ pub struct Updater {
     pub identity: IdentitySource,
     /// The TLS files of this process, if they are below the root.
     pub own_certificates: Option<OwnCertificates>,
+    /// Runs the daemon tasks of the image; `None` if they are not run here.
+    pub daemon_tasks: Option<Arc<Tasks>>,
     pub tasks: TaskTracker,
     /// When staged updates are discarded.
     pub stop: CancellationToken,
     /// The update that is staged.
     pub prepared: Mutex<Option<StagedUpdate>>,
+}
+
+/// What is started if a reboot does not come.
+#[derive(Clone, Debug, Default)]
+pub struct InsteadOfReboot {
+    calls: Vec<ServiceCall>,
+    tasks: Option<ImageTasks>,
 }
 
 /// A staged update, and the scope of the scan that it was planned for.
@@ -214,6 +226,7 @@ impl Updater {
     ) {
         let update_id = request.update_id;
         let expires = Duration::from_secs(request.expires_seconds.into()).min(EXPIRES_MAX);
+        let (plan, triggers) = (Arc::clone(&request.plan), request.triggers.clone());
         let spec = UpdateSpec { own_service: self.own_service.clone(), ..UpdateSpec::new(request) };
         let spec = match verified {
             Some(verified) => spec.verified(verified),
@@ -229,7 +242,10 @@ impl Updater {
                     certificates.keep_former(own, &updater.root, update_id, ordered)?;
                 }
             }
-            updater.stage(spec, &step_plan, &snapshot)
+            let scanned = snapshot.tree.as_ref().expect("an update is admitted only with a scan");
+            let tasks = tasks_after(&triggers, &plan, scanned, &updater.root, &updater.cache)
+                .map_err(|source| StageError::Tasks { source })?;
+            updater.stage(UpdateSpec { tasks, ..spec }, &step_plan, &snapshot)
         });
         let result = match staging.await {
             Ok(Ok(prepared)) => Ok(prepared),
@@ -394,9 +410,10 @@ impl Updater {
             self.report_state.change(|state| state.update = UpdatePhase::Idle);
             return;
         };
-        let triggers = self.report_state.read(|state| state.persisted.triggers.clone());
+        let persisted = self.report_state.read(|state| Arc::clone(&state.persisted));
         let touched = prepared.prepared.spec.touched.clone();
-        let journal = prepared.prepared.journal(&triggers, self.identity.boot_id());
+        let (triggers, tasks) = (&persisted.triggers, &persisted.tasks);
+        let journal = prepared.prepared.journal(triggers, tasks, self.identity.boot_id());
         let head = journal.head.clone();
         self.run_update(touched, &head, |executor, host| executor.commit(host, journal)).await;
     }

@@ -19,6 +19,7 @@ mod poll;
 mod preview_scan;
 mod refused;
 mod replace_certificate;
+mod tasks;
 
 use std::sync::Arc;
 
@@ -68,6 +69,10 @@ pub use poll::{
 pub use preview_scan::{PreviewScan, PreviewScanReply, PreviewScanRequest};
 pub use refused::{GetRefusedChanges, GetRefusedChangesReply, REFUSED_MAX};
 pub use replace_certificate::{OWN_CERTIFICATE, ReplaceCertificate, ReplaceCertificateRequest};
+pub use tasks::{
+    GetTaskLog, GetTaskLogReply, GetTaskLogRequest, GetTasks, GetTasksReply, OrderTask,
+    OrderTaskRequest, TASK_LOG_BYTES_MAX, TASK_WHY_BYTES_MAX, TaskOrder, TaskReport, TaskState,
+};
 
 /// Returns directories of the scanned tree by digest.
 pub enum GetDirectories {}

@@ -53,6 +53,7 @@ const MACHINES: &[&str] = &[
     "Subd.GetDirectoryBlocks",
     "Subd.GetLimits",
     "Subd.GetRefusedChanges",
+    "Subd.GetTasks",
     "Subd.Poll",
 ];
 
@@ -100,6 +101,7 @@ const DOMINATOR: &[&str] = &[
     "Subd.GetDirectoryBlocks",
     "Subd.GetLimits",
     "Subd.GetRefusedChanges",
+    "Subd.GetTasks",
     "Subd.HoldMachine",
     "Subd.Hurry",
     "Subd.OfferContents",
@@ -169,6 +171,7 @@ impl Set {
                     "FileGenerator.OrderRevision",
                     "FileGenerator.RenewCertificates",
                     "Subd.ForgetIssued",
+                    "Subd.OrderTask",
                     "Subd.Pause",
                     "Subd.PreviewScan",
                     "Subd.Resume",

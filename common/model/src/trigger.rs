@@ -24,7 +24,7 @@ pub enum Kind {
     /// A service of the machine: stopped before the change, started after it.
     #[default]
     Service,
-    /// A daemon task. Reserved: an image that has one is refused for now.
+    /// A daemon task, whose name is the service. What else is asked of it says the crate `tasks`.
     Task,
     /// A step of provisioning. Reserved: an image that has one is refused for now.
     Provision,
@@ -72,7 +72,7 @@ impl Trigger {
     /// True if the machine reboots after an update that fires this trigger.
     #[must_use]
     pub fn reboots(&self) -> bool {
-        self.do_reboot || self.service == REBOOT
+        self.kind == Kind::Service && (self.do_reboot || self.service == REBOOT)
     }
 
     /// True if a change of `path` fires this trigger. The path itself must match.
@@ -181,7 +181,7 @@ impl Triggers {
     pub fn verify(&self) -> Result<(), TriggerError> {
         for (index, trigger) in self.0.iter().enumerate() {
             let (number, service) = (index + 1, trigger.service.clone());
-            if trigger.kind != Kind::Service {
+            if trigger.kind == Kind::Provision {
                 return Err(TriggerError::Kind { number, service, kind: trigger.kind.name() });
             }
             // The name becomes an argument of a command that runs as root.
@@ -202,6 +202,12 @@ impl Triggers {
     /// True if one of the triggers names `service`.
     pub(crate) fn name(&self, service: &str) -> bool {
         self.0.iter().any(|trigger| trigger.service == service)
+    }
+
+    /// True if there are daemon tasks.
+    #[must_use]
+    pub fn have_tasks(&self) -> bool {
+        self.0.iter().any(|trigger| trigger.kind == Kind::Task)
     }
 
     /// The triggers that a change of any of `paths` fires, in the order in which they run.
@@ -288,8 +294,8 @@ mod tests {
     fn refuses_what_it_cannot_run() {
         let table = [
             (
-                r#"[{"MatchLines": ["/x"], "Service": "x", "Kind": "task"}]"#,
-                "trigger 1 (`x`) is of kind `task`, which is not implemented yet",
+                r#"[{"MatchLines": ["/x"], "Service": "x", "Kind": "provision"}]"#,
+                "trigger 1 (`x`) is of kind `provision`, which is not implemented yet",
             ),
             (
                 r#"[{"MatchLines": ["/x"], "Service": "-rf /"}]"#,

@@ -6,6 +6,7 @@
 //! * [`runs`]: the runs of a task as they are observed.
 //! * [`mod@decide`]: which runs are to be made, deleted and released.
 //! * [`mod@condition`]: whether the task runs, and whether that is expected.
+//! * [`image`]: the tasks of an image, and which of them stop before an update.
 //! * [`supervise`]: what a machine does next about a task, from its records and what is observed.
 //!
 //! Everything here is a function of its arguments: it is told the time and the zones.
@@ -20,6 +21,7 @@ pub mod condition;
 pub mod cron;
 pub mod decide;
 pub mod file;
+pub mod image;
 pub mod runs;
 pub mod schedule;
 pub mod supervise;

@@ -9,6 +9,7 @@ use model::image::{ImageError, ImageName};
 use model::object::ObjectId;
 use model::path::TreePath;
 use model::tree::TreeError;
+use tasks::image::ImageTaskError;
 use tokio::task::JoinError;
 
 use super::bucket_error::BucketError;
@@ -184,6 +185,11 @@ pub enum AdmissionError {
     Image {
         #[source]
         source: ImageError,
+    },
+    #[error("the daemon tasks of the image cannot run")]
+    Task {
+        #[source]
+        source: ImageTaskError,
     },
     #[error("cannot look through the image")]
     Store {

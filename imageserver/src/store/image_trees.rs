@@ -43,11 +43,49 @@ pub fn check_tree_for(
     store: &dyn Objects,
     content: &Content,
 ) -> Result<CheckedTree, AdmissionError> {
+    checked_tree(reader, store, content).map(|(checked, _)| checked)
+}
+
+fn checked_tree(
+    reader: &Reader,
+    store: &dyn Objects,
+    content: &Content,
+) -> Result<(CheckedTree, Tree), AdmissionError> {
     let mut pins = Vec::new();
     let tree = assemble(reader, store, content.root, &mut pins)?;
     content.verify(&tree).map_err(|source| AdmissionError::Image { source })?;
     check_files(reader, store, &tree, &mut pins)?;
-    Ok(CheckedTree { totals: tree.root().totals(), pins })
+    Ok((CheckedTree { totals: tree.root().totals(), pins }, tree))
+}
+
+/// As [`check_tree_for`], for an image that is new: its daemon tasks must be ones that can run.
+pub fn check_new_tree_for(
+    reader: &Reader,
+    store: &dyn Objects,
+    content: &Content,
+) -> Result<CheckedTree, AdmissionError> {
+    let (checked, tree) = checked_tree(reader, store, content)?;
+    check_tasks(store, content, &tree)?;
+    Ok(checked)
+}
+
+/// Refuses daemon tasks without trigger or file, and files that cannot be read.
+fn check_tasks(store: &dyn Objects, content: &Content, tree: &Tree) -> Result<(), AdmissionError> {
+    let refused = |source| AdmissionError::Task { source };
+    let (pairs, errors) = tasks::image::pairs(&content.triggers, tree);
+    if let Some(first) = errors.into_iter().next() {
+        return Err(refused(first));
+    }
+    for pair in pairs {
+        let read = store.open_verified(&pair.file)?;
+        // It was there a moment ago.
+        let missing =
+            || AdmissionError::MissingObject { path: pair.path.clone(), id: pair.file, more: 0 };
+        let bytes = read.ok_or_else(missing)?.into_bytes();
+        let bytes = bytes.map_err(failed(format!("read {}", pair.path)))?;
+        pair.task(&bytes, jiff::tz::db()).map_err(refused)?;
+    }
+    Ok(())
 }
 
 /// An image that may be added. While this lives, nothing that it needs is removed.

@@ -224,7 +224,7 @@ pub(super) async fn make_image(
     let ImageOptions { expires_in, required, scope, signer, former } = options;
     let FinishedTree { tree, contents, dropped } = finished;
     let tree = &tree;
-    content.verify(tree).map_err(|error| Failure::new(&error))?;
+    verify(&content, tree)?;
     refuse_large_directories(tree, DIRECTORY_BYTES_MAX)?;
     require(tree, content.filter.as_ref(), required)?;
     warn(tree, content.filter.as_ref());
@@ -248,6 +248,14 @@ pub(super) async fn make_image(
         .await
         .map_err(|error| Failure::from_image_call(&error, &name))?;
     report(context, &name, reply.digest, tree, sent).await
+}
+
+/// Refuses an image that no machine could equal, and a daemon task without its trigger or its file.
+/// What task files say the server checks.
+pub(super) fn verify(content: &Content, tree: &Tree) -> Result<(), Failure> {
+    content.verify(tree).map_err(|error| Failure::new(&error))?;
+    let (_, errors) = tasks::image::pairs(&content.triggers, tree);
+    errors.first().map_or(Ok(()), |error| Err(Failure::new(error)))
 }
 
 /// Reads the packages of `tree`, which must be uploaded.

@@ -14,7 +14,7 @@ use rpc::client::{Client, Peer};
 
 use super::add::{
     ADD_LIMIT, check_name_is_free, packages_of, refuse_large_directories, report, require,
-    upload_failure, warn,
+    upload_failure, verify, warn,
 };
 use super::{Context, VerbResult, service_warnings};
 use crate::image_checks::{self, RequiredPaths};
@@ -133,7 +133,7 @@ pub async fn run(context: &Context, args: AddFromSubArgs) -> VerbResult {
         health_check,
         signers,
     };
-    content.verify(&tree).map_err(|error| Failure::new(&error))?;
+    verify(&content, &tree)?;
     let packages = packages_of(context, &tree).await?;
     service_warnings::warn(context, &tree, content.filter.as_ref(), &[], None).await;
     let notes =

@@ -20,6 +20,8 @@ use rpc::tls::Security;
 use crate::daemon::{Daemon, StartError, mend_own_certificates, recover};
 use crate::limits::LimitArgs;
 use crate::state::persisted_state::PersistError;
+use crate::tasks;
+use crate::tasks::supervisor::SupervisorChoice;
 use crate::trust::TrustArgs;
 
 /// How many threads answer calls; scans and updates have their own.
@@ -87,6 +89,19 @@ pub struct Options {
     /// The name of subd's own service: it is never stopped for an update, and restarted last.
     #[arg(long, value_name = "NAME", default_value = SUBD_SERVICE)]
     pub own_service: String,
+
+    /// What runs the daemon tasks of the image. auto is systemd where it runs, and direct
+    /// elsewhere; with another root than / it runs none. systemd has a transient unit for each
+    /// task. direct has a process of subd for each, and a cgroup where it can make one; with
+    /// another root than / tasks run in that root, with mounts and process numbers of their own.
+    #[arg(
+        long,
+        value_name = "HOW",
+        value_enum,
+        default_value = "auto",
+        hide_possible_values = true
+    )]
+    pub supervisor: SupervisorChoice,
 
     /// The command that decides whether the machine may be disturbed now. It is split at white
     /// space, and run with check, request or cancel as its last argument, before an update that
@@ -163,6 +178,9 @@ pub struct Options {
 
 /// Runs the program, with the arguments of this process.
 pub fn main() -> ExitCode {
+    if let Some(code) = tasks::dispatch() {
+        return code;
+    }
     let options: Options = config::parse("subd");
     if let Err(error) = start_logging(&options.log) {
         return exit(EXIT_MISUSE, &error, &[]);

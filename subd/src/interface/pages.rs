@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use api::dominator::text;
 use api::subd::{
-    Activity, Complaint, Health, LastFetch, LastUpdate, Paused, PollReply, ResourceUse,
+    Activity, Complaint, GetTasksReply, Health, LastFetch, LastUpdate, Paused, PollReply,
+    ResourceUse, TaskState,
 };
 use askama::Template;
 use model::display::{size, utc};
@@ -46,6 +47,7 @@ struct StatusPage<'a> {
     scan_reads: String,
     fetch_writes: String,
     network: String,
+    tasks: &'a GetTasksReply,
     complaints: &'a [Complaint],
     unreadable: &'a [(TreePath, String)],
 }
@@ -64,6 +66,7 @@ impl Service {
 fn page(service: &Service, frame: &Frame) -> String {
     let reply = service.report_state.reply(None, service.measured());
     let (counters, load) = (&reply.counters, &reply.load);
+    let tasks = service.tasks();
     let none = || "none".to_owned();
     let health = match reply.last_update.as_ref().and_then(|last| last.health.as_ref()) {
         Some(Health::Passed) => ", healthy",
@@ -91,6 +94,7 @@ fn page(service: &Service, frame: &Frame) -> String {
         scan_reads: share(load.scan, per_second),
         fetch_writes: share(load.write, per_second),
         network: share(load.network, per_second),
+        tasks: &tasks,
         complaints: reply.last_fetch.as_ref().map_or(&[], |last| &last.complaints),
         unreadable: reply.scan.as_ref().map_or(&[], |scan| &scan.unreadable),
         reply: &reply,
@@ -103,6 +107,15 @@ fn page(service: &Service, frame: &Frame) -> String {
 /// poll shows it.
 fn last_line(output: &str) -> &str {
     output.trim_end().lines().last().unwrap_or_default()
+}
+
+/// The class of the state of a task.
+fn task_class(state: TaskState) -> &'static str {
+    match state {
+        TaskState::Running | TaskState::Succeeded => "good",
+        TaskState::Unhealthy | TaskState::Waiting | TaskState::Failed | TaskState::Refused => "bad",
+        _ => "quiet",
+    }
 }
 
 fn passes(count: u64, last_ms: u64) -> String {

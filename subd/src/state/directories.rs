@@ -9,6 +9,7 @@
 //! | `reserve` | space for an update on a full disk |
 //! | `state` | what survives a restart of subd; elsewhere with `--state` |
 //! | `audit` | the audit log; elsewhere with `--state` or `--audit-log` |
+//! | `tasks` | the daemon tasks that run, and their log files; elsewhere with `--state` |
 //!
 //! The first five are on the file-system of the root, because entries move between them and the
 //! tree by rename, and are synced together with it. All belong to root, and only root may read

@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::sync::Arc;
 
+use ::tasks::image::ImageTasks;
 use api::subd::{Configuration, LastUpdate, Paused, TriggerFailure};
 use model::display::{error_chain, safe_text};
 use model::image::{HealthCheck, ImageName};
@@ -46,6 +47,9 @@ pub struct PersistedState {
     pub last_image: Option<ImageName>,
     /// The triggers of that image.
     pub triggers: Triggers,
+    /// The daemon tasks of that image.
+    #[serde(skip_serializing_if = "no_tasks")]
+    pub tasks: ImageTasks,
     /// Triggers that failed since the last good update.
     pub trigger_failures: Vec<TriggerFailure>,
     /// The result of the last update.
@@ -64,6 +68,10 @@ pub struct PersistedState {
     pub health_unchecked: bool,
     /// The speed of the network in bytes per second, if a fetch has measured it.
     pub network_speed: Option<u64>,
+}
+
+fn no_tasks(tasks: &ImageTasks) -> bool {
+    tasks.0.is_empty()
 }
 
 /// The speed of the device of the root.

@@ -30,6 +30,9 @@
 
 mod tree;
 
+use std::collections::BTreeSet;
+
+use ::tasks::image::ImageTasks;
 use api::subd::{Health, LastUpdate, TriggerFailure, UpdateOutcome};
 use model::display::error_chain;
 use model::image::HealthCheck;
@@ -49,6 +52,14 @@ use crate::update::step::Phase;
 pub trait Services {
     /// Carries out all `calls` in order; returns those that failed.
     fn drive(&self, calls: &[ServiceCall]) -> Vec<TriggerFailure>;
+
+    /// Stops these daemon tasks and keeps them from being started; returns those that do not stop.
+    fn pause_tasks(&self, _tasks: &BTreeSet<String>) -> Vec<TriggerFailure> {
+        Vec::new()
+    }
+
+    /// Runs these daemon tasks and no others. Does not wait for them.
+    fn run_tasks(&self, _tasks: &ImageTasks) {}
 }
 
 /// What the executor needs of the machine besides the tree and the services.
@@ -135,14 +146,23 @@ impl Executor<'_> {
         self.services.map_or_else(Vec::new, |services| services.drive(calls))
     }
 
+    /// Stops tasks and then services: a task may need a service until its end.
     fn stop_services(&self, update: &mut RunningUpdate) {
         update.services = ServiceState::Stopped;
-        let calls = &update.journal.head.calls;
-        let failures = match update.phase {
-            Phase::Undoing => self.drive(&calls.undo().before),
-            _ => self.drive(&calls.before),
+        let JournalHead { calls, tasks, .. } = &update.journal.head;
+        let (tasks, before) = match update.phase {
+            Phase::Undoing => (&tasks.stop_to_undo, &calls.undo().before),
+            _ => (&tasks.stop, &calls.before),
         };
-        update.failures.extend(failures);
+        let mut failed = self.services.map_or_else(Vec::new, |all| all.pause_tasks(tasks));
+        failed.extend(self.drive(before));
+        update.failures.extend(failed);
+    }
+
+    fn run_tasks(&self, tasks: &ImageTasks) {
+        if let Some(services) = self.services {
+            services.run_tasks(tasks);
+        }
     }
 
     /// Does the work after the tree: services, the health check, the record of the result; and
@@ -200,7 +220,7 @@ impl Executor<'_> {
     fn start_services(&self, update: &mut RunningUpdate) {
         update.services = ServiceState::Started;
         let mut failures = std::mem::take(&mut update.failures);
-        let JournalHead { calls, triggers, .. } = &update.journal.head;
+        let JournalHead { calls, triggers, tasks, .. } = &update.journal.head;
         // A reboot has started everything.
         if !(calls.reboot && self.was_booted(update)) {
             failures.extend(self.drive(&calls.after));
@@ -208,6 +228,10 @@ impl Executor<'_> {
             if calls.reboot && !failures.is_empty() {
                 failures.extend(self.drive(&calls.instead_of_reboot(triggers)));
             }
+        }
+        // A task that runs once must not begin right before a reboot.
+        if !calls.reboot || self.was_booted(update) || !failures.is_empty() {
+            self.run_tasks(&tasks.new);
         }
         update.failures = failures;
     }
@@ -248,14 +272,16 @@ impl Executor<'_> {
         // An update that was never begun has stopped no service.
         if update.phase != Phase::Staged {
             update.services = ServiceState::Started;
-            let calls = &update.journal.head.calls;
+            let undone = UpdateOutcome::Undone(String::new());
+            if update.phase == Phase::Undoing && self.reboots(update, &undone) {
+                return;
+            }
+            let JournalHead { calls, tasks, .. } = &update.journal.head;
             let failures = match update.phase {
-                Phase::Undoing if self.reboots(update, &UpdateOutcome::Undone(String::new())) => {
-                    Vec::new()
-                }
                 Phase::Undoing | Phase::Undone => self.drive(&calls.undo().after),
                 _ => self.drive(&calls.restart()),
             };
+            self.run_tasks(&tasks.old);
             update.failures.extend(failures);
         }
     }

@@ -23,6 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::root::{Directory, RootError, is_full};
 use crate::state::reserve::Reserve;
+use crate::tasks::staged::TaskChange;
 use crate::trust::verification::AcceptedImage;
 use crate::update::stage::TakenObject;
 use crate::update::step::{Script, Step};
@@ -65,6 +66,9 @@ pub struct JournalHead {
     /// Recorded when the update has succeeded, if the image had to be signed.
     #[serde(default)]
     pub accepted: Option<AcceptedImage>,
+    /// What the update does to daemon tasks.
+    #[serde(default, skip_serializing_if = "TaskChange::is_nothing")]
+    pub tasks: TaskChange,
 }
 
 /// The whole journal.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use ::tasks::image::ImageTasks;
 use api::subd::{LastUpdate, PrepareRequest, UpdateOutcome};
 use model::display::error_chain;
 use model::image::{HealthCheck, ImageName};
@@ -19,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use crate::cache::{Cache, Visible};
 use crate::root::Root;
 use crate::state::directories::{Directories, directory_name, remove_all};
+use crate::tasks::staged::TaskChange;
 use crate::trust::verification::{AcceptedImage, VerifiedUpdate};
 use crate::update::journal::{Journal, JournalHead};
 use crate::update::running_update::RunningUpdate;
@@ -50,6 +52,8 @@ pub struct UpdateSpec {
     pub touched: BTreeSet<TreePath>,
     /// Recorded when the update has succeeded, if the image had to be signed.
     pub accepted: Option<AcceptedImage>,
+    /// The daemon tasks of the image.
+    pub tasks: ImageTasks,
 }
 
 impl UpdateSpec {
@@ -68,6 +72,7 @@ impl UpdateSpec {
             changed: plan.changed_paths().cloned().collect(),
             touched: touched_paths(&plan),
             accepted: None,
+            tasks: ImageTasks::default(),
         }
     }
 
@@ -163,10 +168,11 @@ impl Prepared {
     }
 
     /// Returns the journal of the update in the boot `boot_id`, on a machine whose image has the
-    /// triggers `old`.
-    pub fn journal(self, old: &Triggers, boot_id: &str) -> Journal {
+    /// triggers `old` and the tasks `old_tasks`.
+    pub fn journal(self, old: &Triggers, old_tasks: &ImageTasks, boot_id: &str) -> Journal {
         let calls = self.calls(old);
         let Self { spec, script, taken } = self;
+        let tasks = TaskChange::new(old_tasks, spec.tasks, [old, &spec.triggers], &spec.changed);
         let head = JournalHead {
             update_id: spec.update_id,
             image: spec.image,
@@ -178,6 +184,7 @@ impl Prepared {
             boot_id: boot_id.to_owned(),
             managed: script.managed,
             accepted: spec.accepted,
+            tasks,
         };
         Journal { head, taken, script }
     }

@@ -10,20 +10,30 @@ use std::sync::Arc;
 use api::subd::TriggerFailure;
 use model::lock::locked;
 use model::trigger::REBOOT;
-use model::trigger::services::{ServiceCall, ServiceVerb};
+use model::trigger::services::ServiceVerb;
 
 use crate::state::persisted_state::PersistedState;
 use crate::state::{State, note_failures};
-use crate::update::Updater;
+use crate::update::{InsteadOfReboot, Updater};
 
 impl Updater {
     /// Asks the system to reboot the machine. If that fails, carries out `instead` at once, and if
     /// the machine is still up after a while, then. Returns what failed.
-    pub(super) async fn reboot_or(&self, instead: Vec<ServiceCall>) -> Vec<TriggerFailure> {
+    pub(super) async fn reboot_or(&self, instead: InsteadOfReboot) -> Vec<TriggerFailure> {
         let mut failures: Vec<TriggerFailure> = self.reboot().await.into_iter().collect();
         match failures.is_empty() {
             true => *locked(&self.instead_of_reboot) = instead,
-            false => failures.extend(self.drive(instead).await),
+            false => failures.extend(self.go_on(instead).await),
+        }
+        failures
+    }
+
+    /// Starts what was stopped for a reboot that does not come. Returns what failed.
+    async fn go_on(&self, instead: InsteadOfReboot) -> Vec<TriggerFailure> {
+        let InsteadOfReboot { calls, tasks } = instead;
+        let failures = self.drive(calls).await;
+        if let (Some(running), Some(tasks)) = (&self.daemon_tasks, tasks) {
+            running.define(&tasks);
         }
         failures
     }
@@ -93,7 +103,7 @@ impl Updater {
                 format!("a reboot was requested and the machine is still up after {seconds} s");
             self.report(reboot_failure(text)).await;
             let instead = std::mem::take(&mut *locked(&self.instead_of_reboot));
-            for failure in self.drive(instead).await {
+            for failure in self.go_on(instead).await {
                 self.report(failure).await;
             }
             if let Some(failure) = self.reboot().await {

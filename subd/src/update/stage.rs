@@ -27,6 +27,7 @@ use crate::root::{Directory, Kind, Locks, Root, RootError, Status};
 use crate::state::directories::remove_all;
 use crate::state::persisted_state::PersistError;
 use crate::state::refusals::FailedChange;
+use crate::tasks::staged::TasksError;
 use crate::update::activate::is_gone;
 use crate::update::metadata::{Target, metadata_of, visible_difference};
 use crate::update::probe::Probe;
@@ -57,6 +58,11 @@ pub enum StageError {
     Area {
         #[source]
         source: RootError,
+    },
+    #[error("the daemon tasks of the image cannot be read")]
+    Tasks {
+        #[source]
+        source: TasksError,
     },
     #[error("{path} changed since it was scanned: {what}")]
     Changed { path: TreePath, what: &'static str },

@@ -4,8 +4,9 @@
 use std::collections::BTreeSet;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use ::tasks::image::ImageTasks;
 use api::fault::{Fault, FaultCode};
 use api::subd::{CheckHealthReply, Health, LastUpdate, TriggerFailure, UpdateOutcome, UpdatePhase};
 use model::display::error_chain;
@@ -23,15 +24,17 @@ use crate::scan::{Pause, Stopped};
 use crate::state::persisted_state::{PersistError, PersistedState};
 use crate::state::refusals::{FailedChange, FailedIn};
 use crate::state::{Snapshot, State, note_reboot, note_update};
+use crate::tasks::runner::Tasks;
+use crate::tasks::supervisor::Supervisor;
 use crate::trust::accepted_image;
 use crate::trust::verification::AcceptedImage;
-use crate::update::Updater;
 use crate::update::executor::{Executor, JournalState, Machine, Services, UpdateEnd};
 use crate::update::journal::JournalHead;
 use crate::update::own_certificates::OwnCertificates;
 use crate::update::prepared::{forget_taken, free};
 use crate::update::recovery::Resumed;
 use crate::update::running_update::{FailedStep, FinalTree, RunningUpdate};
+use crate::update::{InsteadOfReboot, Updater};
 
 /// Why a health check is not run.
 const HEALTH_NOT_CHECKED: &str = "health checks are not run here, because the root is not /: the \
@@ -42,11 +45,20 @@ const RETRY_GROWTH_MAX: u32 = 20;
 
 type Scanning = Pin<Box<dyn Future<Output = Result<Arc<Snapshot>, Stopped>> + Send>>;
 
+/// What stops and runs daemon tasks.
+#[derive(Clone, Copy, Debug)]
+pub enum TaskControl<'a> {
+    /// When subd starts: nothing is started before it is known which tasks the machine has.
+    AtStart(&'a Supervisor),
+    Running(&'a Tasks),
+}
+
 /// The services of this machine.
 #[derive(Clone, Copy, Debug)]
 pub struct TimedServices<'a> {
     /// What stops and starts them.
     pub driver: &'a ServiceDriver,
+    pub tasks: Option<TaskControl<'a>>,
     /// How long one may take.
     pub time_max: Duration,
 }
@@ -54,6 +66,20 @@ pub struct TimedServices<'a> {
 impl Services for TimedServices<'_> {
     fn drive(&self, calls: &[ServiceCall]) -> Vec<TriggerFailure> {
         self.driver.run_all(calls, self.time_max)
+    }
+
+    fn pause_tasks(&self, tasks: &BTreeSet<String>) -> Vec<TriggerFailure> {
+        match self.tasks {
+            None => Vec::new(),
+            Some(TaskControl::AtStart(supervisor)) => supervisor.pause(tasks),
+            Some(TaskControl::Running(running)) => running.pause(tasks),
+        }
+    }
+
+    fn run_tasks(&self, tasks: &ImageTasks) {
+        if let Some(TaskControl::Running(running)) = self.tasks {
+            running.define(tasks);
+        }
     }
 }
 
@@ -67,6 +93,8 @@ pub(super) struct DaemonMachine<'a> {
     check: Option<HealthCheck>,
     /// What is remembered when the update has succeeded.
     accepted: Option<AcceptedImage>,
+    /// The daemon tasks of the image.
+    tasks: ImageTasks,
 }
 
 impl Machine for DaemonMachine<'_> {
@@ -75,8 +103,17 @@ impl Machine for DaemonMachine<'_> {
     }
 
     fn check_health(&self, check: &HealthCheck) -> Health {
-        let health = self.updater.run_check(check);
-        health.unwrap_or_else(|| Health::Failed("it was interrupted".to_owned()))
+        let began = Instant::now();
+        let interrupted = || Health::Failed("it was interrupted".to_owned());
+        match self.updater.run_check(check) {
+            Some(Health::Passed) => {}
+            health => return health.unwrap_or_else(interrupted),
+        }
+        let Some(running) = &self.updater.daemon_tasks else { return Health::Passed };
+        let within = Duration::from_secs(check.within_seconds.into());
+        let deadline = began.checked_add(within).unwrap_or(began);
+        let is_stopping = || self.updater.stop.is_cancelled();
+        running.await_health(&self.tasks, deadline, is_stopping).unwrap_or_else(interrupted)
     }
 
     fn is_stopping(&self) -> bool {
@@ -92,6 +129,11 @@ impl Machine for DaemonMachine<'_> {
     }
 
     fn note(&self, last: &LastUpdate, done: Option<&Triggers>) -> Result<(), PersistError> {
+        if let (Some(_), Some(running)) = (done, &self.updater.daemon_tasks)
+            && !last.awaits_boot
+        {
+            running.define(&self.tasks);
+        }
         // First, so that no update is recorded as done before its image is recorded as accepted.
         if let (Some(_), Some(accepted)) = (done, &self.accepted) {
             accepted_image::store(&self.updater.state, accepted)?;
@@ -100,6 +142,7 @@ impl Machine for DaemonMachine<'_> {
             note_update(persisted, last, done);
             note_reboot(persisted, self.updater.identity.boot_id());
             if done.is_some() {
+                persisted.tasks.clone_from(&self.tasks);
                 persisted.health_check.clone_from(&self.check);
                 persisted.health_unchecked = self.check.is_some() && !self.checks_health();
             }
@@ -150,15 +193,21 @@ impl Updater {
         };
         let updater = Arc::clone(self);
         let (check, accepted) = (head.health_check.clone(), head.accepted.clone());
+        let tasks = head.tasks.new.clone();
         let running = tokio::task::spawn_blocking(move || {
             let services = updater.services();
             let (pause, scanning) = (Mutex::new(pause), Mutex::new(None));
-            let host = DaemonMachine { updater: &updater, pause, scanning, check, accepted };
+            let host = DaemonMachine { updater: &updater, pause, scanning, check, accepted, tasks };
             let (update, ended) = work(&updater.executor(&services), &host);
             let scanning = host.scanning.into_inner().unwrap_or_else(PoisonError::into_inner);
             (update, ended, scanning)
         });
-        running.await.map_err(|error| error.to_string())
+        let ended = running.await.map_err(|error| error.to_string());
+        let reboots = matches!(&ended, Ok((_, UpdateEnd { reboot: true, .. }, _)));
+        if let Some(tasks) = self.daemon_tasks.as_ref().filter(|_| !reboots) {
+            tasks.release();
+        }
+        ended
     }
 
     /// Runs the health check; `None` if checks are not run here, or if subd is stopped in the
@@ -228,7 +277,8 @@ impl Updater {
     }
 
     fn services(&self) -> TimedServices<'_> {
-        TimedServices { driver: &self.driver, time_max: self.service_time_max }
+        let tasks = self.daemon_tasks.as_deref().map(TaskControl::Running);
+        TimedServices { driver: &self.driver, tasks, time_max: self.service_time_max }
     }
 
     fn executor<'a>(&'a self, services: &'a dyn Services) -> Executor<'a> {
@@ -301,10 +351,13 @@ impl Updater {
         last.verified_generation = self.verify(&update, &last.outcome, scanning).await;
         if reboot {
             let head = &update.journal.head;
-            let instead = match settled {
-                Some(FinalTree::New) => head.calls.instead_of_reboot(&head.triggers),
-                _ => head.calls.restart(),
+            let (calls, tasks) = match settled {
+                Some(FinalTree::New) => {
+                    (head.calls.instead_of_reboot(&head.triggers), &head.tasks.new)
+                }
+                _ => (head.calls.restart(), &head.tasks.old),
             };
+            let instead = InsteadOfReboot { calls, tasks: Some(tasks.clone()) };
             last.trigger_failures.extend(self.reboot_or(instead).await);
         }
         let restarts_subd = update.journal.head.calls.own

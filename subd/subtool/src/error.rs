@@ -49,6 +49,8 @@ pub enum ToolError {
         #[from]
         source: PlanError,
     },
+    #[error("the image of the machine has no task `{task}`")]
+    NoTask { task: String },
     #[error("gave up after {seconds} s: {what}")]
     TooLong {
         /// The time of waiting, in seconds.

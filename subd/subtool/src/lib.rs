@@ -10,6 +10,7 @@ mod provision;
 pub mod push;
 pub mod rows;
 mod run;
+pub mod task;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -198,6 +199,13 @@ enum Command {
     },
     /// Run the health check of the machine's image now; nothing is undone if it fails
     CheckHealth,
+    /// List the daemon tasks of the machine, and give orders about them
+    #[command(after_help = "Examples:\n  subtool --subd web1 task list\n  \
+        subtool --subd web1 task hold logd --why 'disk swap'")]
+    Task {
+        #[command(subcommand)]
+        task: task::TaskCommand,
+    },
     /// Run the triggers again that failed, and wait for the end
     ///
     /// Exits with 1 if some fail again.

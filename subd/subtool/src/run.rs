@@ -114,6 +114,7 @@ pub(super) async fn run(arguments: &Arguments, security: &Security) -> Result<Ou
         Command::Cleanup { all } => session.cleanup(*all).await,
         Command::WaitForImage { image } => session.wait_for(image, &mut progress).await,
         Command::CheckHealth => session.check_health().await,
+        Command::Task { task } => super::task::run(&session.machine, arguments.format, task).await,
         Command::RetryTriggers => session.retry_triggers(&mut progress).await,
     }
 }
@@ -398,7 +399,7 @@ fn pushed(report: &Report) -> Rows {
     rows
 }
 
-fn table(rows: Rows) -> String {
+pub(super) fn table(rows: Rows) -> String {
     let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or_default();
     let line = |(name, value): (&str, String)| format!("{name:width$}  {value}");
     let lines = rows.into_iter().map(|row| line(row).trim_end().to_owned() + "\n");

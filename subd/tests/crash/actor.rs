@@ -110,10 +110,11 @@ fn run(directory: &Path) -> Result<String, Box<dyn Error>> {
     };
     let identity = IdentitySource::new(None);
     let driver = ServiceDriver::choose(Some(&service_command(directory)), false, false);
-    let services = TimedServices { driver: &driver, time_max: Duration::from_secs(60) };
+    let services =
+        TimedServices { driver: &driver, tasks: None, time_max: Duration::from_secs(60) };
     let boot_id = identity.boot_id();
     let executor = Executor { root, directories, services: Some(&services), boot_id };
-    let journal = prepared.journal(&saved.get().triggers, boot_id);
+    let journal = prepared.journal(&saved.get().triggers, &Default::default(), boot_id);
     let notes = Notes { saved };
     let (update, ended) = executor.commit(&notes, journal);
     if ended.settled != Some(FinalTree::Old) {

@@ -16,6 +16,7 @@ use subd::cache::Cache;
 use subd::root::Root;
 use subd::state::directories::Directories;
 use subd::state::persisted_state::PersistError;
+use subd::tasks::staged::TaskChange;
 use subd::update::executor::{Executor, JournalState, Machine, Services, UpdateEnd};
 use subd::update::journal::Journal;
 use subd::update::prepared::{Prepared, StageContext, UpdateSpec, free};
@@ -23,6 +24,7 @@ use subd::update::running_update::{FinalTree, RunningUpdate};
 use subd::update::stage::StageError;
 use subd::update::step::Phase;
 use subd::update::step_plan::plan_steps;
+use tasks::image::{Definition, ImageTasks};
 use tokio_util::sync::CancellationToken;
 
 use crate::fixture::path;
@@ -50,6 +52,15 @@ impl Services for Recorder {
         let words = calls.iter().map(|call| format!("{} {}", call.verb.name(), call.service));
         self.log.borrow_mut().extend(words);
         Vec::new()
+    }
+
+    fn pause_tasks(&self, tasks: &BTreeSet<String>) -> Vec<TriggerFailure> {
+        self.log.borrow_mut().extend(tasks.iter().map(|task| format!("pause {task}")));
+        Vec::new()
+    }
+
+    fn run_tasks(&self, tasks: &ImageTasks) {
+        self.log.borrow_mut().extend(tasks.0.keys().map(|task| format!("run {task}")));
     }
 }
 
@@ -127,7 +138,7 @@ impl Place {
 
     fn journal(&self, health_check: Option<HealthCheck>, reboot: bool) -> Journal {
         let prepared = self.stage(health_check).unwrap();
-        let mut journal = prepared.journal(&Triggers::default(), "boot 1");
+        let mut journal = prepared.journal(&Triggers::default(), &Default::default(), "boot 1");
         let call = |verb| {
             let web = r#"{"service": "web", "verb": "VERB"}"#.replace("VERB", verb);
             vec![serde_json::from_str::<ServiceCall>(&web).unwrap()]
@@ -168,6 +179,7 @@ impl Place {
             changed: Vec::new(),
             touched: BTreeSet::new(),
             accepted: None,
+            tasks: Default::default(),
         };
         let context = StageContext {
             root: &self.root,
@@ -391,4 +403,42 @@ fn an_update_is_not_staged_while_subd_stops_and_its_objects_stay_cached() {
     let staging = place.place.path().join(".subd/staging");
     assert_eq!(std::fs::read_dir(staging).unwrap().count(), 0);
     assert_eq!(std::fs::read_to_string(place.place.path().join("f")).unwrap(), "one");
+}
+
+/// An update that turns the task `old` into the task `new`.
+fn task_change() -> TaskChange {
+    let tasks = |name: &str| {
+        let definition = Definition { text: String::new(), programs: Vec::new() };
+        ImageTasks([(name.to_owned(), definition)].into())
+    };
+    let names = |name: &str| [name.to_owned()].into();
+    let (stop, stop_to_undo) = (names("old"), names("new"));
+    TaskChange { old: tasks("old"), new: tasks("new"), stop, stop_to_undo }
+}
+
+#[test]
+fn tasks_stop_before_services_and_run_after_them() {
+    let begun = "pause old, stop web, start web";
+    let undone = "check, pause new, stop web, start web, run old, note Undone(\"sick\")";
+    let table = [
+        (Health::Passed, false, "boot 1", format!("{begun}, run new, check, note Done done")),
+        (sick(), false, "boot 1", format!("{begun}, run new, {undone}")),
+        // What runs once must not begin right before the reboot.
+        (Health::Passed, true, "boot 1", format!("{begun}, note Done")),
+    ];
+    for (health, reboots, boot_id, told) in table {
+        let (place, machine) = (Place::new(), Recorder::new(health));
+        let mut journal = place.journal(check(true), reboots);
+        journal.head.tasks = task_change();
+        let (update, _) = place.executor(&machine, boot_id).commit(&machine, journal);
+        assert_eq!(machine.take(), told);
+        if reboots {
+            drop(update);
+            let executor = place.executor(&machine, "boot 2");
+            let mut found = executor.find().unwrap().unwrap();
+            let settled = executor.settle_tree(&mut found);
+            executor.finish(&machine, &mut found, settled);
+            assert_eq!(machine.take(), "run new, check, note Done done");
+        }
+    }
 }

@@ -33,6 +33,7 @@ mod stopping;
 mod subtool;
 mod systemd;
 mod sysv;
+mod tasks;
 mod trigger;
 mod unusable_filter;
 mod update;

@@ -318,6 +318,7 @@ impl Place {
             changed: Vec::new(),
             touched: BTreeSet::new(),
             accepted: None,
+            tasks: Default::default(),
         };
         let context = StageContext {
             root: &self.root,
@@ -328,7 +329,7 @@ impl Place {
             stop: &self.stop,
         };
         let prepared = Prepared::stage(&context, order, &step_plan).ok()?;
-        let journal = prepared.journal(&Triggers::default(), "boot");
+        let journal = prepared.journal(&Triggers::default(), &Default::default(), "boot");
         let (root, directories) = (&self.root, &self.directories);
         let executor = Executor { root, directories, services: None, boot_id: "boot" };
         let (_, ended) = executor.commit(&Quiet, journal);

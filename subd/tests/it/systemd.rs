@@ -30,7 +30,7 @@ fn unit(version: &str) -> String {
     UNIT.replace("VERSION", version)
 }
 
-fn boot(root: &Path) -> Booted {
+pub fn boot(root: &Path) -> Booted {
     let mut command = Command::new("systemd-nspawn");
     command
         .args(["--boot", "--register=no", "--keep-unit", "--quiet", "--console=pipe"])

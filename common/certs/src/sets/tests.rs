@@ -49,6 +49,7 @@ fn sets_may_call_what_they_must() {
             Subd.GetDirectoryBlocks
             Subd.GetLimits
             Subd.GetRefusedChanges
+            Subd.GetTasks
             Subd.HoldMachine
             Subd.Hurry
             Subd.OfferContents
@@ -129,6 +130,8 @@ fn sets_may_call_what_they_must() {
             Subd.GetDirectoryBlocks
             Subd.GetLimits
             Subd.GetRefusedChanges
+            Subd.GetTasks
+            Subd.OrderTask
             Subd.Pause
             Subd.Poll
             Subd.PreviewScan
@@ -187,6 +190,7 @@ fn sets_may_call_what_they_must() {
             Subd.GetDirectoryBlocks
             Subd.GetLimits
             Subd.GetRefusedChanges
+            Subd.GetTasks
             Subd.Poll
     "#]]
     .assert_eq(&text);

@@ -7,6 +7,7 @@
 //! reload is reloaded instead. If a trigger of the new image reboots the machine, services of the
 //! old image are stopped all the same, and the reboot starts them; if it does not come, they are
 //! started without it. Services whose own trigger asks for the reboot are started before it.
+//! Triggers of daemon tasks stop and start no service, but may be of high impact.
 //! Services are taken in the order of their sort names, the new image's before the old one's, both
 //! for stopping and for starting.
 //!
@@ -34,7 +35,7 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use super::{REBOOT, Trigger, Triggers, compare_versions};
+use super::{Kind, REBOOT, Trigger, Triggers, compare_versions};
 use crate::path::TreePath;
 
 /// The name of subd's own service, unless a machine gives it another.
@@ -172,6 +173,10 @@ pub fn service_calls<'path>(
     paths: impl Iterator<Item = &'path TreePath> + Clone,
     own: &str,
 ) -> ServiceCalls {
+    let disturbs =
+        |all: &Triggers| all.fired(paths.clone()).iter().any(|trigger| trigger.high_impact);
+    let high_impact = disturbs(old) || disturbs(new);
+    let (old, new) = (&of_services(old), &of_services(new));
     let old_fired = old.fired(paths.clone());
     let new_fired = new.fired(paths);
     let fired = || new_fired.iter().chain(&old_fired);
@@ -179,7 +184,7 @@ pub fn service_calls<'path>(
     let mut calls = ServiceCalls {
         own: !reboot && fired().any(|trigger| is_own(&trigger.service, own)),
         reboot,
-        high_impact: reboot || fired().any(|trigger| trigger.high_impact),
+        high_impact: reboot || high_impact,
         ..ServiceCalls::default()
     };
     let is_driven = |service: &&str| *service != REBOOT && !is_own(service, own);
@@ -207,6 +212,12 @@ pub fn service_calls<'path>(
     let known = concerned.iter().filter(|service| of_new.contains(*service));
     push_each_once(&mut calls.after, known.map(|service| ServiceCall::new(service, verb(service))));
     calls
+}
+
+/// Returns the triggers without those of tasks, which are no services.
+fn of_services(triggers: &Triggers) -> Triggers {
+    let services = triggers.0.iter().filter(|trigger| trigger.kind == Kind::Service);
+    Triggers(services.cloned().collect())
 }
 
 /// Returns the calls that run triggers again that failed, each given as a service and a verb.

@@ -115,6 +115,9 @@ fn methods_of_subd_have_these_bytes() {
     pinned.method::<subd::CountOwners>(samples::count_owners());
     pinned.method::<subd::AddObjects>((samples::add_to_cache(), Default::default()));
     pinned.method::<subd::ReplaceCertificate>((samples::replace_certificate(), Default::default()));
+    pinned.method::<subd::GetTasks>(samples::get_tasks());
+    pinned.method::<subd::OrderTask>((samples::order_task(), Default::default()));
+    pinned.method::<subd::GetTaskLog>(samples::get_task_log());
     pinned.check("Subd.", expect_file!["golden/subd.txt"]);
 }
 

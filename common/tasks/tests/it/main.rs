@@ -6,6 +6,7 @@ mod conditions;
 mod cron;
 mod decisions;
 mod files;
+mod images;
 mod minutes;
 mod properties;
 mod schedules;

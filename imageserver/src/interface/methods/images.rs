@@ -26,7 +26,7 @@ use super::expiry::expect_unused;
 use super::{Service, expect_may_add};
 use crate::store::directories::DirectoriesLock;
 use crate::store::error::{AdmissionError, StoreError, fault_of_store, joined};
-use crate::store::image_trees::check_tree_for;
+use crate::store::image_trees::check_new_tree_for;
 use crate::store::private_images::Reader;
 use crate::store::record::Record;
 use crate::store::{Store, images};
@@ -197,7 +197,7 @@ pub(super) fn make_visible(
         let text = format!("object {id}, the build log, is not on this server: upload it first");
         return Err(Fault::new(FaultCode::NotFound, text));
     }
-    let checked = check_tree_for(reader, &*store.objects, &content)
+    let checked = check_new_tree_for(reader, &*store.objects, &content)
         .map_err(|error| fault_of_admission(&error))?;
     notes.created_by = caller.name();
     notes.created_on = created_on;
@@ -251,7 +251,8 @@ pub(super) fn fault_of_admission(error: &AdmissionError) -> Fault {
         AdmissionError::WrongSize { .. }
         | AdmissionError::NoDirectory { .. }
         | AdmissionError::Tree { .. }
-        | AdmissionError::Image { .. } => refuse(FaultCode::BadRequest),
+        | AdmissionError::Image { .. }
+        | AdmissionError::Task { .. } => refuse(FaultCode::BadRequest),
         AdmissionError::Store { source } => fault_of_store(source),
     }
 }

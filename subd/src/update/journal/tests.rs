@@ -6,6 +6,7 @@ use model::trigger::services::{ServiceCall, ServiceVerb};
 
 use super::*;
 use crate::root::Root;
+use crate::tasks::staged::TaskChange;
 use crate::update::step::{EntryMetadata, FormerEntry};
 use crate::update::step_plan::SlotPath;
 
@@ -67,6 +68,7 @@ fn journal() -> Journal {
             signed: u64::MAX,
             contents: Default::default(),
         }),
+        tasks: TaskChange { stop: ["logd".to_owned()].into(), ..TaskChange::default() },
     };
     let taken = vec![TakenObject { object, place: SlotPath { slot: 0, below: TreePath::root() } }];
     let script = Script { update_id: head.update_id, managed: head.managed, steps };

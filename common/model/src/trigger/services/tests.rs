@@ -148,3 +148,26 @@ fn knows_what_a_reboot_would_have_started() {
     // The new image does not name s9 any more, and b is started already.
     assert_eq!(words(&calls.instead_of_reboot(&triggers("a b:reboot reboot"))), "+a");
 }
+
+#[test]
+fn a_task_is_no_service_even_if_it_has_the_name_of_one() {
+    let task = |words: &str| {
+        let mut tasks = triggers(words);
+        tasks.0.iter_mut().for_each(|trigger| trigger.kind = Kind::Task);
+        tasks
+    };
+    let path: TreePath = "/a".parse().unwrap();
+    let with = |tasks: &Triggers, services: &str| {
+        let all = Triggers([&tasks.0[..], &triggers(services).0[..]].concat());
+        let calls = service_calls(&all, &all, std::iter::once(&path), "subd");
+        (words(&calls.before), after(&calls))
+    };
+    let told = |before: &str, after: &str| (before.to_owned(), after.to_owned());
+    assert_eq!(with(&task("a"), "b"), told("", ""));
+    assert_eq!(with(&task("a"), "a"), told("-a", "+a"));
+    assert_eq!(with(&task("a:high"), ""), told("", "^"));
+    let path: TreePath = "/reboot".parse().unwrap();
+    let all = task("reboot");
+    let calls = service_calls(&all, &all, std::iter::once(&path), "subd");
+    assert_eq!(calls, ServiceCalls::default());
+}

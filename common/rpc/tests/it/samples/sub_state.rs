@@ -8,16 +8,17 @@ use api::dominator::orders::GoOnRequest;
 use api::dominator::settings::GetSubLimitsRequest;
 use api::subd::{
     CountOwnersReply, CountOwnersRequest, DirectoryBlock, GetDirectoryBlocksReply,
-    GetDirectoryBlocksRequest, GetLimitsReply, GetRefusedChangesReply, HoldMachineRequest,
-    LimitInForce, LimitReason, PreviewScanReply, PreviewScanRequest, SpeedSource, TakeOverReply,
-    TakeOverRequest,
+    GetDirectoryBlocksRequest, GetLimitsReply, GetRefusedChangesReply, GetTaskLogReply,
+    GetTaskLogRequest, GetTasksReply, Health, HoldMachineRequest, LimitInForce, LimitReason,
+    OrderTaskRequest, PreviewScanReply, PreviewScanRequest, SpeedSource, TakeOverReply,
+    TakeOverRequest, TaskOrder, TaskReport, TaskState,
 };
 use model::accounts::AccountKind;
 use model::escape::ByteText;
 use model::image::ImageName;
 use model::object::Algorithm;
 use model::plan::{RefusedChange, RefusedKind};
-use model::tree::{Metadata, Node};
+use model::tree::{Metadata, Node, Time};
 
 pub fn hold_machine() -> (HoldMachineRequest, Done) {
     (HoldMachineRequest { dominator: "dom1-0a1b2c3d".to_owned(), start: 7 }, Done {})
@@ -130,4 +131,30 @@ pub fn get_refused_changes() -> ((), GetRefusedChangesReply) {
         why: "cannot rename: it is busy".to_owned(),
     });
     ((), GetRefusedChangesReply { changes: refused.collect() })
+}
+
+pub fn get_tasks() -> ((), GetTasksReply) {
+    let task = TaskReport {
+        name: "logd".to_owned(),
+        state: TaskState::Waiting,
+        detail: "logd-5-0 is starting; the task is wanted always".to_owned(),
+        run: Some("logd-5-0".to_owned()),
+        started: Some(Time { seconds: 7, nanoseconds: 8 }),
+        starts: 9,
+        last_end: Some("exited with 3".to_owned()),
+        health: Some(Health::Failed("no".to_owned())),
+        next_at: Some(Time { seconds: 10, nanoseconds: 11 }),
+    };
+    let (supervisor, not_run) = (Some("direct".to_owned()), Some("why".to_owned()));
+    ((), GetTasksReply { supervisor, not_run, tasks: vec![task] })
+}
+
+pub fn order_task() -> OrderTaskRequest {
+    let (task, why) = ("logd".to_owned(), "disk swap".to_owned());
+    OrderTaskRequest { task, order: TaskOrder::Hold, why }
+}
+
+pub fn get_task_log() -> (GetTaskLogRequest, GetTaskLogReply) {
+    let request = GetTaskLogRequest { task: "logd".to_owned(), bytes: 300 };
+    (request, GetTaskLogReply { text: ByteText(b"said\n".to_vec()) })
 }

@@ -1,0 +1,186 @@
+//! `Subd.GetTasks`, `Subd.OrderTask` and `Subd.GetTaskLog`: the daemon tasks of a machine.
+
+use serde::{Deserialize, Serialize};
+
+use super::poll::Health;
+use crate::Done;
+use crate::access::Access;
+use crate::audit::call_details::CallDetails;
+use crate::method::{Effect, Method};
+use model::escape::ByteText;
+use model::tree::Time;
+
+/// The longest reason of an order, in bytes.
+pub const TASK_WHY_BYTES_MAX: usize = 1_000;
+
+/// The most of a log that is returned, in bytes.
+pub const TASK_LOG_BYTES_MAX: u32 = 1 << 20;
+
+/// Returns the tasks of the machine's image, and how they are. A subd that has this method runs
+/// tasks, where its root and its flags allow that.
+pub enum GetTasks {}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GetTasksReply {
+    /// What runs tasks: `systemd` or `direct`; `None` if they are not run here.
+    pub supervisor: Option<String>,
+    /// Why they are not run.
+    pub not_run: Option<String>,
+    /// By name.
+    pub tasks: Vec<TaskReport>,
+}
+
+/// How a task is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TaskReport {
+    pub name: String,
+    pub state: TaskState,
+    /// Says why.
+    pub detail: String,
+    /// The run that counts.
+    pub run: Option<String>,
+    /// When its program was started last.
+    pub started: Option<Time>,
+    /// How often its program was started.
+    pub starts: u32,
+    /// How its program ended last.
+    pub last_end: Option<String>,
+    /// Of a live run, if the task says how that is found.
+    pub health: Option<Health>,
+    /// When the state changes by itself.
+    pub next_at: Option<Time>,
+}
+
+/// The state of a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum TaskState {
+    /// The machine runs no tasks.
+    NotRun,
+    /// Its definition cannot be used.
+    Refused,
+    Suspended,
+    /// An operator holds it.
+    Held,
+    /// Nothing is due: it is outside of its hours.
+    Idle,
+    /// It is about to be started.
+    Starting,
+    Running,
+    /// It runs, and is not healthy.
+    Unhealthy,
+    Stopping,
+    /// It has ended, and is started again after a pause.
+    Waiting,
+    /// It has ended, and is not started again.
+    Succeeded,
+    Failed,
+}
+
+impl TaskState {
+    /// The name in tables and JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::NotRun => "not-run",
+            Self::Refused => "refused",
+            Self::Suspended => "suspended",
+            Self::Held => "held",
+            Self::Idle => "idle",
+            Self::Starting => "starting",
+            Self::Running => "running",
+            Self::Unhealthy => "unhealthy",
+            Self::Stopping => "stopping",
+            Self::Waiting => "waiting",
+            Self::Succeeded => "succeeded",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+impl Method for GetTasks {
+    const NAME: &'static str = "Subd.GetTasks";
+    const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Tells;
+    const REPLY_BYTES_MAX: usize = 16 << 20;
+    type Request = ();
+    type Reply = GetTasksReply;
+}
+
+/// Gives an order about a task. It holds over restarts of subd and of the machine.
+pub enum OrderTask {}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OrderTaskRequest {
+    pub task: String,
+    pub order: TaskOrder,
+    /// The reason: at most [`TASK_WHY_BYTES_MAX`]. `hold` and `suspend` need one.
+    pub why: String,
+}
+
+/// What is ordered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum TaskOrder {
+    /// Stops the run, and keeps it from being started.
+    Hold,
+    Release,
+    /// Stops all runs, and has none made.
+    Suspend,
+    Resume,
+    /// Stops the run if it is live, and starts it again.
+    Restart,
+}
+
+impl TaskOrder {
+    /// The name of the verb.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Hold => "hold",
+            Self::Release => "release",
+            Self::Suspend => "suspend",
+            Self::Resume => "resume",
+            Self::Restart => "restart",
+        }
+    }
+}
+
+impl Method for OrderTask {
+    const NAME: &'static str = "Subd.OrderTask";
+    const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Changes;
+    type Request = OrderTaskRequest;
+    type Reply = Done;
+
+    fn audit_details(request: &Self::Request) -> CallDetails {
+        CallDetails::default()
+            .with("task", &request.task)
+            .with("order", request.order.name())
+            .with("why", &request.why)
+    }
+}
+
+/// Returns the end of what a task has written.
+pub enum GetTaskLog {}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GetTaskLogRequest {
+    pub task: String,
+    /// How much: at most [`TASK_LOG_BYTES_MAX`].
+    pub bytes: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GetTaskLogReply {
+    pub text: ByteText,
+}
+
+impl Method for GetTaskLog {
+    const NAME: &'static str = "Subd.GetTaskLog";
+    const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Tells;
+    const REPLY_BYTES_MAX: usize = 8 << 20;
+    type Request = GetTaskLogRequest;
+    type Reply = GetTaskLogReply;
+}

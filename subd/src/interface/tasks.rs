@@ -1,0 +1,121 @@
+//! Methods about the daemon tasks of the machine.
+
+use std::process::Command;
+use std::sync::Arc;
+
+use ::tasks::supervise::Order;
+use api::Done;
+use api::fault::{Fault, FaultCode};
+use api::subd::{
+    GetTaskLog, GetTaskLogReply, GetTaskLogRequest, GetTasks, GetTasksReply, OrderTask,
+    OrderTaskRequest, TASK_LOG_BYTES_MAX, TASK_WHY_BYTES_MAX, TaskOrder, TaskReport, TaskState,
+};
+use model::escape::ByteText;
+use rpc::server::Router;
+
+use crate::blocking;
+use crate::interface::Service;
+use crate::tasks::log_files;
+use crate::tasks::report::not_run;
+use crate::tasks::runner::Tasks;
+use crate::tasks::supervisor::{Backend, unit_of};
+
+/// How many bytes a line of a journal has, roughly: a journal is asked for lines.
+const LINE_BYTES: u32 = 80;
+
+/// Adds the methods of this module to `router`.
+pub fn add_methods(router: Router<Arc<Service>>) -> Router<Arc<Service>> {
+    router
+        .method::<GetTasks, _>(async |service, _, ()| Ok(service.tasks()))
+        .method::<OrderTask, _>(async |service, _, request| {
+            blocking(move || service.order_task(&request)).await
+        })
+        .method::<GetTaskLog, _>(async |service, _, request| {
+            blocking(move || service.task_log(&request)).await
+        })
+}
+
+impl Service {
+    /// How the tasks of the machine are.
+    pub fn tasks(&self) -> GetTasksReply {
+        match (&self.updater.daemon_tasks, &self.tasks_not_run) {
+            (Some(running), _) => GetTasksReply {
+                supervisor: Some(running.supervisor.backend().name().to_owned()),
+                not_run: None,
+                tasks: running.reports(),
+            },
+            (None, why) => {
+                let why = why.clone().unwrap_or_default();
+                let defined = |name: &String| not_run(name, TaskState::NotRun, &why);
+                let tasks: Vec<TaskReport> = self
+                    .report_state
+                    .read(|state| state.persisted.tasks.0.keys().map(defined).collect());
+                GetTasksReply { supervisor: None, not_run: Some(why), tasks }
+            }
+        }
+    }
+
+    fn running(&self) -> Result<&Tasks, Fault> {
+        let why = || self.tasks_not_run.clone().unwrap_or_default();
+        self.updater.daemon_tasks.as_deref().ok_or_else(|| {
+            let text = format!("this machine runs no tasks: {}", why());
+            Fault::new(FaultCode::Unavailable, text)
+        })
+    }
+
+    fn order_task(&self, request: &OrderTaskRequest) -> Result<Done, Fault> {
+        let OrderTaskRequest { task, order, why } = request;
+        let bad = |text: String| Err(Fault::new(FaultCode::BadRequest, text));
+        if why.len() > TASK_WHY_BYTES_MAX {
+            return bad(format!("the reason has at most {TASK_WHY_BYTES_MAX} bytes"));
+        }
+        if matches!(order, TaskOrder::Hold | TaskOrder::Suspend) && why.trim().is_empty() {
+            return bad(format!("to {} a task needs a reason", order.name()));
+        }
+        let order = match order {
+            TaskOrder::Hold => Order::Hold,
+            TaskOrder::Release => Order::Release,
+            TaskOrder::Suspend => Order::Suspend,
+            TaskOrder::Resume => Order::Resume,
+            TaskOrder::Restart => Order::Restart,
+        };
+        self.running()?.order(task, order, why).map(|()| Done {})
+    }
+
+    /// Returns the end of the log of a task. Blocks.
+    fn task_log(&self, request: &GetTaskLogRequest) -> Result<GetTaskLogReply, Fault> {
+        let running = self.running()?;
+        let task = &request.task;
+        // The name becomes part of a path, and of a command.
+        if !running.reports().iter().any(|report| report.name == *task) {
+            let text = format!("the image of this machine has no task `{task}`");
+            return Err(Fault::new(FaultCode::NotFound, text));
+        }
+        let bytes = request.bytes.min(TASK_LOG_BYTES_MAX);
+        let internal = |text: String| Fault::new(FaultCode::Internal, text);
+        let text = match running.supervisor.backend() {
+            Backend::Direct { .. } => {
+                let directory = running.supervisor.directory_of(task);
+                log_files::tail(&directory.0, bytes.into())
+                    .map_err(|error| internal(format!("cannot read the log: {error}")))?
+            }
+            Backend::Systemd { .. } => {
+                let mut journal = Command::new("journalctl");
+                journal
+                    .arg(format!("--unit={}", unit_of(task)))
+                    .arg(format!("--lines={}", bytes / LINE_BYTES + 1))
+                    .args(["--no-pager", "--quiet", "--output=cat"]);
+                let read = journal.output().map_err(|error| error.to_string());
+                let mut text = match read {
+                    Ok(read) if read.status.success() => read.stdout,
+                    Ok(read) => return Err(internal(format!("journalctl: {}", read.status))),
+                    Err(error) => return Err(internal(format!("journalctl: {error}"))),
+                };
+                let excess = text.len().saturating_sub(bytes.try_into().unwrap_or(usize::MAX));
+                text.drain(..excess);
+                text
+            }
+        };
+        Ok(GetTaskLogReply { text: ByteText(text) })
+    }
+}

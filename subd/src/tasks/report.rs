@@ -1,0 +1,97 @@
+//! What is told of tasks.
+// tidy: core
+
+use ::tasks::supervise::{Attempt, Phase, RunRecord, TaskRecord, observed};
+use ::tasks::{Task, Template, condition};
+use api::subd::{Health, TaskReport, TaskState};
+use jiff::Timestamp;
+use model::tree::Time;
+
+/// What is known of a task at a moment.
+#[derive(Clone, Copy, Debug)]
+pub struct Known<'a> {
+    pub task: &'a Task,
+    pub template: &'a Template,
+    pub now: Timestamp,
+    pub record: &'a TaskRecord,
+    pub attempt: &'a Attempt,
+    pub health: Option<&'a Health>,
+    pub next_at: Option<Timestamp>,
+}
+
+/// Returns the report of a task that cannot be run, or is not.
+#[must_use]
+pub fn not_run(name: &str, state: TaskState, detail: &str) -> TaskReport {
+    TaskReport {
+        name: name.to_owned(),
+        state,
+        detail: detail.to_owned(),
+        run: None,
+        started: None,
+        starts: 0,
+        last_end: None,
+        health: None,
+        next_at: None,
+    }
+}
+
+/// Returns the report of a task.
+#[must_use]
+pub fn report(known: &Known<'_>) -> TaskReport {
+    let Known { task, template, now, record, attempt, health, next_at } = *known;
+    // One that is being deleted counts only while there is no other.
+    let run = record.runs.iter().max_by_key(|run| (!run.deleting, run.run_id));
+    let condition = condition(task, template, &task.moment(now), &observed(record));
+    let state = match (&record.suspended, run) {
+        (_, Some(run)) if is_live(run, attempt) => live_state(run, record, health),
+        (Some(_), _) => TaskState::Suspended,
+        (None, None) => TaskState::Idle,
+        (None, Some(run)) if run.held || run.held_by.is_some() => TaskState::Held,
+        (None, Some(run)) => match run.phase {
+            Phase::Due | Phase::Started { .. } => TaskState::Starting,
+            Phase::Waiting { .. } => TaskState::Waiting,
+            Phase::Ended { succeeded: true } => TaskState::Succeeded,
+            Phase::Ended { succeeded: false } => TaskState::Failed,
+        },
+    };
+    let ordered = run.and_then(|run| run.held_by.as_ref());
+    let detail = match (&record.suspended, ordered) {
+        (Some(why), _) => format!("suspended: {why}"),
+        (None, Some(why)) => format!("held: {why}"),
+        (None, None) => condition.reason,
+    };
+    let started = run.and_then(|run| match run.phase {
+        Phase::Started { at, .. } => Some(time(at)),
+        _ => None,
+    });
+    let last_end = run.and_then(|run| run.last_end.as_ref());
+    TaskReport {
+        name: task.name.clone(),
+        state,
+        detail,
+        run: run.map(|run| run.name.clone()),
+        started,
+        starts: run.map_or(0, |run| run.starts),
+        last_end: last_end.map(|end| format!("{} at {:.0}", end.exit.describe(), end.at)),
+        health: health.cloned().filter(|_| run.is_some_and(|run| is_live(run, attempt))),
+        next_at: next_at.map(time),
+    }
+}
+
+fn is_live(run: &RunRecord, observed: &Attempt) -> bool {
+    let Attempt::Live { attempt: live } = observed else { return false };
+    matches!(&run.phase, Phase::Started { attempt, .. } if attempt == live)
+}
+
+fn live_state(run: &RunRecord, record: &TaskRecord, health: Option<&Health>) -> TaskState {
+    let ends = run.deleting || run.again || run.held_by.is_some() || record.suspended.is_some();
+    match health {
+        _ if ends => TaskState::Stopping,
+        Some(Health::Failed(_)) => TaskState::Unhealthy,
+        Some(Health::Passed) | None => TaskState::Running,
+    }
+}
+
+fn time(at: Timestamp) -> Time {
+    Time { seconds: at.as_second(), nanoseconds: 0 }
+}

@@ -1,0 +1,208 @@
+//! Tasks across restarts of subd and of the machine, changes of their definitions, and orders.
+
+use std::time::{Duration, Instant};
+
+use api::subd::{Health, TaskState};
+use model::object::Algorithm;
+use tasks::image::ImageTasks;
+use tasks::supervise::Order;
+use testing::eventually;
+
+use super::{JOB, LOCK, Machine, is_gone, is_there, kill_hard};
+
+fn forever() -> String {
+    format!("{LOCK}exec sleep 1000")
+}
+
+#[test]
+fn a_later_subd_finds_what_an_earlier_one_has_started() {
+    Machine::each(|machine| {
+        let task = machine.task("", &forever());
+        let running = machine.start(&task);
+        let first = machine.started(1);
+        running.until(TaskState::Running);
+        running.end();
+        assert!(is_there(first));
+        // While nothing is known of an interrupted update, nothing is done.
+        let running = machine.start(&task);
+        running.until(TaskState::Running);
+        assert_eq!((machine.lines("starts").len(), is_there(first)), (1, true));
+        // It is watched as one of its own is.
+        kill_hard(first);
+        machine.started(2);
+        machine.never_were_two();
+        running.stop_all();
+    });
+}
+
+#[test]
+fn what_ends_while_subd_is_away_is_known_afterwards() {
+    Machine::each(|machine| {
+        let fields = r#""restart": {"policy": "never"}"#;
+        let script = "echo >> PLACE/starts; while ! test -e PLACE/go; do sleep 0.01; done; exit 3";
+        let task = machine.task(fields, script);
+        let running = machine.start(&task);
+        machine_started(machine);
+        running.end();
+        std::fs::write(machine.at("go"), "").unwrap();
+        eventually("its end is recorded", || {
+            if machine.at("tasks/job/ended.json").exists() { Ok(()) } else { Err("it is not") }
+        });
+        let running = machine.start(&task);
+        let ended = running.until(TaskState::Failed).last_end.unwrap();
+        assert!(ended.starts_with("exited with 3 at "), "{ended}");
+        // It runs once for each version.
+        running.end();
+        let running = machine.start(&task);
+        running.until(TaskState::Failed);
+        assert_eq!(machine.lines("starts").len(), 1);
+        let mut other = task;
+        other.0.get_mut(JOB).unwrap().programs = vec![Algorithm::Blake3.digest(b"new")];
+        running.tasks.define(&other);
+        eventually("it runs again", || match machine.lines("starts").len() {
+            2 => Ok(()),
+            count => Err(count.to_string()),
+        });
+        running.until(TaskState::Failed);
+        running.end();
+    });
+}
+
+fn machine_started(machine: &Machine) {
+    eventually("the task starts", || match machine.lines("starts").len() {
+        1 => Ok(()),
+        count => Err(count.to_string()),
+    });
+}
+
+#[test]
+fn a_task_is_back_after_a_boot_and_one_that_runs_once_is_not() {
+    Machine::each(|machine| {
+        for (fields, starts, state) in [
+            ("", 2, TaskState::Running),
+            (r#""restart": {"policy": "never"}"#, 1, TaskState::Failed),
+        ] {
+            let machine = Machine::new(machine.backend.clone());
+            let task = machine.task(fields, &forever());
+            let running = machine.start(&task);
+            let first = machine.started(1);
+            running.until(TaskState::Running);
+            running.end();
+            // Nothing of a former boot is left; its end is on no record.
+            kill_hard(super::guard(&machine.at("tasks")));
+            is_gone(first);
+            let running = machine.start_in_boot("boot 2", &task);
+            let report = running.until(state);
+            assert!(report.last_end.unwrap().starts_with("ended with the machine at "));
+            machine.started(starts);
+            assert_eq!(machine.lines("starts").len(), starts);
+            machine.never_were_two();
+            running.stop_all();
+        }
+    });
+}
+
+#[test]
+fn another_version_replaces_a_run_and_other_hours_do_not() {
+    Machine::each(|machine| {
+        let task = machine.task("", &forever());
+        let running = machine.start(&task);
+        let first = machine.started(1);
+        let mut other = task;
+        other.0.get_mut(JOB).unwrap().programs = vec![Algorithm::Blake3.digest(b"new")];
+        running.tasks.define(&other);
+        machine.started(2);
+        is_gone(first);
+        running.until(TaskState::Running);
+        let events = r#""schedule": {"zone": "UTC", "events": [
+            {"action": "start", "cron": "* * * * *"}, {"action": "stop", "cron": "0 0 29 2 *"}]},
+            "on_template_change": "recreate""#;
+        let hours = machine.task(events, &forever());
+        running.tasks.define(&hours);
+        let third = machine.started(3);
+        let ignored = events.replace("recreate", "ignore");
+        let mut ignored = machine.task(&ignored, &forever());
+        ignored.0.get_mut(JOB).unwrap().programs = vec![Algorithm::Blake3.digest(b"newer")];
+        running.tasks.define(&ignored);
+        assert_eq!(running.until(TaskState::Running).starts, 1);
+        assert!(is_there(third));
+        machine.never_were_two();
+        running.stop_all();
+    });
+}
+
+#[test]
+fn a_task_that_no_image_has_is_stopped_and_forgotten() {
+    Machine::each(|machine| {
+        let running = machine.start(&machine.task("", &forever()));
+        let first = machine.started(1);
+        running.tasks.define(&ImageTasks::default());
+        is_gone(first);
+        eventually("it is forgotten", || {
+            if machine.at("tasks/job").exists() { Err("it is there") } else { Ok(()) }
+        });
+        assert_eq!(running.tasks.reports(), []);
+        running.end();
+    });
+}
+
+#[test]
+fn orders_hold_over_a_restart_of_subd() {
+    Machine::each(|machine| {
+        let task = machine.task("", &forever());
+        let running = machine.start(&task);
+        let first = machine.started(1);
+        running.until(TaskState::Running);
+        let order = |running: &super::Running, order, why: &str| {
+            running.tasks.order(JOB, order, why).map_err(|fault| fault.message)
+        };
+        assert_eq!(order(&running, Order::Release, ""), Err("the task is not held".to_owned()));
+        order(&running, Order::Hold, "disk swap").unwrap();
+        is_gone(first);
+        running.end();
+        let running = machine.start(&task);
+        assert_eq!(running.until(TaskState::Held).detail, "held: disk swap");
+        let refused = order(&running, Order::Restart, "");
+        assert_eq!(refused, Err("the task is held or suspended: end that first".to_owned()));
+        order(&running, Order::Release, "").unwrap();
+        let second = machine.started(2);
+        running.until(TaskState::Running);
+        order(&running, Order::Restart, "").unwrap();
+        machine.started(3);
+        is_gone(second);
+        running.until(TaskState::Running);
+        order(&running, Order::Suspend, "too loud").unwrap();
+        assert_eq!(running.until(TaskState::Suspended).detail, "suspended: too loud");
+        assert_eq!(machine.lines("starts").len(), 3);
+        order(&running, Order::Resume, "").unwrap();
+        machine.started(4);
+        let unknown = running.tasks.order("other", Order::Hold, "x").unwrap_err().message;
+        assert_eq!(unknown, "the image of this machine has no task `other`");
+        machine.never_were_two();
+        running.stop_all();
+    });
+}
+
+#[test]
+fn an_update_with_a_health_check_waits_for_tasks() {
+    Machine::each(|machine| {
+        let fields = r#""health": {"interval_s": 1, "argv": ["/bin/sh", "-c", "exit 7"]}"#;
+        let ill = machine.task(fields, &forever());
+        let running = machine.start(&ill);
+        let check = |tasks: &ImageTasks| {
+            let deadline = Instant::now() + Duration::from_secs(2);
+            running.tasks.await_health(tasks, deadline, || false)
+        };
+        let why = "task job is unhealthy: exit status: 7".to_owned();
+        assert_eq!(check(&ill), Some(Health::Failed(why)));
+        let dies = machine.task(r#""restart": {"policy": "never"}"#, "exit 3");
+        running.tasks.define(&dies);
+        let Some(Health::Failed(why)) = check(&dies) else { panic!("it is not healthy") };
+        assert!(why.starts_with("task job is failed: exited with 3 at "), "{why}");
+        let well = machine.task("", &forever());
+        running.tasks.define(&well);
+        assert_eq!(check(&well), Some(Health::Passed));
+        assert_eq!(running.tasks.await_health(&ill, Instant::now(), || true), None);
+        running.stop_all();
+    });
+}
