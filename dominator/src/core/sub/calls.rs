@@ -271,11 +271,16 @@ impl Sub {
                 return;
             }
             CallPurpose::Fetch(_) | CallPurpose::Prefetch(_) => (Status::FetchFailed, "to fetch"),
+            // Prepare itself is known to every release.
+            CallPurpose::Prepare(_) if failure.kind == FailureKind::NoMethod => {
+                return self.hold_updates(Status::SubdTooOld, self.too_old("daemon tasks"), step);
+            }
             CallPurpose::Prepare(_) => (Status::UpdateFailed, "to prepare the update"),
             CallPurpose::OfferSignatures => (Status::UpdateFailed, "to check the signatures"),
             CallPurpose::AddObjects(_) if failure.kind == FailureKind::NoMethod => {
-                return self.hold_updates(Status::SubdTooOld, self.too_old(), step);
+                return self.hold_updates(Status::SubdTooOld, self.too_old("computed files"), step);
             }
+
             CallPurpose::AddObjects(_) => (Status::UpdateFailed, "the content of computed files"),
             CallPurpose::Commit(_) => (Status::UpdateFailed, "to carry out the update"),
         };

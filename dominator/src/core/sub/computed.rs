@@ -211,11 +211,11 @@ impl Sub {
         Some(ContentsToSign { hostname: self.machine.hostname.clone(), files })
     }
 
-    /// Says why the machine cannot get its image.
-    pub(super) fn too_old(&self) -> String {
+    /// Says why the machine cannot get its image, which has `what`.
+    pub(super) fn too_old(&self, what: &str) -> String {
         format!(
-            "{} has computed files, which its subd does not know: require an image first that \
-             brings a newer subd",
+            "{} has {what}, which its subd does not know: require an image first that brings a \
+             newer subd",
             self.image_name()
         )
     }

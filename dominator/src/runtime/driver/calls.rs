@@ -7,9 +7,9 @@ use api::codec::length;
 use api::fault::FaultCode;
 use api::planning::PlanJob;
 use api::subd::{
-    Cleanup, Commit, CommitRequest, Fetch, GetRefusedChanges, HoldMachine, Hurry, OfferContents,
-    OfferContentsRequest, OfferImage, Poll, PollReply, PollRequest, Prepare, PrepareRequest,
-    RetryTriggers, ScanNow, ScanNowRequest, SetConfiguration, SubVersion,
+    Cleanup, Commit, CommitRequest, Fetch, GetRefusedChanges, GetTasks, HoldMachine, Hurry,
+    OfferContents, OfferContentsRequest, OfferImage, Poll, PollReply, PollRequest, Prepare,
+    PrepareRequest, RetryTriggers, ScanNow, ScanNowRequest, SetConfiguration, SubVersion,
 };
 use model::display::error_chain;
 use model::mdb::Machine;
@@ -186,6 +186,14 @@ async fn prepare(
     request: &PrepareRequest,
     contents: Option<&ContentsToSign>,
 ) -> Result<(), Failure> {
+    if request.triggers.have_tasks() {
+        // Asked only for whether the machine knows the method.
+        let asked = client.call_within::<GetTasks>(&(), ACCEPT_LIMIT).await;
+        let failure = asked.err().map(|error| failure_of(&error));
+        if let Some(failure) = failure.filter(|failure| failure.kind == FailureKind::NoMethod) {
+            return Err(failure);
+        }
+    }
     let unsigned = match contents {
         Some(contents) => {
             offer_contents(client, shared, contents).await.map_err(|error| failure_of(&error))?

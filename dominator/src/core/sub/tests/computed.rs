@@ -196,6 +196,17 @@ fn a_subd_of_a_former_release_is_named() {
 }
 
 #[test]
+fn a_subd_that_knows_no_tasks_is_named() {
+    let mut script = synced();
+    script.scan(&[("/c", "net"), ("/extra", "1")]);
+    script.poll();
+    script.refuse(FailureKind::NoMethod, "Subd.GetTasks is not known");
+    let why = "base has daemon tasks, which its subd does not know: require an image first that \
+               brings a newer subd; will be tried again";
+    assert_eq!(status(&script), (Status::SubdTooOld, why));
+}
+
+#[test]
 fn another_record_asks_again_and_an_image_without_computed_files_ends_it() {
     let mut script = synced();
     let machine = Machine { location: "nyc".into(), ..(*script.sub.machine).clone() };
