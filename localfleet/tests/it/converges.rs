@@ -47,7 +47,7 @@ impl Scenario {
 
     /// With more flags for the dominator.
     pub fn start_with(subs: usize, dominator_flags: &[(&'static str, &str)]) -> Self {
-        Self::make(subs, dominator_flags, false)
+        Self::make(subs, dominator_flags, &[], false)
     }
 
     /// Without certificates, for tests that speak HTTP by hand.
@@ -57,10 +57,23 @@ impl Scenario {
 
     /// Without certificates, with more flags for the dominator.
     pub fn start_insecure_with(subs: usize, dominator_flags: &[(&'static str, &str)]) -> Self {
-        Self::make(subs, dominator_flags, true)
+        Self::make(subs, dominator_flags, &[], true)
     }
 
-    fn make(subs: usize, dominator_flags: &[(&'static str, &str)], insecure: bool) -> Self {
+    /// With subds that run tasks in their roots.
+    pub fn start_with_tasks(subs: usize) -> Self {
+        Self::make(subs, &[], &[("--supervisor", "direct")], false)
+    }
+
+    fn make(
+        subs: usize,
+        dominator_flags: &[(&'static str, &str)],
+        subd_flags: &[(&'static str, &str)],
+        insecure: bool,
+    ) -> Self {
+        let owned = |flags: &[(&'static str, &str)]| {
+            flags.iter().map(|(flag, value)| (*flag, (*value).to_owned())).collect()
+        };
         let directory = tempfile::tempdir().unwrap();
         fs::write(directory.path().join("filter"), FILTER).unwrap();
         fs::write(directory.path().join("triggers"), TRIGGERS).unwrap();
@@ -68,11 +81,8 @@ impl Scenario {
             programs: programs(directory.path()),
             directory: directory.path().to_owned(),
             subs,
-            subd_flags: Vec::new(),
-            dominator_flags: dominator_flags
-                .iter()
-                .map(|(flag, value)| (*flag, (*value).to_owned()))
-                .collect(),
+            subd_flags: owned(subd_flags),
+            dominator_flags: owned(dominator_flags),
             insecure,
             addresses: Addresses::private().unwrap(),
             stop: Arc::new(AtomicBool::new(false)),

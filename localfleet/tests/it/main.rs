@@ -30,6 +30,7 @@ mod snapshot;
 mod state;
 mod stopped;
 mod subtool;
+mod tasks;
 mod trees;
 mod two_dominators;
 mod wire;
