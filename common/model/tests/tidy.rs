@@ -40,13 +40,6 @@ const MAY_DEPEND: [(&str, &[&str]); 25] = [
     ("subd/subtool", &["api", "daemon", "model", "provisioning", "rpc", "system", "tool"]),
 ];
 
-/// What a daemon may depend on. It makes no certificates, except filegen-server, and no manual
-/// pages.
-const DAEMON: &[&str] = &["api", "daemon", "model", "rpc", "system"];
-
-/// What a tool may depend on.
-const TOOL: &[&str] = &["api", "certs", "daemon", "model", "rpc", "system", "tool"];
-
 /// What the crate that sees everything may depend on.
 const EVERYTHING: &[&str] = &[
     "api",
