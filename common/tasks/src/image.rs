@@ -4,13 +4,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::tz::TimeZoneDatabase;
+use model::json::KeyError;
 use model::object::ObjectId;
 use model::path::TreePath;
 use model::tree::{Child, File, Leaf, Node, Tree};
 use model::trigger::{Kind, Trigger, Triggers};
 use serde::{Deserialize, Serialize};
 
-use crate::file::{FILE_BYTES_MAX, OnTemplateChange, Task, TaskFileError, Template};
+use crate::file::{FILE_BYTES_MAX, OnTemplateChange, Task, Template};
 
 /// Where task files are.
 pub const DIRECTORY: &str = "/etc/dominator/tasks.d";
@@ -65,7 +66,7 @@ pub enum ImageTaskError {
     File {
         path: TreePath,
         #[source]
-        source: TaskFileError,
+        source: KeyError,
     },
     #[error("{path} has the name `{name}`: that of a task is the name of its file")]
     OtherName { path: TreePath, name: String },
@@ -194,8 +195,8 @@ impl Definition {
     ///
     /// # Errors
     ///
-    /// [`TaskFileError`]: an earlier or later release has written it.
-    pub fn read(&self, zones: &TimeZoneDatabase) -> Result<(Task, Template), TaskFileError> {
+    /// [`KeyError`]: an earlier or later release has written it.
+    pub fn read(&self, zones: &TimeZoneDatabase) -> Result<(Task, Template), KeyError> {
         let task = Task::parse(&self.text, zones)?;
         let template = task.template(&self.programs);
         Ok((task, template))
