@@ -14,9 +14,10 @@ fn document() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/TASKS.md")
 }
 
-/// Writes the files of the document, which are its first two blocks of JSON.
+/// Writes the files of the document, which are its second and its third block of JSON.
 fn write_files(directory: &Path, document: &str) {
-    for (name, text) in ["logd.json", "runs.json"].iter().zip(blocks(document, "json")) {
+    let files = blocks(document, "json").into_iter().skip(1);
+    for (name, text) in ["logd.json", "runs.json"].iter().zip(files) {
         fs::write(directory.join(name), text).unwrap();
     }
 }
