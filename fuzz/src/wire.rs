@@ -106,6 +106,7 @@ pub const METHODS: &[Decoders] = decoders![
     subd::GetRefusedChanges,
     subd::GetTasks,
     subd::OrderTask,
+    subd::PermitTask,
     subd::GetTaskLog,
     subd::HoldMachine,
     subd::TakeOver,

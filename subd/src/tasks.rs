@@ -14,6 +14,7 @@
 //! | [`supervisor`] | starts, observes and stops attempts |
 //! | [`guard`] | the process that watches an attempt |
 //! | [`stage`] | becomes the program: its user, limits and root |
+//! | [`deadline_timers`] | wakes the guard when the attempt must stop |
 //! | [`attempt`] | the files of an attempt, and the lock of a task |
 //! | [`cgroup`], [`processes`] | what belongs to an attempt |
 //! | [`log_files`] | the output of tasks where there is no journal |
@@ -29,6 +30,7 @@
 
 pub mod attempt;
 pub mod cgroup;
+pub mod deadline_timers;
 pub mod guard;
 pub mod health;
 pub mod log_files;

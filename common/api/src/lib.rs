@@ -76,6 +76,7 @@ pub fn methods() -> Vec<MethodInfo> {
         MethodInfo::of::<dominator::orders::GoOn>(),
         MethodInfo::of::<subd::GetTasks>(),
         MethodInfo::of::<subd::OrderTask>(),
+        MethodInfo::of::<subd::PermitTask>(),
         MethodInfo::of::<subd::GetTaskLog>(),
         MethodInfo::of::<subd::AddObjects>(),
         MethodInfo::of::<subd::ReplaceCertificate>(),

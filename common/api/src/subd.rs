@@ -71,7 +71,8 @@ pub use refused::{GetRefusedChanges, GetRefusedChangesReply, REFUSED_MAX};
 pub use replace_certificate::{OWN_CERTIFICATE, ReplaceCertificate, ReplaceCertificateRequest};
 pub use tasks::{
     GetTaskLog, GetTaskLogReply, GetTaskLogRequest, GetTasks, GetTasksReply, OrderTask,
-    OrderTaskRequest, TASK_LOG_BYTES_MAX, TASK_WHY_BYTES_MAX, TaskOrder, TaskReport, TaskState,
+    OrderTaskRequest, PermitReport, PermitTask, PermitTaskReply, PermitTaskRequest,
+    TASK_LOG_BYTES_MAX, TASK_WHY_BYTES_MAX, TaskOrder, TaskReport, TaskState,
 };
 
 /// Returns directories of the scanned tree by digest.

@@ -9,6 +9,7 @@
 
 pub mod accounts;
 pub mod backoff;
+pub mod boot_time;
 pub mod display;
 pub mod escape;
 pub mod filter;

@@ -183,7 +183,7 @@ fn missed(task: &Task, moment: &Moment) -> Option<Refused> {
 }
 
 /// Makes a run with the first id from `first_id` on whose name none of `runs` has.
-fn new_run(
+pub(crate) fn new_run(
     task: &Task,
     runs: &[&Run],
     first_id: u32,

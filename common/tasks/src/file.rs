@@ -20,6 +20,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
+use crate::permit::EXCLUSIVE_STOP_TIMEOUT_S_MAX;
 use crate::schedule::{Moment, Schedule};
 use crate::zone;
 
@@ -220,6 +221,11 @@ impl Task {
             let found = zone::find(&schedule.zone_name, zones);
             schedule.zone = found.map_err(|error| at("schedule.zone", error.to_string()))?;
             schedule.check().map_err(|error| at("schedule.events", error.to_string()))?;
+        }
+        if task.exclusive && task.stop_timeout_s > EXCLUSIVE_STOP_TIMEOUT_S_MAX {
+            let problem =
+                format!("is at most {EXCLUSIVE_STOP_TIMEOUT_S_MAX} for an exclusive task");
+            return Err(KeyError::new("stop_timeout_s", problem));
         }
         let mut value: Value =
             serde_json::from_str(&text).map_err(|error| whole(error.to_string()))?;

@@ -7,6 +7,7 @@
 //! * [`mod@decide`]: which runs are to be made, deleted and released.
 //! * [`mod@condition`]: whether the task runs, and whether that is expected.
 //! * [`image`]: the tasks of an image, and which of them stop before an update.
+//! * [`permit`]: the permit of a machine for an exclusive task.
 //! * [`supervise`]: what a machine does next about a task, from its records and what is observed.
 //!
 //! Everything here is a function of its arguments: it is told the time and the zones.
@@ -22,6 +23,7 @@ pub mod cron;
 pub mod decide;
 pub mod file;
 pub mod image;
+pub mod permit;
 pub mod runs;
 pub mod schedule;
 pub mod supervise;

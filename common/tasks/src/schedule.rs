@@ -164,6 +164,12 @@ impl Schedule {
         std::iter::successors(first, after).take(count).collect()
     }
 
+    /// Returns the first stop after `now`.
+    #[must_use]
+    pub fn next_stop(&self, now: Timestamp) -> Option<Timestamp> {
+        self.next(now, Some(Action::Stop)).map(|event| event.time)
+    }
+
     /// Returns the last event at or before `now`. Of two at once a stop counts, then the first in
     /// the file.
     fn previous(&self, now: Timestamp, only: Option<Action>) -> Option<Occurrence> {

@@ -10,10 +10,12 @@
 //! * A program that subd has stopped itself is not held against its run.
 
 use jiff::{SignedDuration, Timestamp};
+use model::boot_time::BootTime;
 use serde::{Deserialize, Serialize};
 
-use crate::decide::decide;
+use crate::decide::{Create, decide, new_run};
 use crate::file::{Restart, RestartPolicy, Task, Template};
+use crate::permit::Permit;
 use crate::runs::{Observed, Run, RunState, RunTemplate};
 
 /// What a machine records about a task.
@@ -22,6 +24,8 @@ use crate::runs::{Observed, Run, RunState, RunTemplate};
 pub struct TaskRecord {
     /// Why an operator wants no runs.
     pub suspended: Option<String>,
+    /// Of an exclusive task.
+    pub permit: Permit,
     pub runs: Vec<RunRecord>,
 }
 
@@ -127,6 +131,7 @@ pub struct Situation<'a> {
     /// Its present version.
     pub template: &'a Template,
     pub now: Timestamp,
+    pub boot_now: &'a BootTime,
     /// An update is changing the files: nothing is started, and what is stopped comes back.
     pub paused: bool,
     pub observed: &'a Attempt,
@@ -141,6 +146,10 @@ pub struct Step {
     pub stop: Option<String>,
     /// The name of the run that is started, with the attempt of the situation.
     pub start: Option<String>,
+    /// When what lives after this step must stop, also if nobody asks again.
+    pub stop_at: Option<Timestamp>,
+    /// The same for want of a permit, in milliseconds since the boot. Zero without a permit.
+    pub stop_at_boot_ms: Option<u64>,
     /// When to ask again if nothing happens.
     pub wake_at: Option<Timestamp>,
     /// What happened, for the log.
@@ -150,35 +159,75 @@ pub struct Step {
 /// Decides the next step about a task, and writes into `record` what has to be on the medium before
 /// it is taken.
 pub fn step(situation: &Situation<'_>, record: &mut TaskRecord) -> Step {
-    let mut step = Step::default();
+    let schedule = situation.task.schedule.as_ref();
+    let stop_at = schedule.and_then(|schedule| schedule.next_stop(situation.now));
+    let Situation { task, boot_now, .. } = *situation;
+    let stop_at_boot_ms = task
+        .exclusive
+        .then(|| record.permit.stop_at_ms(task.stop_timeout_s, boot_now).unwrap_or(0));
+    let mut step = Step { stop_at, stop_at_boot_ms, ..Step::default() };
+    let has_permit = stop_at_boot_ms != Some(0);
     take_end(situation, record, &mut step);
     if !situation.paused {
-        take_decision(situation, record, &mut step);
+        take_decision(situation, has_permit, record, &mut step);
     }
+    let needs_permit = needs_permit(record);
     let live = live(situation.observed).map(str::to_owned);
     if let Some(attempt) = &live {
-        step.stop = why_stop(attempt, record, situation.paused);
+        step.stop = why_stop(attempt, record, has_permit, situation.paused);
         return step;
     }
-    if !situation.paused {
+    record.permit.give_up(needs_permit, boot_now);
+    if !situation.paused && has_permit {
         start(situation, record, &mut step);
     }
     step
 }
 
-/// Returns the runs of `record` as decisions see them.
+/// Returns the runs of `record` as decisions see them. `has_permit` is true if the task needs none.
 #[must_use]
-pub fn observed(record: &TaskRecord) -> Observed {
-    let runs = record.runs.iter().map(RunRecord::as_observed).collect();
-    Observed { suspended: record.suspended.is_some(), permit: None, runs }
+pub fn observed(record: &TaskRecord, has_permit: bool) -> Observed {
+    let runs = record.runs.iter().map(|run| run.as_observed(has_permit)).collect();
+    Observed { suspended: record.suspended.is_some(), permit: Some(has_permit), runs }
+}
+
+/// True if a run of the task is live or would be, if it is exclusive and has the permit.
+#[must_use]
+pub fn needs_permit(record: &TaskRecord) -> bool {
+    let needs = |run: &RunRecord| match run.phase {
+        Phase::Started { .. } => true,
+        Phase::Due | Phase::Waiting { .. } => !run.deleting && run.held_by.is_none(),
+        Phase::Ended { .. } => false,
+    };
+    record.runs.iter().any(needs)
 }
 
 impl RunRecord {
-    fn as_observed(&self) -> Run {
+    fn new(new: Create, template: &Template) -> Self {
+        Self {
+            name: new.name,
+            run_id: new.run_id,
+            scheduled_at: new.scheduled_at,
+            template: template.clone(),
+            manual: new.manual,
+            held: new.held,
+            held_by: None,
+            deleting: false,
+            again: false,
+            starts: 0,
+            failures: 0,
+            last_end: None,
+            phase: Phase::Due,
+        }
+    }
+
+    fn as_observed(&self, has_permit: bool) -> Run {
+        let is_next = matches!(self.phase, Phase::Due | Phase::Waiting { .. });
+        let is_held = self.held || (is_next && !has_permit);
         let state = match &self.phase {
             Phase::Started { .. } if self.deleting => RunState::Stopping,
             Phase::Started { .. } => RunState::Running,
-            Phase::Due if self.held => RunState::Held,
+            Phase::Due | Phase::Waiting { .. } if is_held => RunState::Held,
             Phase::Due | Phase::Waiting { .. } => RunState::Starting,
             Phase::Ended { succeeded: true } => RunState::Succeeded,
             Phase::Ended { succeeded: false } => RunState::Failed,
@@ -189,7 +238,7 @@ impl RunRecord {
             scheduled_at: Some(self.scheduled_at),
             template: RunTemplate::Of(self.template.clone()),
             state,
-            held: self.held,
+            held: is_held,
             held_by: self.held_by.clone(),
             manual: self.manual,
             deleting: self.deleting,
@@ -273,33 +322,24 @@ pub fn next_attempt(restart: &Restart, end: &End, up: SignedDuration, failures: 
 }
 
 /// Makes, deletes and releases runs.
-fn take_decision(situation: &Situation<'_>, record: &mut TaskRecord, step: &mut Step) {
+fn take_decision(
+    situation: &Situation<'_>,
+    has_permit: bool,
+    record: &mut TaskRecord,
+    step: &mut Step,
+) {
     let Situation { task, template, now, .. } = *situation;
     let moment = task.moment(now);
     // What a deletion or a release frees is used at once.
     for _ in 0..4 {
-        let decision = decide(task, template, &moment, &observed(record));
+        let decision = decide(task, template, &moment, &observed(record, has_permit));
         step.wake_at = decision.wake_at;
         if decision.is_idle() {
             return;
         }
         for new in decision.create {
             step.notes.push(format!("{} is made: {}", new.name, new.reason));
-            record.runs.push(RunRecord {
-                name: new.name,
-                run_id: new.run_id,
-                scheduled_at: new.scheduled_at,
-                template: template.clone(),
-                manual: new.manual,
-                held: new.held,
-                held_by: None,
-                deleting: false,
-                again: false,
-                starts: 0,
-                failures: 0,
-                last_end: None,
-                phase: Phase::Due,
-            });
+            record.runs.push(RunRecord::new(new, template));
         }
         for named in decision.delete {
             step.notes.push(format!("{} is deleted: {}", named.name, named.reason));
@@ -315,7 +355,7 @@ fn take_decision(situation: &Situation<'_>, record: &mut TaskRecord, step: &mut 
 }
 
 /// Says why the live attempt must stop, if it must.
-fn why_stop(attempt: &str, record: &TaskRecord, paused: bool) -> Option<String> {
+fn why_stop(attempt: &str, record: &TaskRecord, has_permit: bool, paused: bool) -> Option<String> {
     let Some(run) = record.runs.iter().find(|run| run.is_attempt(attempt)) else {
         return Some("no record knows it".to_owned());
     };
@@ -326,6 +366,8 @@ fn why_stop(attempt: &str, record: &TaskRecord, paused: bool) -> Option<String> 
         Some(format!("{name} is held: {why}"))
     } else if run.again {
         Some(format!("{name} is restarted"))
+    } else if !has_permit {
+        Some(format!("the permit of {name} ends"))
     } else {
         paused.then(|| format!("{name} makes room for an update"))
     }
@@ -371,6 +413,8 @@ pub enum Order {
     Resume,
     /// Stops the run, if it is live, and starts it again.
     Restart,
+    /// Makes a run, also outside of the hours. It lasts until the next stop event.
+    Start,
 }
 
 /// Why an order changes nothing.
@@ -384,14 +428,25 @@ pub enum OrderError {
     NotSuspended,
     #[error("the task is held or suspended: end that first")]
     Held,
+    #[error("the task has a run already: `restart` it")]
+    HasRun,
+    #[error("this release cannot read the definition of the task")]
+    Unreadable,
 }
 
-/// Puts an order, given for the reason `why`, into `record`.
+/// Puts an order, given for the reason `why` at `now`, into `record`. `defined` is the task with its
+/// present version, if its definition can be read.
 ///
 /// # Errors
 ///
 /// [`OrderError`] if it does not fit; nothing is changed then.
-pub fn take_order(order: Order, why: &str, record: &mut TaskRecord) -> Result<(), OrderError> {
+pub fn take_order(
+    order: Order,
+    why: &str,
+    now: Timestamp,
+    defined: Option<(&Task, &Template)>,
+    record: &mut TaskRecord,
+) -> Result<(), OrderError> {
     let is_current = |run: &&mut RunRecord| !run.deleting;
     match order {
         Order::Hold => {
@@ -413,6 +468,20 @@ pub fn take_order(order: Order, why: &str, record: &mut TaskRecord) -> Result<()
         Order::Suspend => record.suspended = Some(why.to_owned()),
         Order::Resume => {
             record.suspended.take().ok_or(OrderError::NotSuspended)?;
+        }
+        Order::Start => {
+            let (task, template) = defined.ok_or(OrderError::Unreadable)?;
+            if record.suspended.is_some() || record.runs.iter().any(|run| run.held_by.is_some()) {
+                return Err(OrderError::Held);
+            }
+            let has_ended = |run: &RunRecord| matches!(run.phase, Phase::Ended { .. });
+            if record.runs.iter().any(|run| !run.deleting && !has_ended(run)) {
+                return Err(OrderError::HasRun);
+            }
+            let observed = observed(record, false);
+            let reason = "an operator starts it".to_owned();
+            let new = new_run(task, &observed.present(), 0, now, reason);
+            record.runs.push(RunRecord::new(Create { manual: true, ..new }, template));
         }
         Order::Restart => {
             if record.suspended.is_some() || record.runs.iter().any(|run| run.held_by.is_some()) {

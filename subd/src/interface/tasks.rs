@@ -8,8 +8,10 @@ use api::Done;
 use api::fault::{Fault, FaultCode};
 use api::subd::{
     GetTaskLog, GetTaskLogReply, GetTaskLogRequest, GetTasks, GetTasksReply, OrderTask,
-    OrderTaskRequest, TASK_LOG_BYTES_MAX, TASK_WHY_BYTES_MAX, TaskOrder, TaskReport, TaskState,
+    OrderTaskRequest, PermitTask, PermitTaskReply, PermitTaskRequest, TASK_LOG_BYTES_MAX,
+    TASK_WHY_BYTES_MAX, TaskOrder, TaskReport, TaskState,
 };
+use model::boot_time::BootTime;
 use model::escape::ByteText;
 use rpc::server::Router;
 
@@ -30,6 +32,9 @@ pub fn add_methods(router: Router<Arc<Service>>) -> Router<Arc<Service>> {
         .method::<OrderTask, _>(async |service, _, request| {
             blocking(move || service.order_task(&request)).await
         })
+        .method::<PermitTask, _>(async |service, _, request| {
+            blocking(move || service.permit_task(&request)).await
+        })
         .method::<GetTaskLog, _>(async |service, _, request| {
             blocking(move || service.task_log(&request)).await
         })
@@ -43,6 +48,7 @@ impl Service {
                 supervisor: Some(running.supervisor.backend().name().to_owned()),
                 not_run: None,
                 tasks: running.reports(),
+                said_at: running.supervisor.boot_now(),
             },
             (None, why) => {
                 let why = why.clone().unwrap_or_default();
@@ -50,7 +56,12 @@ impl Service {
                 let tasks: Vec<TaskReport> = self
                     .report_state
                     .read(|state| state.persisted.tasks.0.keys().map(defined).collect());
-                GetTasksReply { supervisor: None, not_run: Some(why), tasks }
+                GetTasksReply {
+                    supervisor: None,
+                    not_run: Some(why),
+                    tasks,
+                    said_at: BootTime::default(),
+                }
             }
         }
     }
@@ -78,8 +89,15 @@ impl Service {
             TaskOrder::Suspend => Order::Suspend,
             TaskOrder::Resume => Order::Resume,
             TaskOrder::Restart => Order::Restart,
+            TaskOrder::Start => Order::Start,
         };
         self.running()?.order(task, order, why).map(|()| Done {})
+    }
+
+    fn permit_task(&self, request: &PermitTaskRequest) -> Result<PermitTaskReply, Fault> {
+        let PermitTaskRequest { task, number, until } = request;
+        let said_at = self.running()?.permit(task, *number, until)?;
+        Ok(PermitTaskReply { said_at })
     }
 
     /// Returns the end of the log of a task. Blocks.

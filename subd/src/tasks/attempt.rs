@@ -4,12 +4,13 @@
 //! |---|---|---|
 //! | `lock` | locked while a process of an attempt may live | |
 //! | `attempt.json` | what is started: [`Spec`] | subd, before it starts the guard |
+//! | `deadlines.json` | when it must stop: [`Deadlines`] | subd, before the guard and when they change |
 //! | `guard.json` | which process watches it: [`GuardRecord`] | the guard |
 //! | `failure` | why the program could not be started | what becomes the program |
 //! | `ended.json` | how it ended: [`EndRecord`] | the guard, or subd if that was killed |
 //! | `log`, `log.1` ... | the output | the guard |
 //!
-//! All but `guard.json` and `failure` are on the medium before anything follows from them. The
+//! All but `deadlines.json`, `guard.json` and `failure` are on the medium before anything follows from them. The
 //! directory belongs to root alone.
 
 use std::collections::BTreeMap;
@@ -20,6 +21,7 @@ use std::path::{Path, PathBuf};
 
 use ::tasks::file::{Limits, Output};
 use ::tasks::supervise::End;
+use jiff::Timestamp;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use serde::de::DeserializeOwned;
@@ -27,6 +29,7 @@ use serde::{Deserialize, Serialize};
 
 const LOCK: &str = "lock";
 const ATTEMPT: &str = "attempt.json";
+const DEADLINES: &str = "deadlines.json";
 const GUARD: &str = "guard.json";
 const FAILURE: &str = "failure";
 const ENDED: &str = "ended.json";
@@ -65,6 +68,21 @@ pub struct Spec {
     pub root: Option<PathBuf>,
     /// The cgroup that is made for it.
     pub cgroup: Option<PathBuf>,
+}
+
+/// When an attempt must stop. Its guard sees to that, also when there is no subd.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Deadlines {
+    /// By the wall clock: the next stop event of its schedule.
+    pub stop_at: Option<Timestamp>,
+    /// In milliseconds of the clock of the boot: before the permit of an exclusive task ends.
+    pub stop_at_boot_ms: Option<u64>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct DeadlinesRecord {
+    attempt: String,
+    deadlines: Deadlines,
 }
 
 /// Which process watches an attempt.
@@ -121,10 +139,23 @@ impl TaskDirectory {
 
     /// Records what is started next. The caller has the lock.
     pub fn set_spec(&self, _lock: &TaskLock, spec: &Spec) -> io::Result<()> {
-        for former in [GUARD, FAILURE] {
+        for former in [DEADLINES, GUARD, FAILURE] {
             remove(&self.path(former))?;
         }
         self.replace(ATTEMPT, spec, true)
+    }
+
+    /// When `attempt` must stop.
+    pub fn deadlines(&self, attempt: &str) -> io::Result<Deadlines> {
+        let record = read_json::<DeadlinesRecord>(&self.path(DEADLINES))?;
+        let record = record.filter(|record| record.attempt == attempt);
+        Ok(record.map(|record| record.deadlines).unwrap_or_default())
+    }
+
+    /// Writes when `attempt` must stop. Its guard has to be told.
+    pub fn set_deadlines(&self, attempt: &str, deadlines: &Deadlines) -> io::Result<()> {
+        let (attempt, deadlines) = (attempt.to_owned(), deadlines.clone());
+        self.replace(DEADLINES, &DeadlinesRecord { attempt, deadlines }, false)
     }
 
     pub fn guard(&self) -> io::Result<Option<GuardRecord>> {

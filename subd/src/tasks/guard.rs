@@ -1,9 +1,10 @@
 //! The guard: the process that watches one attempt, from its start until nothing of it is left.
 //!
-//! It has one thread and waits in one `poll`: for signals, the output of the task, and its time
-//! limit. Every process that the task starts stays below it, because orphans become its children.
+//! It has one thread and waits in one `poll`: for signals, the output of the task, and the times at
+//! which it must stop. Every process that the task starts stays below it, because orphans become its children.
 //!
-//! SIGTERM asks it to stop the task: with the stop signal of the task, and after its time-out by
+//! SIGTERM asks it to stop the task, and SIGHUP to read again when that must be ([`Deadlines`]): then
+//! it stops the task without being asked, also when there is no subd. It stops it with the stop signal of the task, and after its time-out by
 //! killing all. When the program ends by itself, what it has left behind is stopped in the same
 //! way.
 //!
@@ -35,6 +36,7 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, setsid};
 
 use crate::tasks::attempt::{EndRecord, GuardRecord, Spec, TaskDirectory, TaskLock};
+use crate::tasks::deadline_timers::DeadlineTimers;
 use crate::tasks::log_files::LogFiles;
 use crate::tasks::processes::{self, Process};
 use crate::tasks::{INIT, STAGE, cgroup};
@@ -83,7 +85,9 @@ fn run(directory: &TaskDirectory, attempt: &str) -> io::Result<()> {
     let started = Process::find(pid).map_or(0, |process| process.started);
     directory.set_guard(&lock, &GuardRecord { attempt: attempt.to_owned(), pid, started })?;
     let mut watch = Watch {
+        directory,
         spec: &spec,
+        timers: DeadlineTimers::new()?,
         log: None,
         output: None,
         main: None,
@@ -92,7 +96,7 @@ fn run(directory: &TaskDirectory, attempt: &str) -> io::Result<()> {
         kill_at: None,
         signalled: BTreeSet::new(),
     };
-    let exit = match watch.start(directory) {
+    let exit = match watch.read_deadlines().and_then(|()| watch.start()) {
         Ok(()) => watch.until_all_ended(&asked)?,
         Err(error) => Exit::NotStarted(error.to_string()),
     };
@@ -135,7 +139,9 @@ fn watch_signals() -> io::Result<SignalFd> {
 
 /// The attempt that is watched.
 struct Watch<'a> {
+    directory: &'a TaskDirectory,
     spec: &'a Spec,
+    timers: DeadlineTimers,
     log: Option<LogFiles>,
     output: Option<PipeReader>,
     /// The first process.
@@ -151,13 +157,13 @@ struct Watch<'a> {
 }
 
 impl Watch<'_> {
-    fn start(&mut self, directory: &TaskDirectory) -> io::Result<()> {
-        let Self { spec, .. } = self;
+    fn start(&mut self) -> io::Result<()> {
+        let spec = self.spec;
         if let Some(path) = &spec.cgroup {
             let unenforced = cgroup::make(path, &spec.limits)?;
             if !unenforced.is_empty() {
                 let names = unenforced.join(", ");
-                self.say(directory, &format!("these limits are not enforced here: {names}"));
+                self.say(&format!("these limits are not enforced here: {names}"));
             }
         }
         let mut command = Command::new(OWN_PROGRAM);
@@ -172,7 +178,7 @@ impl Watch<'_> {
                 let flags = OFlag::from_bits_retain(fcntl(&reader, FcntlArg::F_GETFL)?);
                 fcntl(&reader, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
                 command.stdout(writer.try_clone()?).stderr(writer);
-                self.log(directory);
+                self.log();
                 self.output = Some(reader);
             }
         }
@@ -183,22 +189,22 @@ impl Watch<'_> {
         } else {
             command.arg(STAGE);
         }
-        let child = command.arg(&directory.0).spawn()?;
+        let child = command.arg(&self.directory.0).spawn()?;
         self.main = i32::try_from(child.id()).ok().map(Pid::from_raw);
         Ok(())
     }
 
-    fn log(&mut self, directory: &TaskDirectory) -> &mut LogFiles {
-        let output = &self.spec.output;
-        self.log.get_or_insert_with(|| LogFiles::open(&directory.0, output))
+    fn log(&mut self) -> &mut LogFiles {
+        let (directory, output) = (&self.directory.0, &self.spec.output);
+        self.log.get_or_insert_with(|| LogFiles::open(directory, output))
     }
 
     /// Writes a line of the guard itself to the log of the task.
-    fn say(&mut self, directory: &TaskDirectory, line: &str) {
+    fn say(&mut self, line: &str) {
         if self.spec.has_journal {
             eprintln!("subd: {line}");
         } else {
-            self.log(directory).write(format!("subd: {line}\n").as_bytes());
+            self.log().write(format!("subd: {line}\n").as_bytes());
         }
     }
 
@@ -207,12 +213,18 @@ impl Watch<'_> {
         loop {
             self.wait(asked)?;
             while let Ok(Some(signal)) = asked.read_signal() {
-                let is_child = i32::try_from(signal.ssi_signo) == Ok(Signal::SIGCHLD as i32);
-                let is_hangup = i32::try_from(signal.ssi_signo) == Ok(Signal::SIGHUP as i32);
-                if !is_child && !is_hangup {
-                    self.asked |= self.exit.is_none();
-                    self.begin_stop();
+                match i32::try_from(signal.ssi_signo).map(Signal::try_from) {
+                    Ok(Ok(Signal::SIGCHLD)) => {}
+                    Ok(Ok(Signal::SIGHUP)) => {
+                        if let Err(error) = self.read_deadlines() {
+                            self.say(&format!("cannot read when it must stop: {error}"));
+                        }
+                    }
+                    _ => self.stop_as_asked(),
                 }
+            }
+            if self.timers.have_passed() {
+                self.stop_as_asked();
             }
             self.take_output();
             if self.reap()? {
@@ -241,6 +253,7 @@ impl Watch<'_> {
             }
         };
         let mut events = vec![PollFd::new(asked.as_fd(), PollFlags::POLLIN)];
+        events.extend(self.timers.as_fds().map(|timer| PollFd::new(timer, PollFlags::POLLIN)));
         if let Some(output) = &self.output {
             events.push(PollFd::new(output.as_fd(), PollFlags::POLLIN));
         }
@@ -294,6 +307,17 @@ impl Watch<'_> {
                 self.exit = Some(exit);
             }
         }
+    }
+
+    /// Reads when the task must stop. What was known before stays if that fails.
+    fn read_deadlines(&mut self) -> io::Result<()> {
+        self.timers.set(&self.directory.deadlines(&self.spec.attempt)?)
+    }
+
+    /// Stops the task, which has not ended by itself.
+    fn stop_as_asked(&mut self) {
+        self.asked |= self.exit.is_none();
+        self.begin_stop();
     }
 
     /// Sets the time at which all is killed, if it is not set.

@@ -1,10 +1,11 @@
 //! What is told of tasks.
 // tidy: core
 
-use ::tasks::supervise::{Attempt, Phase, RunRecord, TaskRecord, observed};
+use ::tasks::supervise::{Attempt, Phase, RunRecord, TaskRecord, needs_permit, observed};
 use ::tasks::{Task, Template, condition};
-use api::subd::{Health, TaskReport, TaskState};
+use api::subd::{Health, PermitReport, TaskReport, TaskState};
 use jiff::Timestamp;
+use model::boot_time::BootTime;
 use model::tree::Time;
 
 /// What is known of a task at a moment.
@@ -13,6 +14,7 @@ pub struct Known<'a> {
     pub task: &'a Task,
     pub template: &'a Template,
     pub now: Timestamp,
+    pub boot_now: &'a BootTime,
     pub record: &'a TaskRecord,
     pub attempt: &'a Attempt,
     pub health: Option<&'a Health>,
@@ -32,22 +34,28 @@ pub fn not_run(name: &str, state: TaskState, detail: &str) -> TaskReport {
         last_end: None,
         health: None,
         next_at: None,
+        permit: None,
     }
 }
 
 /// Returns the report of a task.
 #[must_use]
 pub fn report(known: &Known<'_>) -> TaskReport {
-    let Known { task, template, now, record, attempt, health, next_at } = *known;
+    let Known { task, template, now, boot_now, record, attempt, health, next_at } = *known;
+    let stop_at_ms = record.permit.stop_at_ms(task.stop_timeout_s, boot_now);
+    let has_permit = !task.exclusive || stop_at_ms.is_some();
     // One that is being deleted counts only while there is no other.
     let run = record.runs.iter().max_by_key(|run| (!run.deleting, run.run_id));
-    let condition = condition(task, template, &task.moment(now), &observed(record));
+    let condition = condition(task, template, &task.moment(now), &observed(record, has_permit));
     let state = match (&record.suspended, run) {
         (_, Some(run)) if is_live(run, attempt) => live_state(run, record, health),
         (Some(_), _) => TaskState::Suspended,
         (None, None) => TaskState::Idle,
         (None, Some(run)) if run.held || run.held_by.is_some() => TaskState::Held,
         (None, Some(run)) => match run.phase {
+            Phase::Due | Phase::Started { .. } | Phase::Waiting { .. } if !has_permit => {
+                TaskState::Held
+            }
             Phase::Due | Phase::Started { .. } => TaskState::Starting,
             Phase::Waiting { .. } => TaskState::Waiting,
             Phase::Ended { succeeded: true } => TaskState::Succeeded,
@@ -75,6 +83,12 @@ pub fn report(known: &Known<'_>) -> TaskReport {
         last_end: last_end.map(|end| format!("{} at {:.0}", end.exit.describe(), end.at)),
         health: health.cloned().filter(|_| run.is_some_and(|run| is_live(run, attempt))),
         next_at: next_at.map(time),
+        permit: task.exclusive.then(|| PermitReport {
+            number: record.permit.number,
+            until: record.permit.until.clone(),
+            is_wanted: needs_permit(record),
+            is_live: matches!(attempt, Attempt::Live { .. }),
+        }),
     }
 }
 

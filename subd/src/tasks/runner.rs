@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use ::tasks::image::ImageTasks;
+use ::tasks::permit::PermitError;
 use ::tasks::supervise::{
     Attempt, Order, OrderError, Phase, Situation, Step, TaskRecord, step, take_order,
 };
@@ -24,6 +25,7 @@ use api::fault::{Fault, FaultCode};
 use api::subd::{Health, TaskReport, TaskState, TriggerFailure};
 use data_encoding::HEXLOWER;
 use jiff::{Timestamp, tz};
+use model::boot_time::BootTime;
 use model::display::error_chain;
 use model::lock::locked;
 use nix::errno::Errno;
@@ -32,6 +34,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use system::random::random_bytes;
 
 use crate::machine::command_runner::CommandRunner;
+use crate::tasks::attempt::Deadlines;
 use crate::tasks::health::{HealthChecks, HealthCommand};
 use crate::tasks::records::{SavedRecords, TaskRecords};
 use crate::tasks::report::{Known, not_run, report};
@@ -67,6 +70,12 @@ enum Message {
         order: Order,
         why: String,
         reply: Sender<Result<(), Fault>>,
+    },
+    Permit {
+        task: String,
+        number: u64,
+        until: BootTime,
+        reply: Sender<Result<BootTime, Fault>>,
     },
     /// Something may have happened.
     Look,
@@ -137,8 +146,16 @@ impl Tasks {
         let (reply, answer) = channel();
         let (task, why) = (task.to_owned(), why.to_owned());
         self.send(Message::Order { task, order, why, reply });
-        let stopping = || Err(Fault::new(FaultCode::Unavailable, "subd is stopping"));
-        answer.recv().unwrap_or_else(|_| stopping())
+        answer.recv().unwrap_or_else(|_| Err(stopping()))
+    }
+
+    /// Takes permit `number` for an exclusive task, which lasts until `until`. Returns the present.
+    /// Blocks until it is on the medium.
+    pub fn permit(&self, task: &str, number: u64, until: &BootTime) -> Result<BootTime, Fault> {
+        let (reply, answer) = channel();
+        let (task, until) = (task.to_owned(), until.clone());
+        self.send(Message::Permit { task, number, until, reply });
+        answer.recv().unwrap_or_else(|_| Err(stopping()))
     }
 
     /// How the tasks are.
@@ -226,6 +243,10 @@ fn why_not_well(name: &str, report: Option<&TaskReport>, asks: bool) -> Option<S
     Some(format!("task {name} is {}: {why}", state.name()))
 }
 
+fn stopping() -> Fault {
+    Fault::new(FaultCode::Unavailable, "subd is stopping")
+}
+
 fn wake(mut waker: &PipeWriter) {
     // Full means that it is awake.
     let _full = waker.write(&[0]);
@@ -285,6 +306,9 @@ impl Runner {
                         // Who has given it may be gone.
                         let _gone = reply.send(self.order(&task, order, &why));
                     }
+                    Message::Permit { task, number, until, reply } => {
+                        let _gone = reply.send(self.permit(&task, number, &until));
+                    }
                     Message::Look => {}
                     Message::Report(reply) => waiting.push(reply),
                     Message::End => return,
@@ -301,26 +325,52 @@ impl Runner {
 
     fn define(&mut self, tasks: &ImageTasks) {
         let read = tasks.0.iter().map(|(name, definition)| {
-            let defined = definition.read(tz::db()).map_err(|error| {
-                tracing::error!(task = name, "cannot run a task: {}", error_chain(&error));
-                error.to_string()
+            let read = definition.read(tz::db()).map_err(|error| error_chain(&error));
+            let defined = read.and_then(|read| match self.supervisor.no_exclusive_tasks() {
+                Some(why) if read.0.exclusive => Err(why.to_owned()),
+                _ => Ok(read),
             });
+            if let Err(why) = &defined {
+                tracing::error!(task = name, "cannot run a task: {why}");
+            }
             (name.clone(), defined)
         });
         self.definitions = read.collect();
     }
 
     fn order(&self, task: &str, order: Order, why: &str) -> Result<(), Fault> {
-        if !self.definitions.contains_key(task) {
+        let Some(defined) = self.definitions.get(task) else {
             let text = format!("the image of this machine has no task `{task}`");
             return Err(Fault::new(FaultCode::NotFound, text));
-        }
+        };
+        let defined = defined.as_ref().ok().map(|(task, template)| (task, template));
         let mut records = TaskRecords::clone(&self.records.get());
         let record = records.tasks.entry(task.to_owned()).or_default();
-        take_order(order, why, record)
+        take_order(order, why, Timestamp::now(), defined, record)
             .map_err(|error: OrderError| Fault::new(FaultCode::BadRequest, error.to_string()))?;
         tracing::warn!(task, ?order, why, "an operator has ordered it");
         self.save(records).map_err(|why| Fault::new(FaultCode::Internal, why))
+    }
+
+    fn permit(&self, task: &str, number: u64, until: &BootTime) -> Result<BootTime, Fault> {
+        let fault = |error: PermitError| Fault::new(FaultCode::BadRequest, error.to_string());
+        let internal = |why: String| Fault::new(FaultCode::Internal, why);
+        match self.definitions.get(task) {
+            Some(Ok((task, _))) if task.exclusive => {}
+            Some(Ok(_)) => return Err(fault(PermitError::NotExclusive)),
+            Some(Err(why)) => return Err(Fault::new(FaultCode::Unavailable, why.clone())),
+            None => {
+                let text = format!("the image of this machine has no task `{task}`");
+                return Err(Fault::new(FaultCode::NotFound, text));
+            }
+        }
+        let now = self.supervisor.boot_now();
+        let mut records = TaskRecords::clone(&self.records.get());
+        let permit = &mut records.tasks.entry(task.to_owned()).or_default().permit;
+        let taken = permit.take(number, until, &now);
+        // The number is on record, whatever is said.
+        self.save(records).map_err(internal)?;
+        taken.map(|()| now).map_err(fault)
     }
 
     fn save(&self, records: TaskRecords) -> Result<(), String> {
@@ -329,7 +379,7 @@ impl Runner {
 
     /// Observes all tasks, decides about them, and acts.
     fn pass(&mut self) -> Pass {
-        let now = Timestamp::now();
+        let (now, boot_now) = (Timestamp::now(), self.supervisor.boot_now());
         let mut pass = Pass::default();
         let mut records = TaskRecords::clone(&self.records.get());
         let known = self.supervisor.known().unwrap_or_else(|error| {
@@ -346,7 +396,7 @@ impl Runner {
         for name in names {
             match self.supervisor.observe(&name) {
                 Ok(attempt) => {
-                    self.decide(&name, &attempt, now, &mut records, &mut pass);
+                    self.decide(&name, &attempt, (now, &boot_now), &mut records, &mut pass);
                     pass.attempts.insert(name, attempt);
                 }
                 Err(error) => {
@@ -366,7 +416,7 @@ impl Runner {
                 pass.look_again(AGAIN_AFTER);
             }
         }
-        self.tell(now, &mut pass);
+        self.tell(now, &boot_now, &mut pass);
         pass
     }
 
@@ -374,7 +424,7 @@ impl Runner {
         &self,
         name: &str,
         observed: &Attempt,
-        now: Timestamp,
+        (now, boot_now): (Timestamp, &BootTime),
         records: &mut TaskRecords,
         pass: &mut Pass,
     ) {
@@ -397,6 +447,7 @@ impl Runner {
                     task,
                     template,
                     now,
+                    boot_now,
                     paused: is_paused,
                     observed,
                     next_attempt: &attempt,
@@ -425,6 +476,14 @@ impl Runner {
             for note in &step.notes {
                 tracing::info!(task = name, "{note}");
             }
+            let Step { stop_at, stop_at_boot_ms, .. } = step;
+            let deadlines = Deadlines { stop_at, stop_at_boot_ms };
+            if let Some(Attempt::Live { attempt }) = pass.attempts.get(&name)
+                && let Err(error) = self.supervisor.set_deadlines(&name, attempt, &deadlines)
+            {
+                tracing::error!(task = name, %error, "cannot tell its guard when it must stop");
+                pass.look_again(AGAIN_AFTER);
+            }
             if let Some(why) = &step.stop {
                 tracing::info!(task = name, "stopping it: {why}");
                 self.stop(&name, pass);
@@ -433,7 +492,7 @@ impl Runner {
                 && let Some(Ok((task, _))) = self.definitions.get(&name)
             {
                 tracing::info!(task = name, run, "starting it");
-                if let Err(error) = self.supervisor.start(task, run, &attempt) {
+                if let Err(error) = self.supervisor.start(task, run, &attempt, &deadlines) {
                     tracing::error!(task = name, run, %error, "cannot start it");
                 }
                 // Finds it, or how it failed.
@@ -458,7 +517,7 @@ impl Runner {
     }
 
     /// Makes the reports, and asks for the health of what is live.
-    fn tell(&self, now: Timestamp, pass: &mut Pass) {
+    fn tell(&self, now: Timestamp, boot_now: &BootTime, pass: &mut Pass) {
         let records = self.records.get();
         let mut reports = Vec::new();
         for (name, defined) in &self.definitions {
@@ -475,7 +534,8 @@ impl Runner {
             let health = self.health_of(task, record, &attempt, now, pass);
             let next_at = task.moment(now).next.map(|event| event.time);
             let (attempt, health) = (&attempt, health.as_ref());
-            reports.push(report(&Known { task, template, now, record, attempt, health, next_at }));
+            let known = Known { task, template, now, boot_now, record, attempt, health, next_at };
+            reports.push(report(&known));
         }
         let is_live = |name: &str| matches!(pass.attempts.get(name), Some(Attempt::Live { .. }));
         self.health.keep(is_live);

@@ -21,11 +21,13 @@ use ::tasks::file::{StopSignal, Task};
 use ::tasks::supervise::{Attempt, End, Exit};
 use api::subd::TriggerFailure;
 use jiff::Timestamp;
+use model::boot_time::BootTime;
 use model::lock::locked;
 use nix::sys::signal::Signal;
+use nix::time::{ClockId, clock_gettime};
 
 use crate::machine::command;
-use crate::tasks::attempt::{EndRecord, GuardRecord, Spec, TaskDirectory};
+use crate::tasks::attempt::{Deadlines, EndRecord, GuardRecord, Spec, TaskDirectory};
 use crate::tasks::guard::AGAIN_AFTER;
 use crate::tasks::processes::{self, Process};
 use crate::tasks::{GUARD, cgroup};
@@ -166,6 +168,22 @@ impl Supervisor {
         &self.backend
     }
 
+    /// Returns the time since the boot of the machine.
+    #[must_use]
+    pub fn boot_now(&self) -> BootTime {
+        let now = clock_gettime(ClockId::CLOCK_BOOTTIME).map(Duration::from);
+        // No permit lasts that long.
+        let ms = now.map_or(u64::MAX, |now| u64::try_from(now.as_millis()).unwrap_or(u64::MAX));
+        BootTime { boot_id: self.boot_id.clone(), ms }
+    }
+
+    /// Says why exclusive tasks cannot be run; `None` if they can.
+    #[must_use]
+    pub fn no_exclusive_tasks(&self) -> Option<&'static str> {
+        let Backend::Direct { cgroups: None, .. } = &self.backend else { return None };
+        Some("an exclusive task needs systemd, or a cgroup (version 2) that subd can change")
+    }
+
     /// The tasks that are not started now.
     pub fn pauses(&self) -> std::sync::MutexGuard<'_, Pauses> {
         locked(&self.pauses)
@@ -277,9 +295,31 @@ impl Supervisor {
         guard.signal(Signal::SIGTERM).map(|()| true)
     }
 
+    /// Has the guard of the live `attempt` of `task` stop it at `deadlines`.
+    pub fn set_deadlines(
+        &self,
+        task: &str,
+        attempt: &str,
+        deadlines: &Deadlines,
+    ) -> io::Result<()> {
+        let directory = self.directory_of(task);
+        if directory.deadlines(attempt)? == *deadlines {
+            return Ok(());
+        }
+        directory.set_deadlines(attempt, deadlines)?;
+        // A guard that is not there yet reads them when it is.
+        self.guard(task)?.map_or(Ok(()), |guard| guard.signal(Signal::SIGHUP))
+    }
+
     /// Starts `run` of a task as `attempt`, unless a pause has begun. That is on record when this
     /// is called. Waits until its guard is there.
-    pub fn start(&self, task: &Task, run: &str, attempt: &str) -> io::Result<()> {
+    pub fn start(
+        &self,
+        task: &Task,
+        run: &str,
+        attempt: &str,
+        deadlines: &Deadlines,
+    ) -> io::Result<()> {
         let directory = self.directory_of(&task.name);
         let spec = self.spec(task, run, attempt);
         let pauses = self.pauses();
@@ -293,6 +333,7 @@ impl Supervisor {
                 return Err(io::Error::other("another attempt is live"));
             };
             directory.set_spec(&lock, &spec)?;
+            directory.set_deadlines(attempt, deadlines)?;
         }
         let launched = self.launch(&directory, &spec);
         drop(pauses);

@@ -25,6 +25,13 @@ pub enum TaskCommand {
         /// The task
         task: String,
     },
+    /// Run a task that has no run now, also outside of its hours
+    ///
+    /// It is stopped at the next stop time of its schedule, as every run is.
+    Start {
+        /// The task
+        task: String,
+    },
     /// Stop a task, if it runs, and start it again
     Restart {
         /// The task
@@ -95,6 +102,7 @@ pub(super) async fn run(
             let text = |_: &_| String::from_utf8_lossy(&reply.text.0).into_owned();
             return Ok(format.render(&reply, text).into());
         }
+        TaskCommand::Start { task } => (task, TaskOrder::Start, ""),
         TaskCommand::Restart { task } => (task, TaskOrder::Restart, ""),
         TaskCommand::Hold { task, why } => (task, TaskOrder::Hold, why.as_str()),
         TaskCommand::Release { task } => (task, TaskOrder::Release, ""),

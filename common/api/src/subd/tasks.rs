@@ -7,6 +7,7 @@ use crate::Done;
 use crate::access::Access;
 use crate::audit::call_details::CallDetails;
 use crate::method::{Effect, Method};
+use model::boot_time::BootTime;
 use model::escape::ByteText;
 use model::tree::Time;
 
@@ -28,6 +29,8 @@ pub struct GetTasksReply {
     pub not_run: Option<String>,
     /// By name.
     pub tasks: Vec<TaskReport>,
+    /// When this was said. Permits are counted from here.
+    pub said_at: BootTime,
 }
 
 /// How a task is.
@@ -49,6 +52,22 @@ pub struct TaskReport {
     pub health: Option<Health>,
     /// When the state changes by itself.
     pub next_at: Option<Time>,
+    /// Of an exclusive task.
+    pub permit: Option<PermitReport>,
+}
+
+/// How a machine is about the permit of an exclusive task.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PermitReport {
+    /// The highest number of a permit that it has heard of.
+    #[serde(with = "model::json::large_number")]
+    pub number: u64,
+    /// When the permit ends that it has.
+    pub until: Option<BootTime>,
+    /// True if it would run the task with the permit.
+    pub is_wanted: bool,
+    /// True if a process of the task may live.
+    pub is_live: bool,
 }
 
 /// The state of a task.
@@ -130,6 +149,8 @@ pub enum TaskOrder {
     Resume,
     /// Stops the run if it is live, and starts it again.
     Restart,
+    /// Makes a run, also outside of the hours of the task.
+    Start,
 }
 
 impl TaskOrder {
@@ -142,6 +163,7 @@ impl TaskOrder {
             Self::Suspend => "suspend",
             Self::Resume => "resume",
             Self::Restart => "restart",
+            Self::Start => "start",
         }
     }
 }
@@ -158,6 +180,40 @@ impl Method for OrderTask {
             .with("task", &request.task)
             .with("order", request.order.name())
             .with("why", &request.why)
+    }
+}
+
+/// Permits the machine to run an exclusive task until a moment. A later moment with the same number
+/// prolongs that.
+pub enum PermitTask {}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PermitTaskRequest {
+    pub task: String,
+    /// Grows with each machine that gets the permit.
+    #[serde(with = "model::json::large_number")]
+    pub number: u64,
+    /// When nothing of the task may be left on the machine.
+    pub until: BootTime,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PermitTaskReply {
+    /// When this was said.
+    pub said_at: BootTime,
+}
+
+impl Method for PermitTask {
+    const NAME: &'static str = "Subd.PermitTask";
+    const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Changes;
+    type Request = PermitTaskRequest;
+    type Reply = PermitTaskReply;
+
+    fn audit_details(request: &Self::Request) -> CallDetails {
+        CallDetails::default()
+            .with("task", &request.task)
+            .with("number", request.number.to_string())
     }
 }
 

@@ -118,6 +118,7 @@ fn methods_of_subd_have_these_bytes() {
     pinned.method::<subd::GetTasks>(samples::get_tasks());
     pinned.method::<subd::OrderTask>((samples::order_task(), Default::default()));
     pinned.method::<subd::GetTaskLog>(samples::get_task_log());
+    pinned.method::<subd::PermitTask>(samples::permit_task());
     pinned.check("Subd.", expect_file!["golden/subd.txt"]);
 }
 

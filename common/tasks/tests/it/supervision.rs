@@ -1,7 +1,9 @@
 //! What a machine does next about a task.
 
 use jiff::{SignedDuration, Timestamp};
+use model::boot_time::BootTime;
 use tasks::file::Restart;
+use tasks::permit::PermitError;
 use tasks::supervise::{
     Attempt, End, Exit, Next, Order, OrderError, Phase, Situation, Step, TaskRecord, next_attempt,
     step, take_order,
@@ -52,6 +54,7 @@ impl Machine {
             task: &self.task,
             template: &self.template,
             now: self.now,
+            boot_now: &self.boot_now(),
             paused: self.paused,
             observed: &observed,
             next_attempt: &attempt,
@@ -67,6 +70,23 @@ impl Machine {
     fn end(&mut self, exit: Exit) {
         let end = End { at: self.now, asked: false, exit };
         self.ended = self.live.take().map(|attempt| (attempt, end));
+    }
+
+    fn order(&mut self, order: Order) -> Result<(), OrderError> {
+        let defined = Some((&self.task, &self.template));
+        take_order(order, "why", self.now, defined, &mut self.record)
+    }
+
+    /// The machine was booted an hour before noon.
+    fn boot_now(&self) -> BootTime {
+        let since = self.now.duration_since(at(NOON)).as_secs() + 3_600;
+        BootTime { boot_id: "one".to_owned(), ms: since.unsigned_abs() * 1_000 }
+    }
+
+    /// Takes a permit that ends after so long.
+    fn permit(&mut self, number: u64, seconds: u64) -> Result<(), PermitError> {
+        let now = self.boot_now();
+        self.record.permit.take(number, &now.after_ms(seconds * 1_000), &now)
     }
 
     fn wait(&mut self, seconds: i64) {
@@ -196,7 +216,7 @@ fn a_task_runs_between_its_hours() {
 #[test]
 fn orders_are_taken_where_they_fit() {
     let mut machine = Machine::new("");
-    let order = |machine: &mut Machine, order| take_order(order, "why", &mut machine.record);
+    let order = |machine: &mut Machine, order| machine.order(order);
     assert_eq!(order(&mut machine, Order::Hold), Err(OrderError::NoRun));
     assert_eq!(order(&mut machine, Order::Release), Err(OrderError::NotHeld));
     assert_eq!(order(&mut machine, Order::Resume), Err(OrderError::NotSuspended));
@@ -226,4 +246,73 @@ fn orders_are_taken_where_they_fit() {
     assert!(!machine.starts());
     order(&mut machine, Order::Restart).unwrap();
     assert!(machine.starts());
+}
+
+#[test]
+fn an_operator_starts_a_task_outside_of_its_hours() {
+    let hours = schedule("UTC", "start 0 13 * * *; stop 0 14 * * *; stop 30 12 * * *");
+    let mut machine = Machine::new(&hours);
+    assert!(!machine.starts());
+    machine.order(Order::Start).unwrap();
+    assert_eq!(machine.order(Order::Start), Err(OrderError::HasRun));
+    let started = machine.step();
+    let (run, stop_at) = (Some("job-1671105600-0".to_owned()), Some(at("2022-12-15T12:30:00Z")));
+    assert_eq!((started.start, started.stop_at), (run, stop_at));
+    machine.wait(1_799);
+    assert_eq!(machine.stops(), None);
+    machine.wait(1);
+    assert!(machine.stops().unwrap().ends_with("is deleted"));
+    machine.end(Exit::Code(0));
+    assert!(!machine.starts());
+    // What an operator keeps stopped is not started.
+    machine.order(Order::Suspend).unwrap();
+    assert_eq!(machine.order(Order::Start), Err(OrderError::Held));
+}
+
+#[test]
+fn an_exclusive_task_lives_only_with_a_permit() {
+    let mut machine = Machine::new(r#""exclusive": true, "stop_timeout_s": 20"#);
+    assert!(!machine.starts());
+    machine.permit(4, 300).unwrap();
+    let started = machine.step();
+    // 20 s to stop and 10 s to be gone are left then.
+    assert_eq!((started.start.is_some(), started.stop_at_boot_ms), (true, Some(3_870_000)));
+    machine.wait(200);
+    machine.permit(4, 300).unwrap();
+    assert_eq!((machine.stops(), machine.step().stop_at_boot_ms), (None, Some(4_070_000)));
+    // What was sent before comes late.
+    machine.permit(4, 5).unwrap();
+    assert_eq!(machine.permit(3, 300), Err(PermitError::Superseded));
+    assert_eq!(machine.step().stop_at_boot_ms, Some(4_070_000));
+    machine.wait(270);
+    assert!(machine.stops().unwrap().starts_with("the permit of job-"));
+    machine.end(Exit::Code(0));
+    assert!(!machine.starts());
+    // It may be given to another machine now, so it cannot be prolonged.
+    machine.wait(30);
+    assert!(!machine.starts());
+    assert_eq!(machine.permit(4, 300), Err(PermitError::Superseded));
+    machine.permit(5, 300).unwrap();
+    assert!(machine.starts());
+    // A machine that cannot use a permit gives it up.
+    machine.order(Order::Hold).unwrap();
+    assert!(machine.stops().is_some());
+    assert!(machine.record.permit.until.is_some());
+    machine.end(Exit::Code(0));
+    assert!(!machine.starts());
+    assert_eq!((machine.record.permit.number, &machine.record.permit.until), (5, &None));
+    machine.order(Order::Release).unwrap();
+    assert_eq!(machine.permit(5, 300), Err(PermitError::Superseded));
+    assert!(!machine.starts());
+}
+
+#[test]
+fn a_permit_ends_with_the_boot() {
+    let mut machine = Machine::new(r#""exclusive": true"#);
+    let until = BootTime { boot_id: "other".to_owned(), ms: 1 << 40 };
+    let now = machine.boot_now();
+    assert_eq!(machine.record.permit.take(1, &until, &now), Err(PermitError::Ended));
+    machine.record.permit.until = Some(until);
+    assert!(!machine.starts());
+    assert_eq!(machine.record.permit.until, None);
 }

@@ -1,8 +1,10 @@
 //! Tasks across restarts of subd and of the machine, changes of their definitions, and orders.
 
+use std::fs;
 use std::time::{Duration, Instant};
 
 use api::subd::{Health, TaskState};
+use jiff::Timestamp;
 use model::object::Algorithm;
 use tasks::image::ImageTasks;
 use tasks::supervise::Order;
@@ -99,6 +101,95 @@ fn a_task_is_back_after_a_boot_and_one_that_runs_once_is_not() {
             machine.never_were_two();
             running.stop_all();
         }
+    });
+}
+
+/// A schedule that has started a run, and that stops it in `seconds`, at most 59.
+fn stops_in(seconds: i64) -> String {
+    let now = Timestamp::now().as_second();
+    let offset = 60 - seconds - now.rem_euclid(60);
+    let minute = (now + offset).div_euclid(60);
+    let cron = |minute: i64| {
+        format!("{} {} * * *", minute.rem_euclid(60), minute.div_euclid(60).rem_euclid(24))
+    };
+    let (start, stop) = (cron(minute), cron(minute + 1));
+    format!(
+        r#""schedule": {{"zone": "UTC", "offset_s": {offset}, "events": [
+            {{"action": "start", "cron": "{start}"}}, {{"action": "stop", "cron": "{stop}"}}]}}"#
+    )
+}
+
+#[test]
+fn a_stop_time_holds_while_subd_is_away() {
+    Machine::each(|machine| {
+        let hours = machine.task(&stops_in(6), &forever());
+        let running = machine.start(&hours);
+        let first = machine.started(1);
+        running.until(TaskState::Running);
+        running.end();
+        is_gone(first);
+        eventually("its end is recorded", || {
+            let ended = fs::read_to_string(machine.at("tasks/job/ended.json")).unwrap_or_default();
+            if ended.contains(r#""asked": true"#) { Ok(()) } else { Err(ended) }
+        });
+        let running = machine.start(&hours);
+        running.until(TaskState::Idle);
+        assert_eq!(machine.lines("starts").len(), 1);
+        running.stop_all();
+    });
+}
+
+#[test]
+fn a_guard_takes_another_stop_time_while_its_task_runs() {
+    Machine::each(|machine| {
+        let running = machine.start(&machine.task(&stops_in(59), &forever()));
+        let first = machine.started(1);
+        running.until(TaskState::Running);
+        running.tasks.define(&machine.task(&stops_in(6), &forever()));
+        eventually("the guard is told", || {
+            let told = fs::read_to_string(machine.at("tasks/job/deadlines.json")).unwrap();
+            let told: serde_json::Value = serde_json::from_str(&told).unwrap();
+            let stop_at: Timestamp =
+                told["deadlines"]["stop_at"].as_str().unwrap().parse().unwrap();
+            let left = stop_at.duration_since(Timestamp::now()).as_secs();
+            if left < 20 { Ok(()) } else { Err(format!("{left} s")) }
+        });
+        running.end();
+        is_gone(first);
+        machine.never_were_two();
+    });
+}
+
+#[test]
+fn an_exclusive_task_ends_before_its_permit_while_subd_is_away() {
+    Machine::each(|machine| {
+        let task = machine.task(r#""exclusive": true, "stop_timeout_s": 1"#, &forever());
+        let running = machine.start(&task);
+        if running.tasks.supervisor.no_exclusive_tasks().is_some() {
+            let refused = running.until(TaskState::Refused).detail;
+            assert!(refused.starts_with("an exclusive task needs "), "{refused}");
+            return running.end();
+        }
+        assert!(running.until(TaskState::Held).detail.contains("waits for the permit"));
+        let soon = || running.tasks.supervisor.boot_now().after_ms(15_000);
+        running.tasks.permit(JOB, 7, &soon()).unwrap();
+        let first = machine.started(1);
+        let permit = running.until(TaskState::Running).permit.unwrap();
+        assert!(permit.is_live && permit.is_wanted && permit.until.is_some(), "{permit:?}");
+        running.end();
+        is_gone(first);
+        let running = machine.start(&task);
+        eventually("the permit has ended", || {
+            let permit = running.until(TaskState::Held).permit.unwrap();
+            match (permit.until, permit.is_live, permit.number) {
+                (None, false, 7) => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        });
+        let late = running.tasks.permit(JOB, 7, &running.tasks.supervisor.boot_now());
+        assert!(late.unwrap_err().to_string().contains("was given up"));
+        assert_eq!(machine.lines("starts").len(), 1);
+        running.stop_all();
     });
 }
 

@@ -10,10 +10,12 @@ use api::subd::{
     CountOwnersReply, CountOwnersRequest, DirectoryBlock, GetDirectoryBlocksReply,
     GetDirectoryBlocksRequest, GetLimitsReply, GetRefusedChangesReply, GetTaskLogReply,
     GetTaskLogRequest, GetTasksReply, Health, HoldMachineRequest, LimitInForce, LimitReason,
-    OrderTaskRequest, PreviewScanReply, PreviewScanRequest, SpeedSource, TakeOverReply,
-    TakeOverRequest, TaskOrder, TaskReport, TaskState,
+    OrderTaskRequest, PermitReport, PermitTaskReply, PermitTaskRequest, PreviewScanReply,
+    PreviewScanRequest, SpeedSource, TakeOverReply, TakeOverRequest, TaskOrder, TaskReport,
+    TaskState,
 };
 use model::accounts::AccountKind;
+use model::boot_time::BootTime;
 use model::escape::ByteText;
 use model::image::ImageName;
 use model::object::Algorithm;
@@ -144,9 +146,24 @@ pub fn get_tasks() -> ((), GetTasksReply) {
         last_end: Some("exited with 3".to_owned()),
         health: Some(Health::Failed("no".to_owned())),
         next_at: Some(Time { seconds: 10, nanoseconds: 11 }),
+        permit: Some(PermitReport {
+            number: 12,
+            until: Some(boot_time(13)),
+            is_wanted: true,
+            is_live: false,
+        }),
     };
     let (supervisor, not_run) = (Some("direct".to_owned()), Some("why".to_owned()));
-    ((), GetTasksReply { supervisor, not_run, tasks: vec![task] })
+    ((), GetTasksReply { supervisor, not_run, tasks: vec![task], said_at: boot_time(14) })
+}
+
+fn boot_time(ms: u64) -> BootTime {
+    BootTime { boot_id: "5a".to_owned(), ms }
+}
+
+pub fn permit_task() -> (PermitTaskRequest, PermitTaskReply) {
+    let request = PermitTaskRequest { task: "logd".to_owned(), number: 12, until: boot_time(300) };
+    (request, PermitTaskReply { said_at: boot_time(15) })
 }
 
 pub fn order_task() -> OrderTaskRequest {
