@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use api::subd::{GetTasks, TaskReport, TaskState};
 use localfleet::fleet::Sub;
@@ -12,7 +13,7 @@ use nix::unistd::Pid;
 use subd::tasks::processes::descendants;
 use testing::eventually;
 
-use crate::converges::Scenario;
+use crate::converges::{CONVERGE_MAX, Scenario};
 
 const TRIGGERS: &str = r#"[{"MatchLines": ["/opt/job/.*", "/etc/dominator/tasks.d/job\\.json"],
     "Service": "job", "Kind": "task"}]"#;
@@ -145,7 +146,7 @@ fn each_machine_runs_one_task_through_kills_updates_and_its_end() {
     eventually("the drift is repaired", || {
         !dropped.exists() && fs::read_to_string(&edited).unwrap() == TASK
     });
-    scenario.fleet.wait_synced("test/1", crate::converges::CONVERGE_MAX, |_| {}).unwrap();
+    scenario.fleet.wait_synced("test/1", CONVERGE_MAX, |_| {}).unwrap();
     until_running(&scenario, 2);
     started(&scenario, &["1", "1"]);
 
@@ -162,6 +163,50 @@ fn each_machine_runs_one_task_through_kills_updates_and_its_end() {
         assert_eq!(lines(sub, "overlaps"), Vec::<String>::new());
         assert_eq!(report(&scenario, index), None);
     }
+    scenario.fleet.stop().unwrap();
+}
+
+/// How long after the update has a journal subd is killed, in milliseconds.
+const DELAYS: [u64; 10] = [0, 2, 5, 10, 20, 40, 80, 160, 320, 640];
+
+#[test]
+fn a_machine_whose_subd_is_killed_in_an_update_runs_one_task_of_the_new_version() {
+    let mut scenario = Scenario::start_with_tasks(1);
+    let trees = ["1", "2"].map(|version| {
+        let tree = scenario.directory.path().join(version);
+        make_tree(&tree);
+        add_task(&tree, version);
+        tree
+    });
+    set_triggers(&scenario, TRIGGERS);
+    scenario.add("test/1", &trees[0]);
+    scenario.add("test/2", &trees[1]);
+    scenario.converge("test/1");
+    until_running(&scenario, 1);
+    let mut inside = Vec::new();
+    for (index, delay) in DELAYS.into_iter().enumerate() {
+        let version = 2 - index % 2;
+        scenario.fleet.require(Some(&format!("test/{version}"))).unwrap();
+        let sub = &mut scenario.fleet.subs[0];
+        let journal = sub.root.join(".subd/journal");
+        let has_journal = || fs::read_dir(&journal).unwrap().next().is_some();
+        eventually("the update has a journal", || has_journal().then_some(()).ok_or("not yet"));
+        std::thread::sleep(Duration::from_millis(delay));
+        sub.daemon.kill().unwrap();
+        inside.push(has_journal());
+        sub.daemon.start_again().unwrap();
+        scenario.fleet.wait_synced(&format!("test/{version}"), CONVERGE_MAX, |_| {}).unwrap();
+        let sub = &scenario.fleet.subs[0];
+        eventually("the new version runs", || {
+            let (report, starts) = (report(&scenario, 0), lines(sub, "starts"));
+            let is_running = report.as_ref().is_some_and(|job| job.state == TaskState::Running);
+            let is_new = starts.last().is_some_and(|last| *last == version.to_string());
+            if is_running && is_new { Ok(()) } else { Err(format!("{report:?} {starts:?}")) }
+        });
+        assert_eq!(lines(sub, "overlaps"), Vec::<String>::new(), "after {delay} ms");
+    }
+    println!("killed while there was a journal: {inside:?}");
+    assert!(inside.contains(&true));
     scenario.fleet.stop().unwrap();
 }
 
