@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A moment of the clock that counts from a boot of a machine, also while the machine sleeps. Nobody
-/// can set that clock.
+/// A moment of the clock that counts from a boot of a machine, also while the machine sleeps.
+/// Nobody can set that clock.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BootTime {
     /// The kernel's name of the boot.

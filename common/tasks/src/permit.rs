@@ -1,16 +1,16 @@
 //! Permits of exclusive tasks, as a machine keeps them.
 //!
-//! A dominator gives a permit to one machine at a time, and counts on it that nothing of the task is
-//! left on that machine when the permit has ended. So a machine stops the task before that, whatever
-//! becomes of its subd.
+//! A dominator gives a permit to one machine at a time, and counts on it that nothing of the task
+//! is left on that machine when the permit has ended. So a machine stops the task before that,
+//! whatever becomes of its subd.
 //!
 //! # Invariants
 //!
 //! * A permit lasts no longer than the dominator thinks: its end is counted from a moment that the
 //!   machine has named before the dominator gave it.
-//! * A permit with a lower number than one that was heard of is not taken, nor one that was given up
-//!   or has ended: the dominator may have given it to another machine, and what it has sent may come
-//!   late.
+//! * A permit with a lower number than one that was heard of is not taken, nor one that was given
+//!   up or has ended: the dominator may have given it to another machine, and what it has sent may
+//!   come late.
 //! * A permit ends with the boot.
 
 use model::boot_time::BootTime;

@@ -434,8 +434,8 @@ pub enum OrderError {
     Unreadable,
 }
 
-/// Puts an order, given for the reason `why` at `now`, into `record`. `defined` is the task with its
-/// present version, if its definition can be read.
+/// Puts an order, given for the reason `why` at `now`, into `record`. `defined` is the task with
+/// its present version, if its definition can be read.
 ///
 /// # Errors
 ///

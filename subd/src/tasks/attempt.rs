@@ -4,14 +4,14 @@
 //! |---|---|---|
 //! | `lock` | locked while a process of an attempt may live | |
 //! | `attempt.json` | what is started: [`Spec`] | subd, before it starts the guard |
-//! | `deadlines.json` | when it must stop: [`Deadlines`] | subd, before the guard and when they change |
+//! | `deadlines.json` | when it must stop: [`Deadlines`] | subd, also later |
 //! | `guard.json` | which process watches it: [`GuardRecord`] | the guard |
 //! | `failure` | why the program could not be started | what becomes the program |
 //! | `ended.json` | how it ended: [`EndRecord`] | the guard, or subd if that was killed |
 //! | `log`, `log.1` ... | the output | the guard |
 //!
-//! All but `deadlines.json`, `guard.json` and `failure` are on the medium before anything follows from them. The
-//! directory belongs to root alone.
+//! All but `deadlines.json`, `guard.json` and `failure` are on the medium before anything follows
+//! from them. The directory belongs to root alone.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};

@@ -1,12 +1,13 @@
 //! The guard: the process that watches one attempt, from its start until nothing of it is left.
 //!
 //! It has one thread and waits in one `poll`: for signals, the output of the task, and the times at
-//! which it must stop. Every process that the task starts stays below it, because orphans become its children.
+//! which it must stop. Every process that the task starts stays below it, because orphans become
+//! its children.
 //!
-//! SIGTERM asks it to stop the task, and SIGHUP to read again when that must be ([`Deadlines`]): then
-//! it stops the task without being asked, also when there is no subd. It stops it with the stop signal of the task, and after its time-out by
-//! killing all. When the program ends by itself, what it has left behind is stopped in the same
-//! way.
+//! SIGTERM asks it to stop the task, and SIGHUP to read its deadlines again: when one has passed,
+//! it stops the task without being asked, also when there is no subd. To stop it, it sends the stop
+//! signal of the task, and after its time-out kills all. When the program ends by itself, what it
+//! has left behind is stopped in the same way.
 //!
 //! # Invariants
 //!

@@ -23,7 +23,7 @@ use super::connection_limiter::ConnectionPermit;
 use super::dispatch::Service;
 use super::metrics::Running;
 use super::replies::Replies;
-use crate::tls::{PeerSession, Security};
+use crate::tls::{CallerProof, PeerSession, Security};
 use crate::{HEADER_BYTES_MAX, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT, body};
 use api::access::Identity;
 
@@ -179,12 +179,7 @@ impl Connection {
             })
         };
         let proof = session.as_ref().map(PeerSession::proof);
-        // Before the first request, hyper would cut the connection, and the request with it.
-        let replaced = async {
-            self.service.routes.security.replaced(proof.as_deref()).await;
-            activity.first_request.notified().await;
-        };
-        let mut replaced = std::pin::pin!(replaced);
+        let mut replaced = std::pin::pin!(self.is_replaced(proof.as_deref(), &activity));
         let mut lost = std::pin::pin!(PeerSession::lost(session));
         let streams_max = match self.service.routes.limits.streams {
             streams if is_anonymous => streams.min(ANONYMOUS_STREAMS_MAX),
@@ -222,6 +217,13 @@ impl Connection {
         if let Err(error) = result {
             tracing::debug!(%address, "connection ended: {error}");
         }
+    }
+
+    /// Waits until the program uses other files than this connection was made with, and it has had
+    /// a request: before that, hyper would cut the connection, and the request with it.
+    async fn is_replaced(&self, proof: Option<&CallerProof>, activity: &Activity) {
+        self.service.routes.security.replaced(proof).await;
+        activity.first_request.notified().await;
     }
 
     /// Ends a connection that is refused.
