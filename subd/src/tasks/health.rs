@@ -1,6 +1,7 @@
 //! Asks the health commands of tasks, each in a thread of its own.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -68,9 +69,13 @@ impl HealthChecks {
         }
         let now = Instant::now();
         if !known.is_asked && known.next <= now {
-            known.is_asked = true;
             known.next = now + Duration::from_secs(spec.interval_s.into());
-            self.ask(task.name.clone(), attempt.to_owned(), spec, command, done);
+            match self.ask(task.name.clone(), attempt.to_owned(), spec, command, done) {
+                Ok(()) => known.is_asked = true,
+                Err(error) => {
+                    tracing::error!(task = task.name, %error, "cannot ask for its health");
+                }
+            }
         }
         let next = (!known.is_asked).then(|| known.next.saturating_duration_since(now));
         let health = match (&known.health, is_young) {
@@ -94,7 +99,7 @@ impl HealthChecks {
         spec: &HealthSpec,
         command: &HealthCommand<'_>,
         done: impl FnOnce() + Send + 'static,
-    ) {
+    ) -> io::Result<()> {
         let line = [
             command.program.display().to_string(),
             STAGE.to_owned(),
@@ -122,10 +127,7 @@ impl HealthChecks {
             drop(all);
             done();
         };
-        let started = std::thread::Builder::new().name("task-health".to_owned()).spawn(work);
-        if let Err(error) = started {
-            tracing::error!(%error, "cannot ask for the health of a task");
-        }
+        std::thread::Builder::new().name("task-health".to_owned()).spawn(work).map(drop)
     }
 }
 
