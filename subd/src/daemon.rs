@@ -548,8 +548,8 @@ fn supervision(
         Ok(backend) => backend,
         Err(why) => return Ok(Err(why.to_owned())),
     };
-    let fail = |what| move |source| StartError::System { what, source };
-    let program = std::env::current_exe().map_err(fail("find the program of subd"))?;
+    let program = std::env::current_exe()
+        .map_err(|source| StartError::System { what: "find the program of subd", source })?;
     // Absolute, because a guard has another working directory.
     let directory = base.canonicalize().map(|base| base.join("tasks"));
     let opened = directory.and_then(|place| Supervisor::new(place, backend, boot_id, program));
@@ -577,11 +577,9 @@ fn start_tasks(
         Ok(supervision) => supervision,
         Err(why) => return Ok((None, Some(why))),
     };
-    let fail = |source| StartError::System { what: "start to run tasks", source };
-    let program = std::env::current_exe().map_err(fail)?;
     let runner = command_runner(options);
-    let tasks =
-        Tasks::start(supervisor, records, defined.clone(), program, runner).map_err(fail)?;
+    let tasks = Tasks::start(supervisor, records, defined.clone(), runner)
+        .map_err(|source| StartError::System { what: "start to run tasks", source })?;
     if resumed.update_id().is_none() {
         tasks.release();
     }

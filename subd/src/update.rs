@@ -40,6 +40,7 @@ use api::fault::{Fault, FaultCode};
 use api::subd::{LastUpdate, PrepareRequest, UpdatePhase};
 use model::display::error_chain;
 use model::lock::locked;
+use model::plan::Plan;
 use model::scope::Scope;
 use model::trigger::Triggers;
 use model::trigger::services::ServiceCall;
@@ -226,7 +227,7 @@ impl Updater {
     ) {
         let update_id = request.update_id;
         let expires = Duration::from_secs(request.expires_seconds.into()).min(EXPIRES_MAX);
-        let (plan, triggers) = (Arc::clone(&request.plan), request.triggers.clone());
+        let plan = Arc::clone(&request.plan);
         let spec = UpdateSpec { own_service: self.own_service.clone(), ..UpdateSpec::new(request) };
         let spec = match verified {
             Some(verified) => spec.verified(verified),
@@ -242,10 +243,7 @@ impl Updater {
                     certificates.keep_former(own, &updater.root, update_id, ordered)?;
                 }
             }
-            let scanned = snapshot.tree.as_ref().expect("an update is admitted only with a scan");
-            let tasks = tasks_after(&triggers, &plan, scanned, &updater.root, &updater.cache)
-                .map_err(|source| StageError::Tasks { source })?;
-            updater.stage(UpdateSpec { tasks, ..spec }, &step_plan, &snapshot)
+            updater.stage(spec, &plan, &step_plan, &snapshot)
         });
         let result = match staging.await {
             Ok(Ok(prepared)) => Ok(prepared),
@@ -290,10 +288,14 @@ impl Updater {
     fn stage(
         &self,
         spec: UpdateSpec,
+        plan: &Plan,
         step_plan: &StepPlan,
         snapshot: &Snapshot,
     ) -> Result<StagedUpdate, StageError> {
         let scanned = snapshot.tree.as_ref().expect("an update is admitted only with a scan");
+        let tasks = tasks_after(&spec.triggers, plan, scanned, &self.root, &self.cache)
+            .map_err(|source| StageError::Tasks { source })?;
+        let spec = UpdateSpec { tasks, ..spec };
         let context = StageContext {
             root: &self.root,
             directories: &self.directories,

@@ -24,6 +24,7 @@ pub mod path;
 pub mod plan;
 pub mod scope;
 pub mod signing;
+pub mod task_order;
 pub mod time_parse;
 pub mod tree;
 pub mod trigger;

@@ -138,7 +138,7 @@ impl Default for Output {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OutputTo {
-    /// The journal, or log files where there is none.
+    /// The journal under systemd; log files under direct.
     #[default]
     Log,
     Nowhere,

@@ -11,6 +11,7 @@
 
 use jiff::{SignedDuration, Timestamp};
 use model::boot_time::BootTime;
+use model::task_order::TaskOrder;
 use serde::{Deserialize, Serialize};
 
 use crate::decide::{Create, decide, new_run};
@@ -162,11 +163,10 @@ pub fn step(situation: &Situation<'_>, record: &mut TaskRecord) -> Step {
     let schedule = situation.task.schedule.as_ref();
     let stop_at = schedule.and_then(|schedule| schedule.next_stop(situation.now));
     let Situation { task, boot_now, .. } = *situation;
-    let stop_at_boot_ms = task
-        .exclusive
-        .then(|| record.permit.stop_at_ms(task.stop_timeout_s, boot_now).unwrap_or(0));
+    let permitted_until_ms = record.permit.stop_at_ms(task.stop_timeout_s, boot_now);
+    let stop_at_boot_ms = task.exclusive.then(|| permitted_until_ms.unwrap_or(0));
     let mut step = Step { stop_at, stop_at_boot_ms, ..Step::default() };
-    let has_permit = stop_at_boot_ms != Some(0);
+    let has_permit = record.permits(task, boot_now);
     take_end(situation, record, &mut step);
     if !situation.paused {
         take_decision(situation, has_permit, record, &mut step);
@@ -182,6 +182,14 @@ pub fn step(situation: &Situation<'_>, record: &mut TaskRecord) -> Step {
         start(situation, record, &mut step);
     }
     step
+}
+
+impl TaskRecord {
+    /// True if the machine may run the task, because it has the permit or needs none.
+    #[must_use]
+    pub fn permits(&self, task: &Task, boot_now: &BootTime) -> bool {
+        !task.exclusive || self.permit.stop_at_ms(task.stop_timeout_s, boot_now).is_some()
+    }
 }
 
 /// Returns the runs of `record` as decisions see them. `has_permit` is true if the task needs none.
@@ -402,21 +410,6 @@ fn start(situation: &Situation<'_>, record: &mut TaskRecord, step: &mut Step) {
     }
 }
 
-/// An order of an operator about a task.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
-    /// Stops the run and keeps it from being started.
-    Hold,
-    Release,
-    /// Deletes all runs, and keeps others from being made.
-    Suspend,
-    Resume,
-    /// Stops the run, if it is live, and starts it again.
-    Restart,
-    /// Makes a run, also outside of the hours. It lasts until the next stop event.
-    Start,
-}
-
 /// Why an order changes nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OrderError {
@@ -441,7 +434,7 @@ pub enum OrderError {
 ///
 /// [`OrderError`] if it does not fit; nothing is changed then.
 pub fn take_order(
-    order: Order,
+    order: TaskOrder,
     why: &str,
     now: Timestamp,
     defined: Option<(&Task, &Template)>,
@@ -449,12 +442,12 @@ pub fn take_order(
 ) -> Result<(), OrderError> {
     let is_current = |run: &&mut RunRecord| !run.deleting;
     match order {
-        Order::Hold => {
+        TaskOrder::Hold => {
             let mut runs = record.runs.iter_mut().filter(is_current).peekable();
             runs.peek().ok_or(OrderError::NoRun)?;
             runs.for_each(|run| run.held_by = Some(why.to_owned()));
         }
-        Order::Release => {
+        TaskOrder::Release => {
             let mut held = record.runs.iter_mut().filter(|run| run.held_by.is_some()).peekable();
             held.peek().ok_or(OrderError::NotHeld)?;
             held.for_each(|run| {
@@ -465,11 +458,11 @@ pub fn take_order(
                 }
             });
         }
-        Order::Suspend => record.suspended = Some(why.to_owned()),
-        Order::Resume => {
+        TaskOrder::Suspend => record.suspended = Some(why.to_owned()),
+        TaskOrder::Resume => {
             record.suspended.take().ok_or(OrderError::NotSuspended)?;
         }
-        Order::Start => {
+        TaskOrder::Start => {
             let (task, template) = defined.ok_or(OrderError::Unreadable)?;
             if record.suspended.is_some() || record.runs.iter().any(|run| run.held_by.is_some()) {
                 return Err(OrderError::Held);
@@ -483,7 +476,7 @@ pub fn take_order(
             let new = new_run(task, &observed.present(), 0, now, reason);
             record.runs.push(RunRecord::new(Create { manual: true, ..new }, template));
         }
-        Order::Restart => {
+        TaskOrder::Restart => {
             if record.suspended.is_some() || record.runs.iter().any(|run| run.held_by.is_some()) {
                 return Err(OrderError::Held);
             }

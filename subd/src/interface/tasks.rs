@@ -3,13 +3,12 @@
 use std::process::Command;
 use std::sync::Arc;
 
-use ::tasks::supervise::Order;
 use api::Done;
 use api::fault::{Fault, FaultCode};
 use api::subd::{
     GetTaskLog, GetTaskLogReply, GetTaskLogRequest, GetTasks, GetTasksReply, OrderTask,
     OrderTaskRequest, PermitTask, PermitTaskReply, PermitTaskRequest, TASK_LOG_BYTES_MAX,
-    TASK_WHY_BYTES_MAX, TaskOrder, TaskReport, TaskState,
+    TASK_WHY_BYTES_MAX, TaskReport, TaskState,
 };
 use model::boot_time::BootTime;
 use model::escape::ByteText;
@@ -19,7 +18,7 @@ use crate::blocking;
 use crate::interface::Service;
 use crate::tasks::log_files;
 use crate::tasks::report::not_run;
-use crate::tasks::runner::Tasks;
+use crate::tasks::runner::{Tasks, no_task};
 use crate::tasks::supervisor::{Backend, unit_of};
 
 /// How many bytes a line of a journal has, roughly: a journal is asked for lines.
@@ -80,18 +79,10 @@ impl Service {
         if why.len() > TASK_WHY_BYTES_MAX {
             return bad(format!("the reason has at most {TASK_WHY_BYTES_MAX} bytes"));
         }
-        if matches!(order, TaskOrder::Hold | TaskOrder::Suspend) && why.trim().is_empty() {
+        if order.needs_reason() && why.trim().is_empty() {
             return bad(format!("to {} a task needs a reason", order.name()));
         }
-        let order = match order {
-            TaskOrder::Hold => Order::Hold,
-            TaskOrder::Release => Order::Release,
-            TaskOrder::Suspend => Order::Suspend,
-            TaskOrder::Resume => Order::Resume,
-            TaskOrder::Restart => Order::Restart,
-            TaskOrder::Start => Order::Start,
-        };
-        self.running()?.order(task, order, why).map(|()| Done {})
+        self.running()?.order(task, *order, why).map(|()| Done {})
     }
 
     fn permit_task(&self, request: &PermitTaskRequest) -> Result<PermitTaskReply, Fault> {
@@ -106,8 +97,7 @@ impl Service {
         let task = &request.task;
         // The name becomes part of a path, and of a command.
         if !running.reports().iter().any(|report| report.name == *task) {
-            let text = format!("the image of this machine has no task `{task}`");
-            return Err(Fault::new(FaultCode::NotFound, text));
+            return Err(no_task(task));
         }
         let bytes = request.bytes.min(TASK_LOG_BYTES_MAX);
         let internal = |text: String| Fault::new(FaultCode::Internal, text);
@@ -117,7 +107,7 @@ impl Service {
                 log_files::tail(&directory.0, bytes.into())
                     .map_err(|error| internal(format!("cannot read the log: {error}")))?
             }
-            Backend::Systemd { .. } => {
+            Backend::Systemd => {
                 let mut journal = Command::new("journalctl");
                 journal
                     .arg(format!("--unit={}", unit_of(task)))

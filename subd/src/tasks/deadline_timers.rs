@@ -48,7 +48,7 @@ impl DeadlineTimers {
         [&self.wall, &self.boot].into_iter().map(AsFd::as_fd)
     }
 
-    /// True once for each timer that has fired.
+    /// Returns true if a timer has fired since the last call.
     pub fn have_passed(&self) -> bool {
         let mut buffer = [0; 8];
         let fired = [&self.wall, &self.boot]

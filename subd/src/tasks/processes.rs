@@ -104,16 +104,16 @@ fn below(ancestor: i32, all: &[Status]) -> BTreeSet<Process> {
 }
 
 /// Returns the live processes that have the name of `attempt` in their environment.
-pub fn strays(attempt: &str) -> io::Result<BTreeSet<Process>> {
+pub fn of_attempt(attempt: &str) -> io::Result<BTreeSet<Process>> {
     let wanted = format!("{ATTEMPT_VARIABLE}={attempt}");
-    let is_stray = |status: &Status| {
+    let is_of_attempt = |status: &Status| {
         let environment = std::fs::read(format!("/proc/{}/environ", status.process.pid));
         !status.is_zombie
             && environment.is_ok_and(|environment| {
                 environment.split(|byte| *byte == 0).any(|one| one == wanted.as_bytes())
             })
     };
-    Ok(all()?.into_iter().filter(is_stray).map(|status| status.process).collect())
+    Ok(all()?.into_iter().filter(is_of_attempt).map(|status| status.process).collect())
 }
 
 #[cfg(test)]

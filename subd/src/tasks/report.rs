@@ -42,8 +42,7 @@ pub fn not_run(name: &str, state: TaskState, detail: &str) -> TaskReport {
 #[must_use]
 pub fn report(known: &Known<'_>) -> TaskReport {
     let Known { task, template, now, boot_now, record, attempt, health, next_at } = *known;
-    let stop_at_ms = record.permit.stop_at_ms(task.stop_timeout_s, boot_now);
-    let has_permit = !task.exclusive || stop_at_ms.is_some();
+    let has_permit = record.permits(task, boot_now);
     // One that is being deleted counts only while there is no other.
     let run = record.runs.iter().max_by_key(|run| (!run.deleting, run.run_id));
     let condition = condition(task, template, &task.moment(now), &observed(record, has_permit));
@@ -90,6 +89,31 @@ pub fn report(known: &Known<'_>) -> TaskReport {
             is_live: matches!(attempt, Attempt::Live { .. }),
         }),
     }
+}
+
+/// Says why a task is not as it should be. `asks` is true if it says how its health is found.
+#[must_use]
+pub fn why_not_well(name: &str, report: Option<&TaskReport>, asks: bool) -> Option<String> {
+    let Some(report) = report else { return Some(format!("task {name} is not known yet")) };
+    let (state, last) = (report.state, report.last_end.as_deref());
+    let why = match state {
+        TaskState::Running if asks && report.health.is_none() => "its health is not known yet",
+        TaskState::Running
+        | TaskState::Succeeded
+        | TaskState::Idle
+        | TaskState::Held
+        | TaskState::Suspended
+        | TaskState::NotRun => return None,
+        TaskState::Unhealthy => match &report.health {
+            Some(Health::Failed(why)) => why,
+            _ => "it is not healthy",
+        },
+        TaskState::Refused => &report.detail,
+        TaskState::Starting | TaskState::Stopping | TaskState::Waiting | TaskState::Failed => {
+            last.unwrap_or(&report.detail)
+        }
+    };
+    Some(format!("task {name} is {}: {why}", state.name()))
 }
 
 fn is_live(run: &RunRecord, observed: &Attempt) -> bool {

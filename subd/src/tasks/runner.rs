@@ -10,19 +10,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use ::tasks::image::ImageTasks;
+use ::tasks::image::{Definition, ImageTasks};
 use ::tasks::permit::PermitError;
 use ::tasks::supervise::{
-    Attempt, Order, OrderError, Phase, Situation, Step, TaskRecord, step, take_order,
+    Attempt, OrderError, Phase, Situation, Step, TaskRecord, step, take_order,
 };
 use ::tasks::{Task, Template};
 use api::fault::{Fault, FaultCode};
-use api::subd::{Health, TaskReport, TaskState, TriggerFailure};
+use api::subd::{Health, TaskOrder, TaskReport, TaskState, TriggerFailure};
 use data_encoding::HEXLOWER;
 use jiff::{Timestamp, tz};
 use model::boot_time::BootTime;
@@ -37,7 +36,7 @@ use crate::machine::command_runner::CommandRunner;
 use crate::tasks::attempt::Deadlines;
 use crate::tasks::health::{HealthChecks, HealthCommand};
 use crate::tasks::records::{SavedRecords, TaskRecords};
-use crate::tasks::report::{Known, not_run, report};
+use crate::tasks::report::{Known, not_run, report, why_not_well};
 use crate::tasks::supervisor::Supervisor;
 
 /// The longest time between two looks: the clock may have been set.
@@ -67,7 +66,7 @@ enum Message {
     Define(ImageTasks),
     Order {
         task: String,
-        order: Order,
+        order: TaskOrder,
         why: String,
         reply: Sender<Result<(), Fault>>,
     },
@@ -92,7 +91,6 @@ impl Tasks {
         supervisor: Arc<Supervisor>,
         records: SavedRecords,
         definitions: ImageTasks,
-        program: PathBuf,
         command_runner: CommandRunner,
     ) -> io::Result<Self> {
         let (reader, waker) = io::pipe()?;
@@ -112,7 +110,6 @@ impl Tasks {
             waker: waker.try_clone()?,
             reports: Arc::clone(&reports),
             health: HealthChecks::default(),
-            program,
             command_runner,
         };
         runner.define(&definitions);
@@ -142,7 +139,7 @@ impl Tasks {
     }
 
     /// Gives an order. Blocks until it is on the medium.
-    pub fn order(&self, task: &str, order: Order, why: &str) -> Result<(), Fault> {
+    pub fn order(&self, task: &str, order: TaskOrder, why: &str) -> Result<(), Fault> {
         let (reply, answer) = channel();
         let (task, why) = (task.to_owned(), why.to_owned());
         self.send(Message::Order { task, order, why, reply });
@@ -175,13 +172,16 @@ impl Tasks {
         let (reply, answer) = channel();
         self.send(Message::Report(reply));
         answer.recv().ok()?;
+        let asks = |definition: &Definition| {
+            definition.read(tz::db()).is_ok_and(|(task, _)| task.health.is_some())
+        };
+        let asks: Vec<_> = tasks.0.iter().map(|(name, task)| (name, asks(task))).collect();
         let mut steady: Option<(Instant, Vec<u32>)> = None;
         loop {
             let reports = self.reports();
-            let ill = tasks.0.iter().find_map(|(name, definition)| {
-                let report = reports.iter().find(|report| report.name == *name);
-                let asks = definition.read(tz::db()).is_ok_and(|(task, _)| task.health.is_some());
-                why_not_well(name, report, asks)
+            let ill = asks.iter().find_map(|(name, asks)| {
+                let report = reports.iter().find(|report| report.name == **name);
+                why_not_well(name, report, *asks)
             });
             let now = Instant::now();
             steady = match ill {
@@ -219,28 +219,9 @@ impl Tasks {
     }
 }
 
-/// Says why a task is not as it should be. `asks` is true if it says how its health is found.
-fn why_not_well(name: &str, report: Option<&TaskReport>, asks: bool) -> Option<String> {
-    let Some(report) = report else { return Some(format!("task {name} is not known yet")) };
-    let (state, last) = (report.state, report.last_end.as_deref());
-    let why = match state {
-        TaskState::Running if asks && report.health.is_none() => "its health is not known yet",
-        TaskState::Running
-        | TaskState::Succeeded
-        | TaskState::Idle
-        | TaskState::Held
-        | TaskState::Suspended
-        | TaskState::NotRun => return None,
-        TaskState::Unhealthy => match &report.health {
-            Some(Health::Failed(why)) => why,
-            _ => "it is not healthy",
-        },
-        TaskState::Refused => &report.detail,
-        TaskState::Starting | TaskState::Stopping | TaskState::Waiting | TaskState::Failed => {
-            last.unwrap_or(&report.detail)
-        }
-    };
-    Some(format!("task {name} is {}: {why}", state.name()))
+/// Returns the fault of a call about a task that the image does not have.
+pub fn no_task(task: &str) -> Fault {
+    Fault::new(FaultCode::NotFound, format!("the image of this machine has no task `{task}`"))
 }
 
 fn stopping() -> Fault {
@@ -265,7 +246,6 @@ struct Runner {
     waker: PipeWriter,
     reports: Arc<Mutex<Vec<TaskReport>>>,
     health: HealthChecks,
-    program: PathBuf,
     command_runner: CommandRunner,
 }
 
@@ -280,6 +260,8 @@ struct Work {
 /// What was found in one pass over all tasks.
 #[derive(Default)]
 struct Pass {
+    /// The beginning of the names of its attempts.
+    random: String,
     attempts: BTreeMap<String, Attempt>,
     work: Vec<Work>,
     /// Tasks that no image has any more, and that are not live.
@@ -338,11 +320,8 @@ impl Runner {
         self.definitions = read.collect();
     }
 
-    fn order(&self, task: &str, order: Order, why: &str) -> Result<(), Fault> {
-        let Some(defined) = self.definitions.get(task) else {
-            let text = format!("the image of this machine has no task `{task}`");
-            return Err(Fault::new(FaultCode::NotFound, text));
-        };
+    fn order(&self, task: &str, order: TaskOrder, why: &str) -> Result<(), Fault> {
+        let defined = self.definitions.get(task).ok_or_else(|| no_task(task))?;
         let defined = defined.as_ref().ok().map(|(task, template)| (task, template));
         let mut records = TaskRecords::clone(&self.records.get());
         let record = records.tasks.entry(task.to_owned()).or_default();
@@ -359,10 +338,7 @@ impl Runner {
             Some(Ok((task, _))) if task.exclusive => {}
             Some(Ok(_)) => return Err(fault(PermitError::NotExclusive)),
             Some(Err(why)) => return Err(Fault::new(FaultCode::Unavailable, why.clone())),
-            None => {
-                let text = format!("the image of this machine has no task `{task}`");
-                return Err(Fault::new(FaultCode::NotFound, text));
-            }
+            None => return Err(no_task(task)),
         }
         let now = self.supervisor.boot_now();
         let mut records = TaskRecords::clone(&self.records.get());
@@ -380,7 +356,8 @@ impl Runner {
     /// Observes all tasks, decides about them, and acts.
     fn pass(&mut self) -> Pass {
         let (now, boot_now) = (Timestamp::now(), self.supervisor.boot_now());
-        let mut pass = Pass::default();
+        let random = HEXLOWER.encode(&random_bytes::<8>());
+        let mut pass = Pass { random, ..Pass::default() };
         let mut records = TaskRecords::clone(&self.records.get());
         let known = self.supervisor.known().unwrap_or_else(|error| {
             tracing::error!(%error, "cannot look for tasks");
@@ -442,7 +419,7 @@ impl Runner {
             Some(Err(_)) => {}
             Some(Ok(_)) if all => {}
             Some(Ok((task, template))) => {
-                let attempt = HEXLOWER.encode(&random_bytes::<8>());
+                let attempt = format!("{}-{}", pass.random, pass.work.len());
                 let situation = Situation {
                     task,
                     template,
@@ -559,7 +536,7 @@ impl Runner {
         let directory = self.supervisor.directory_of(&task.name);
         let command = HealthCommand {
             runner: self.command_runner,
-            program: &self.program,
+            program: self.supervisor.program(),
             directory: &directory.0,
         };
         let (inbox, waker) = (self.own_inbox.clone(), self.waker.try_clone().ok());

@@ -57,8 +57,7 @@ pub enum Backend {
         /// What tasks see as `/`, if it is not that of subd.
         root: Option<PathBuf>,
     },
-    /// systemd, which needs the path of subd's program.
-    Systemd { program: PathBuf },
+    Systemd,
 }
 
 /// The command-line value that chooses the backend.
@@ -96,7 +95,7 @@ pub struct Supervisor {
     directory: PathBuf,
     backend: Backend,
     boot_id: String,
-    /// What runs guards under direct: the path of subd's program.
+    /// The path of subd's program, which guards run.
     program: PathBuf,
     /// Held while something is started, so that nothing starts after a pause has begun.
     pauses: Mutex<Pauses>,
@@ -118,16 +117,12 @@ impl Backend {
             cgroups: cgroup::own_directory(),
             root: root.map(Path::to_owned),
         };
-        let systemd = || match std::env::current_exe() {
-            Ok(program) => Ok(Self::Systemd { program }),
-            Err(_) => Err("the path of subd's program is not known"),
-        };
         match (choice, manages_this_machine, has_systemd) {
             (SupervisorChoice::Direct, true, _) => Ok(direct(None)),
             (SupervisorChoice::Direct, false, _) => Ok(direct(Some(root))),
             (_, false, _) => Err("the root is not /: --supervisor direct runs tasks in that root"),
             (SupervisorChoice::Systemd, true, false) => Err("systemd does not run here"),
-            (SupervisorChoice::Auto | SupervisorChoice::Systemd, true, true) => systemd(),
+            (SupervisorChoice::Auto | SupervisorChoice::Systemd, true, true) => Ok(Self::Systemd),
             (SupervisorChoice::Auto, true, false) => Ok(direct(None)),
         }
     }
@@ -137,13 +132,14 @@ impl Backend {
     pub fn name(&self) -> &'static str {
         match self {
             Self::Direct { .. } => "direct",
-            Self::Systemd { .. } => "systemd",
+            Self::Systemd => "systemd",
         }
     }
 }
 
 impl Supervisor {
-    /// Uses `directory`, which is subd's own. `program` is what runs guards under direct.
+    /// Uses `directory`, which is subd's own. `program` is the path of subd's
+    /// program.
     pub fn new(
         directory: PathBuf,
         backend: Backend,
@@ -160,6 +156,12 @@ impl Supervisor {
             looking: Mutex::default(),
             children: Mutex::default(),
         })
+    }
+
+    /// The path of subd's program.
+    #[must_use]
+    pub fn program(&self) -> &Path {
+        &self.program
     }
 
     /// The backend.
@@ -262,13 +264,17 @@ impl Supervisor {
         let is_empty = spec.cgroup.as_deref().map_or(Ok(true), cgroup::clear)?;
         let deadline = Instant::now() + Duration::from_secs(5);
         loop {
-            let strays = processes::strays(&spec.attempt)?;
-            if strays.is_empty() {
+            let left = processes::of_attempt(&spec.attempt)?;
+            if left.is_empty() {
                 return Ok(is_empty);
             }
-            for stray in strays {
-                tracing::warn!(pid = stray.pid, task = spec.task, "killing what a guard has left");
-                stray.signal(Signal::SIGKILL)?;
+            for process in left {
+                tracing::warn!(
+                    pid = process.pid,
+                    task = spec.task,
+                    "killing what a guard has left"
+                );
+                process.signal(Signal::SIGKILL)?;
             }
             if Instant::now() >= deadline {
                 return Ok(false);
@@ -333,7 +339,9 @@ impl Supervisor {
                 return Err(io::Error::other("another attempt is live"));
             };
             directory.set_spec(&lock, &spec)?;
-            directory.set_deadlines(attempt, deadlines)?;
+            if *deadlines != Deadlines::default() {
+                directory.set_deadlines(attempt, deadlines)?;
+            }
         }
         let launched = self.launch(&directory, &spec);
         drop(pauses);
@@ -349,7 +357,7 @@ impl Supervisor {
                 let name = format!("subd-task.{}.{attempt}", task.name);
                 (cgroups.as_ref().map(|directory| directory.join(name)), root.clone())
             }
-            Backend::Systemd { .. } => (None, None),
+            Backend::Systemd => (None, None),
         };
         let health = task.health.as_ref().and_then(|health| health.argv.clone());
         Spec {
@@ -367,7 +375,7 @@ impl Supervisor {
             stop_signal: number_of(task.stop_signal),
             stop_timeout_s: task.stop_timeout_s,
             output: task.output.clone(),
-            has_journal: matches!(self.backend, Backend::Systemd { .. }),
+            has_journal: self.backend == Backend::Systemd,
             root,
             cgroup,
         }
@@ -390,8 +398,9 @@ impl Supervisor {
                 locked(&self.children).push(command.spawn()?);
                 Ok(())
             }
-            Backend::Systemd { program } => {
-                let ended = command::run(&systemd_line(program, directory, spec), COMMAND_TIME_MAX);
+            Backend::Systemd => {
+                let line = systemd_line(&self.program, directory, spec);
+                let ended = command::run(&line, COMMAND_TIME_MAX);
                 if ended.succeeded() { Ok(()) } else { Err(io::Error::other(ended.text())) }
             }
         }

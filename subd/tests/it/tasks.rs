@@ -75,13 +75,13 @@ impl Machine {
     fn start_in_boot(&self, boot_id: &str, tasks: &ImageTasks) -> Running {
         let program = PathBuf::from(env!("CARGO_BIN_EXE_subd"));
         let (directory, backend) = (self.at("tasks"), self.backend.clone());
-        let supervisor = Supervisor::new(directory, backend, boot_id, program.clone()).unwrap();
+        let supervisor = Supervisor::new(directory, backend, boot_id, program).unwrap();
         let root = Root::open(&self.at("state")).unwrap();
         let state = StateDirectory::lock(root.directory(&TreePath::root()).unwrap()).unwrap();
         let records = records::load(&state).unwrap();
         let supervisor = Arc::new(supervisor);
         let runner = CommandRunner::Child;
-        let tasks = Tasks::start(supervisor, records, tasks.clone(), program, runner).unwrap();
+        let tasks = Tasks::start(supervisor, records, tasks.clone(), runner).unwrap();
         Running { tasks, _state: state }
     }
 

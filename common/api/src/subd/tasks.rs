@@ -1,4 +1,5 @@
-//! `Subd.GetTasks`, `Subd.OrderTask` and `Subd.GetTaskLog`: the daemon tasks of a machine.
+//! `Subd.GetTasks`, `Subd.OrderTask`, `Subd.PermitTask` and `Subd.GetTaskLog`: the daemon tasks of
+//! a machine.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,6 +10,7 @@ use crate::audit::call_details::CallDetails;
 use crate::method::{Effect, Method};
 use model::boot_time::BootTime;
 use model::escape::ByteText;
+pub use model::task_order::TaskOrder;
 use model::tree::Time;
 
 /// The longest reason of an order, in bytes.
@@ -50,7 +52,7 @@ pub struct TaskReport {
     pub last_end: Option<String>,
     /// Of a live run, if the task says how that is found.
     pub health: Option<Health>,
-    /// When the state changes by itself.
+    /// When the next event of its schedule is.
     pub next_at: Option<Time>,
     /// Of an exclusive task.
     pub permit: Option<PermitReport>,
@@ -133,39 +135,8 @@ pub enum OrderTask {}
 pub struct OrderTaskRequest {
     pub task: String,
     pub order: TaskOrder,
-    /// The reason: at most [`TASK_WHY_BYTES_MAX`]. `hold` and `suspend` need one.
+    /// The reason: at most [`TASK_WHY_BYTES_MAX`]. Some orders need one.
     pub why: String,
-}
-
-/// What is ordered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum TaskOrder {
-    /// Stops the run, and keeps it from being started.
-    Hold,
-    Release,
-    /// Stops all runs, and has none made.
-    Suspend,
-    Resume,
-    /// Stops the run if it is live, and starts it again.
-    Restart,
-    /// Makes a run, also outside of the hours of the task.
-    Start,
-}
-
-impl TaskOrder {
-    /// The name of the verb.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Hold => "hold",
-            Self::Release => "release",
-            Self::Suspend => "suspend",
-            Self::Resume => "resume",
-            Self::Restart => "restart",
-            Self::Start => "start",
-        }
-    }
 }
 
 impl Method for OrderTask {

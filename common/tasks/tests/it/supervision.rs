@@ -2,11 +2,12 @@
 
 use jiff::{SignedDuration, Timestamp};
 use model::boot_time::BootTime;
+use model::task_order::TaskOrder;
 use tasks::file::Restart;
 use tasks::permit::PermitError;
 use tasks::supervise::{
-    Attempt, End, Exit, Next, Order, OrderError, Phase, Situation, Step, TaskRecord, next_attempt,
-    step, take_order,
+    Attempt, End, Exit, Next, OrderError, Phase, Situation, Step, TaskRecord, next_attempt, step,
+    take_order,
 };
 use tasks::{Task, Template};
 
@@ -72,7 +73,7 @@ impl Machine {
         self.ended = self.live.take().map(|attempt| (attempt, end));
     }
 
-    fn order(&mut self, order: Order) -> Result<(), OrderError> {
+    fn order(&mut self, order: TaskOrder) -> Result<(), OrderError> {
         let defined = Some((&self.task, &self.template));
         take_order(order, "why", self.now, defined, &mut self.record)
     }
@@ -217,34 +218,34 @@ fn a_task_runs_between_its_hours() {
 fn orders_are_taken_where_they_fit() {
     let mut machine = Machine::new("");
     let order = |machine: &mut Machine, order| machine.order(order);
-    assert_eq!(order(&mut machine, Order::Hold), Err(OrderError::NoRun));
-    assert_eq!(order(&mut machine, Order::Release), Err(OrderError::NotHeld));
-    assert_eq!(order(&mut machine, Order::Resume), Err(OrderError::NotSuspended));
+    assert_eq!(order(&mut machine, TaskOrder::Hold), Err(OrderError::NoRun));
+    assert_eq!(order(&mut machine, TaskOrder::Release), Err(OrderError::NotHeld));
+    assert_eq!(order(&mut machine, TaskOrder::Resume), Err(OrderError::NotSuspended));
     assert!(machine.starts());
-    order(&mut machine, Order::Hold).unwrap();
+    order(&mut machine, TaskOrder::Hold).unwrap();
     assert!(machine.stops().unwrap().ends_with("is held: why"));
     machine.end(Exit::Code(0));
     assert!(!machine.starts());
-    assert_eq!(order(&mut machine, Order::Restart), Err(OrderError::Held));
-    order(&mut machine, Order::Release).unwrap();
+    assert_eq!(order(&mut machine, TaskOrder::Restart), Err(OrderError::Held));
+    order(&mut machine, TaskOrder::Release).unwrap();
     assert!(machine.starts());
-    order(&mut machine, Order::Restart).unwrap();
+    order(&mut machine, TaskOrder::Restart).unwrap();
     assert!(machine.stops().unwrap().ends_with("is restarted"));
     machine.end(Exit::Code(0));
     assert!(machine.starts());
-    order(&mut machine, Order::Suspend).unwrap();
+    order(&mut machine, TaskOrder::Suspend).unwrap();
     assert!(machine.stops().is_some());
     machine.end(Exit::Code(0));
     assert!(!machine.starts());
     assert_eq!(machine.record.runs, []);
-    order(&mut machine, Order::Resume).unwrap();
+    order(&mut machine, TaskOrder::Resume).unwrap();
     assert!(machine.starts());
     // One that has ended starts again by order.
     let mut machine = Machine::new(r#""restart": {"policy": "never"}"#);
     assert!(machine.starts());
     machine.end(Exit::Code(1));
     assert!(!machine.starts());
-    order(&mut machine, Order::Restart).unwrap();
+    order(&mut machine, TaskOrder::Restart).unwrap();
     assert!(machine.starts());
 }
 
@@ -253,8 +254,8 @@ fn an_operator_starts_a_task_outside_of_its_hours() {
     let hours = schedule("UTC", "start 0 13 * * *; stop 0 14 * * *; stop 30 12 * * *");
     let mut machine = Machine::new(&hours);
     assert!(!machine.starts());
-    machine.order(Order::Start).unwrap();
-    assert_eq!(machine.order(Order::Start), Err(OrderError::HasRun));
+    machine.order(TaskOrder::Start).unwrap();
+    assert_eq!(machine.order(TaskOrder::Start), Err(OrderError::HasRun));
     let started = machine.step();
     let (run, stop_at) = (Some("job-1671105600-0".to_owned()), Some(at("2022-12-15T12:30:00Z")));
     assert_eq!((started.start, started.stop_at), (run, stop_at));
@@ -265,8 +266,8 @@ fn an_operator_starts_a_task_outside_of_its_hours() {
     machine.end(Exit::Code(0));
     assert!(!machine.starts());
     // What an operator keeps stopped is not started.
-    machine.order(Order::Suspend).unwrap();
-    assert_eq!(machine.order(Order::Start), Err(OrderError::Held));
+    machine.order(TaskOrder::Suspend).unwrap();
+    assert_eq!(machine.order(TaskOrder::Start), Err(OrderError::Held));
 }
 
 #[test]
@@ -295,13 +296,13 @@ fn an_exclusive_task_lives_only_with_a_permit() {
     machine.permit(5, 300).unwrap();
     assert!(machine.starts());
     // A machine that cannot use a permit gives it up.
-    machine.order(Order::Hold).unwrap();
+    machine.order(TaskOrder::Hold).unwrap();
     assert!(machine.stops().is_some());
     assert!(machine.record.permit.until.is_some());
     machine.end(Exit::Code(0));
     assert!(!machine.starts());
     assert_eq!((machine.record.permit.number, &machine.record.permit.until), (5, &None));
-    machine.order(Order::Release).unwrap();
+    machine.order(TaskOrder::Release).unwrap();
     assert_eq!(machine.permit(5, 300), Err(PermitError::Superseded));
     assert!(!machine.starts());
 }

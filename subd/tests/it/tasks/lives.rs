@@ -3,11 +3,10 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use api::subd::{Health, TaskState};
+use api::subd::{Health, TaskOrder, TaskState};
 use jiff::Timestamp;
 use model::object::Algorithm;
 use tasks::image::ImageTasks;
-use tasks::supervise::Order;
 use testing::eventually;
 
 use super::{JOB, LOCK, Machine, is_gone, is_there, kill_hard};
@@ -247,27 +246,27 @@ fn orders_hold_over_a_restart_of_subd() {
         let order = |running: &super::Running, order, why: &str| {
             running.tasks.order(JOB, order, why).map_err(|fault| fault.message)
         };
-        assert_eq!(order(&running, Order::Release, ""), Err("the task is not held".to_owned()));
-        order(&running, Order::Hold, "disk swap").unwrap();
+        assert_eq!(order(&running, TaskOrder::Release, ""), Err("the task is not held".to_owned()));
+        order(&running, TaskOrder::Hold, "disk swap").unwrap();
         is_gone(first);
         running.end();
         let running = machine.start(&task);
         assert_eq!(running.until(TaskState::Held).detail, "held: disk swap");
-        let refused = order(&running, Order::Restart, "");
+        let refused = order(&running, TaskOrder::Restart, "");
         assert_eq!(refused, Err("the task is held or suspended: end that first".to_owned()));
-        order(&running, Order::Release, "").unwrap();
+        order(&running, TaskOrder::Release, "").unwrap();
         let second = machine.started(2);
         running.until(TaskState::Running);
-        order(&running, Order::Restart, "").unwrap();
+        order(&running, TaskOrder::Restart, "").unwrap();
         machine.started(3);
         is_gone(second);
         running.until(TaskState::Running);
-        order(&running, Order::Suspend, "too loud").unwrap();
+        order(&running, TaskOrder::Suspend, "too loud").unwrap();
         assert_eq!(running.until(TaskState::Suspended).detail, "suspended: too loud");
         assert_eq!(machine.lines("starts").len(), 3);
-        order(&running, Order::Resume, "").unwrap();
+        order(&running, TaskOrder::Resume, "").unwrap();
         machine.started(4);
-        let unknown = running.tasks.order("other", Order::Hold, "x").unwrap_err().message;
+        let unknown = running.tasks.order("other", TaskOrder::Hold, "x").unwrap_err().message;
         assert_eq!(unknown, "the image of this machine has no task `other`");
         machine.never_were_two();
         running.stop_all();
