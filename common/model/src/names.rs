@@ -33,7 +33,7 @@ pub fn check_name(name: &str) -> Result<(), String> {
 ///
 /// # Errors
 ///
-/// Says that it is none.
+/// Says what `name` cannot be.
 pub fn check_account(name: &str) -> Result<(), String> {
     let starts_plain =
         name.starts_with(|first: char| first.is_ascii_alphanumeric() || first == '_');

@@ -7,7 +7,7 @@ use jiff::{Timestamp, Zoned};
 use model::time_parse;
 use tool::{Format, Output, PlacedError};
 
-/// Prints an answer, or why there is none.
+/// Prints an answer or an error, and returns the exit code.
 pub(super) fn print(format: Format, answer: Result<String, PlacedError>) -> ExitCode {
     match answer {
         Ok(text) => Output::from(text).print(),

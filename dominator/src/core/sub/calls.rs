@@ -280,7 +280,6 @@ impl Sub {
             CallPurpose::AddObjects(_) if failure.kind == FailureKind::NoMethod => {
                 return self.hold_updates(Status::SubdTooOld, self.too_old("computed files"), step);
             }
-
             CallPurpose::AddObjects(_) => (Status::UpdateFailed, "the content of computed files"),
             CallPurpose::Commit(_) => (Status::UpdateFailed, "to carry out the update"),
         };
