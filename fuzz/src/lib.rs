@@ -7,6 +7,7 @@
 pub mod archives;
 pub mod images;
 pub mod provisioning;
+pub mod rollouts;
 pub mod seeds;
 pub mod tasks;
 pub mod texts;
@@ -96,6 +97,7 @@ pub const TARGETS: &[Target] = &[
     Target::new("packages", 16 << 10, archives::packages),
     Target::new("pax", 4 << 10, archives::pax),
     Target::new("provisioning", 8 << 10, provisioning::provisioning),
+    Target::new("rollout", 8 << 10, rollouts::rollout),
     Target::new("rpm", 64 << 10, archives::rpm),
     Target::new("signature", 4 << 10, trust::signature),
     Target::new("stream", 16 << 10, wire::stream),

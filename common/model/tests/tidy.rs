@@ -9,10 +9,11 @@ use std::path::{Path, PathBuf};
 
 /// The folders of the crates of this workspace, in the order of their layers. A crate may depend
 /// only on those that are named behind it.
-const MAY_DEPEND: [(&str, &[&str]); 25] = [
+const MAY_DEPEND: [(&str, &[&str]); 26] = [
     ("common/model", &[]),
     ("common/api", &["model"]),
     ("common/provisioning", &["model"]),
+    ("common/rollouts", &["model", "provisioning"]),
     ("common/system", &["model"]),
     ("common/database", &["model"]),
     ("common/tasks", &["model"]),
@@ -25,12 +26,23 @@ const MAY_DEPEND: [(&str, &[&str]); 25] = [
     ("dominator", &["api", "daemon", "database", "model", "rpc", "system"]),
     (
         "dominator/domtool",
-        &["api", "certs", "daemon", "dominator", "model", "rpc", "system", "tasks", "tool"],
+        &[
+            "api",
+            "certs",
+            "daemon",
+            "dominator",
+            "model",
+            "rollouts",
+            "rpc",
+            "system",
+            "tasks",
+            "tool",
+        ],
     ),
     ("dominator/mdbd", &["api", "daemon", "model", "rpc", "system", "web"]),
     ("filegen", &["api", "certs", "daemon", "database", "model", "rpc", "system", "web"]),
     ("filegen/filegen-client", &["api", "daemon", "filegen", "model", "rpc", "system", "tool"]),
-    ("fuzz", &["api", "imagetool", "model", "provisioning", "rpc", "tasks"]),
+    ("fuzz", &["api", "imagetool", "model", "provisioning", "rollouts", "rpc", "tasks"]),
     ("imageserver", &["api", "daemon", "model", "rpc", "system", "tasks", "tool"]),
     ("imagetool", &["api", "certs", "daemon", "model", "rpc", "system", "tasks", "tool"]),
     ("localfleet", EVERYTHING),
@@ -55,6 +67,7 @@ const EVERYTHING: &[&str] = &[
     "mdbd",
     "model",
     "provisioning",
+    "rollouts",
     "rpc",
     "subd",
     "subtool",
@@ -68,8 +81,13 @@ const EVERYTHING: &[&str] = &[
 const TESTS: &[&str] = &["certs", "daemon", "domtool", "mdbd", "testing"];
 
 /// Crates that decide and do not act, whole: every file of theirs is a core.
-const PURE_CRATES: [&str; 4] =
-    ["common/api/src/", "common/model/src/", "common/provisioning/src/", "common/tasks/src/"];
+const PURE_CRATES: [&str; 5] = [
+    "common/api/src/",
+    "common/model/src/",
+    "common/provisioning/src/",
+    "common/rollouts/src/",
+    "common/tasks/src/",
+];
 
 /// What pure crates must not depend on.
 const BANNED_IN_PURE_CRATES: [&str; 9] =

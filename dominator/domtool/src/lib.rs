@@ -7,12 +7,14 @@ mod content;
 mod cron;
 mod database;
 mod events;
+mod input_file;
 mod lasting_orders;
 mod machine_database;
 mod machine_orders;
 mod methods;
 mod orders;
 mod plan;
+mod rollout;
 mod settings;
 mod status;
 mod task;
@@ -223,6 +225,13 @@ enum Command {
         #[command(subcommand)]
         command: task::Command,
     },
+    /// Ask about rollouts of environments
+    ///
+    /// No dominator carries out rollouts yet.
+    Rollout {
+        #[command(subcommand)]
+        command: rollout::Command,
+    },
     #[command(flatten)]
     Documents(Documents),
 }
@@ -255,6 +264,7 @@ pub async fn run(arguments: Arguments) -> ExitCode {
         Command::Methods(shown) => return methods::run(arguments.format, shown),
         Command::Cron(asked) => return cron::run(arguments.format, asked),
         Command::Task { command } => return task::run(arguments.format, command),
+        Command::Rollout { command } => return rollout::run(arguments.format, command),
         Command::Mdb { command: machine_database::Command::Check { file } } => {
             return match machine_database::check(arguments.format, file) {
                 Ok(output) => output.print(),
@@ -377,6 +387,7 @@ async fn run_command(
         | Command::Cert { .. }
         | Command::Methods(_)
         | Command::Cron(_)
+        | Command::Rollout { .. }
         | Command::Task { .. }
         | Command::Database { .. } => {
             unreachable!("these commands run without a client")

@@ -1,6 +1,5 @@
 //! `domtool task`: asks about daemon tasks.
 
-use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -14,6 +13,7 @@ use tasks::schedule::Action;
 use tasks::{Condition, Decision, Moment, Observed, Occurrence, Task, Template};
 use tool::{Format, PlacedError};
 
+use crate::input_file::read;
 use crate::wall_clock::{both, now, parse_moment, print};
 use crate::{columns, text_of};
 
@@ -105,23 +105,6 @@ fn schedule(
     };
     let zone = schedule.map(|schedule| schedule.zone());
     Ok(format.render(&answer, |answer| text(answer, zone)))
-}
-
-/// Reads a file, or stdin, up to one byte more than it may have.
-fn read(path: &Path, bytes_max: usize) -> Result<String, PlacedError> {
-    let mut text = String::new();
-    let limit = bytes_max as u64 + 1;
-    let done = if path == Path::new("-") {
-        io::stdin().take(limit).read_to_string(&mut text)
-    } else {
-        fs_err::File::open(path).and_then(|file| file.take(limit).read_to_string(&mut text))
-    };
-    done.map_err(|error| PlacedError::new(path.display().to_string(), error))?;
-    if text.len() > bytes_max {
-        let problem = format!("has more than {bytes_max} bytes");
-        return Err(PlacedError::new(path.display().to_string(), problem));
-    }
-    Ok(text)
 }
 
 fn text(answer: &Answer, zone: Option<&TimeZone>) -> String {

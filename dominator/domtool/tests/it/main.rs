@@ -4,4 +4,5 @@
 
 mod certificates;
 mod methods;
+mod rollouts;
 mod tasks;

@@ -32,17 +32,22 @@ fn words(line: &str) -> Vec<String> {
     words.collect()
 }
 
+/// Returns `document` with what its commands say in `directory`.
+pub(crate) fn as_said(document: &str, directory: &Path) -> String {
+    with_outputs(document, |command| {
+        let command = words(command.strip_prefix("domtool ").unwrap());
+        let command: Vec<&str> = command.iter().map(String::as_str).collect();
+        let output = plain(&run(directory, &command));
+        output.split_once("exit ").unwrap().0.to_owned()
+    })
+}
+
 #[test]
 fn the_document_shows_what_is_said() {
     let directory = tempfile::tempdir().unwrap();
     let text = fs::read_to_string(document()).unwrap();
     write_files(directory.path(), &text);
-    let said = with_outputs(&text, |command| {
-        let command = words(command.strip_prefix("domtool ").unwrap());
-        let command: Vec<&str> = command.iter().map(String::as_str).collect();
-        let output = plain(&run(directory.path(), &command));
-        output.split_once("exit ").unwrap().0.to_owned()
-    });
+    let said = as_said(&text, directory.path());
     expect_file![document()].assert_eq(&said);
 }
 

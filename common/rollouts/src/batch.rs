@@ -1,0 +1,215 @@
+//! Which machines a step may change now.
+
+use serde::Serialize;
+
+use crate::document::{
+    Direction, Document, Machine, MachineTask, MachineTaskState as State, Step, Strategy,
+};
+
+/// What a step does with its machines now.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Batch {
+    pub step: String,
+    /// How many machines the environment has.
+    pub machines: usize,
+    pub healthy: usize,
+    /// How many of the healthy ones may be taken down now.
+    pub may_take_down: usize,
+    /// How many are changed before all others.
+    pub canary: usize,
+    /// How many have what they shall have, and are healthy.
+    pub done: usize,
+    /// Those that have it, and are not healthy.
+    pub failed: Vec<String>,
+    /// The machines to be changed now.
+    pub hosts: Vec<String>,
+    pub state: BatchState,
+    pub reason: String,
+}
+
+/// How a step goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BatchState {
+    /// Machines are changed.
+    Go,
+    /// It waits for machines that were changed.
+    Wait,
+    /// There are machines to be changed, and none may be.
+    NoBudget,
+    /// All machines that can be reached have what they shall have.
+    Done,
+    /// Too many have failed.
+    Failed,
+}
+
+/// How a machine stands to a step.
+enum Standing {
+    Done,
+    /// It was changed, and is not healthy yet.
+    Converging,
+    Failed,
+    /// Its former task was stopped, or is about to be.
+    Begun,
+    /// It is to be changed, and serves.
+    Serving,
+    /// It is to be changed, and does not serve.
+    Broken,
+    /// It has nothing yet.
+    Empty,
+    Unreachable,
+}
+
+/// How many of `machines` must stay healthy.
+fn floor(strategy: &Strategy, machines: usize) -> usize {
+    (machines * usize::from(strategy.min_healthy_percent)).div_ceil(100)
+}
+
+/// How many machines are changed before all others. What goes back was good before.
+fn canary(strategy: &Strategy, step: &Step, machines: usize) -> usize {
+    match step.direction {
+        Direction::Forward => strategy.canary.unwrap_or((machines / 1_000).max(1)).min(machines),
+        Direction::Back => 0,
+    }
+}
+
+/// Returns the machines of an environment: those that it selects.
+pub(crate) fn selected<'a>(
+    document: &'a Document,
+    environment: &str,
+) -> impl Iterator<Item = &'a Machine> {
+    document.machines.iter().filter(move |machine| machine.environments.contains(environment))
+}
+
+/// Returns what `machine` has of `environment`.
+pub(crate) fn tasks_of<'a>(
+    machine: &'a Machine,
+    environment: &str,
+) -> impl Iterator<Item = &'a MachineTask> {
+    machine.tasks.iter().filter(move |task| task.environment == environment)
+}
+
+/// Returns what `step` does with its machines now.
+#[must_use]
+pub fn batch(document: &Document, strategy: &Strategy, step: &Step) -> Batch {
+    let environment = step.environment.as_str();
+    let machines: Vec<&Machine> = selected(document, environment).collect();
+    let healthy = machines.iter().filter(|machine| is_healthy(machine, environment)).count();
+    let standings: Vec<(&Machine, Standing)> =
+        machines.iter().map(|machine| (*machine, standing(machine, step))).collect();
+    let count = |wanted: fn(&Standing) -> bool| {
+        standings.iter().filter(|(_, standing)| wanted(standing)).count()
+    };
+    let all = machines.len();
+    let floor = floor(strategy, all);
+    let mut batch = Batch {
+        step: step.id.clone(),
+        machines: all,
+        healthy,
+        may_take_down: healthy.saturating_sub(floor),
+        canary: canary(strategy, step, all),
+        done: count(|standing| matches!(standing, Standing::Done)),
+        failed: hosts(&standings, |standing| matches!(standing, Standing::Failed)),
+        hosts: Vec::new(),
+        state: BatchState::Done,
+        reason: String::new(),
+    };
+    let converging = count(|standing| matches!(standing, Standing::Converging));
+    let unreachable = count(|standing| matches!(standing, Standing::Unreachable));
+    // A canary was changed if fewer machines than canaries have passed.
+    let is_canary = batch.done < batch.canary;
+    let allowed = all - floor;
+    if (is_canary && !batch.failed.is_empty()) || batch.failed.len() > allowed {
+        let count = batch.failed.len();
+        let what = match is_canary {
+            true => "a canary has failed".to_owned(),
+            false => format!("{count} machines have failed, {allowed} may"),
+        };
+        batch.reason = format!("{what}: {}", batch.failed.join(", "));
+        batch.state = BatchState::Failed;
+        return batch;
+    }
+    let begun = hosts(&standings, |standing| matches!(standing, Standing::Begun));
+    let empty = hosts(&standings, |standing| matches!(standing, Standing::Empty));
+    let broken = hosts(&standings, |standing| matches!(standing, Standing::Broken));
+    let serving = hosts(&standings, |standing| matches!(standing, Standing::Serving));
+    let left = begun.len() + empty.len() + broken.len() + serving.len();
+    if left == 0 {
+        (batch.state, batch.reason) = if converging > 0 {
+            (BatchState::Wait, format!("waits until {converging} machines are healthy"))
+        } else if batch.failed.len() + unreachable > allowed.max(strategy.min_batch) {
+            let reason =
+                format!("{unreachable} machines cannot be reached, {allowed} may be missing");
+            (BatchState::Wait, reason)
+        } else {
+            (BatchState::Done, format!("{} of {all} machines are done", batch.done))
+        };
+        return batch;
+    }
+    let mut budget = batch.may_take_down;
+    // The percentage leaves room for none of so few machines.
+    if allowed == 0 && converging + begun.len() + broken.len() == 0 {
+        budget = strategy.min_batch;
+    }
+    let free = begun.into_iter().chain(empty).chain(broken);
+    batch.hosts = free.chain(serving.into_iter().take(budget)).collect();
+    if is_canary {
+        let room = batch.canary.saturating_sub(batch.done + converging);
+        batch.hosts.truncate(room);
+    }
+    (batch.state, batch.reason) = match batch.hosts.len() {
+        0 if converging > 0 => {
+            let of = if is_canary { "canaries" } else { "machines" };
+            (BatchState::Wait, format!("waits until {converging} {of} are healthy"))
+        }
+        0 => {
+            let reason = format!(
+                "{healthy} of {all} machines are healthy, and {floor} must stay so: \
+                 none of the {left} that are left may be taken down",
+            );
+            (BatchState::NoBudget, reason)
+        }
+        hosts if is_canary => (BatchState::Go, format!("{hosts} as canary, of {left} left")),
+        hosts => (BatchState::Go, format!("{hosts} of {left} left")),
+    };
+    batch
+}
+
+fn hosts(standings: &[(&Machine, Standing)], wanted: fn(&Standing) -> bool) -> Vec<String> {
+    let wanted = standings.iter().filter(|(_, standing)| wanted(standing));
+    wanted.map(|(machine, _)| machine.host.clone()).collect()
+}
+
+fn is_healthy(machine: &Machine, environment: &str) -> bool {
+    machine.reachable && tasks_of(machine, environment).any(|task| task.state.is_healthy())
+}
+
+fn standing(machine: &Machine, step: &Step) -> Standing {
+    if !machine.reachable {
+        return Standing::Unreachable;
+    }
+    let (new, former): (Vec<&MachineTask>, Vec<&MachineTask>) =
+        tasks_of(machine, &step.environment).partition(|task| Some(task.revision) == step.revision);
+    let any =
+        |tasks: &[&MachineTask], is: fn(State) -> bool| tasks.iter().any(|task| is(task.state));
+    if any(&former, State::is_healthy) {
+        return Standing::Serving;
+    }
+    if any(&former, |state| state == State::Stopping) {
+        return Standing::Begun;
+    }
+    if any(&former, State::is_present) {
+        return Standing::Broken;
+    }
+    if step.revision.is_none() || any(&new, State::is_healthy) {
+        return Standing::Done;
+    }
+    if any(&new, |state| matches!(state, State::Unhealthy | State::Failed)) {
+        return Standing::Failed;
+    }
+    match (any(&new, State::is_present), former.is_empty()) {
+        (true, _) => Standing::Converging,
+        (false, false) => Standing::Begun,
+        (false, true) => Standing::Empty,
+    }
+}

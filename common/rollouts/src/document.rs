@@ -1,0 +1,616 @@
+//! What is known about environments, a rollout and machines, and what has just happened.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use model::json::{self, KeyError};
+use provisioning::version::{Range, Version};
+use serde::{Deserialize, Serialize};
+
+use crate::dependencies::{Dependencies, cycle_of};
+
+/// The number of a revision of an environment.
+pub type Revision = u64;
+
+/// Everything that a decision depends on.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Document {
+    #[serde(default)]
+    pub groups: Vec<Group>,
+    pub environments: Vec<Environment>,
+    #[serde(default)]
+    pub scan: Scan,
+    #[serde(default)]
+    pub lock: LockMode,
+    /// The one that is decided about.
+    #[serde(default)]
+    pub rollout: Option<Rollout>,
+    /// The one that was started later, and waits.
+    #[serde(default)]
+    pub pending: Option<Rollout>,
+    /// All other unfinished rollouts.
+    #[serde(default)]
+    pub others: Vec<Other>,
+    #[serde(default)]
+    pub machines: Vec<Machine>,
+    #[serde(default)]
+    pub event: Option<Event>,
+}
+
+/// A tier of environments.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Group {
+    pub name: String,
+    /// Groups whose environments come before those of this one.
+    #[serde(default)]
+    pub depends_on: Vec<String>,
+    /// Of the environments that have none of their own.
+    #[serde(default)]
+    pub approval: Option<Approval>,
+}
+
+/// What some machines shall have.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Environment {
+    pub name: String,
+    #[serde(default)]
+    pub group: Option<String>,
+    #[serde(default)]
+    pub depends_on: Vec<String>,
+    /// The newest revision.
+    pub desired: Revision,
+    /// The one that a rollout has brought to the machines last.
+    #[serde(default)]
+    pub committed: Option<Revision>,
+    /// Who wrote the desired revision.
+    #[serde(default)]
+    pub author: Option<String>,
+    /// Without, dead tasks are not restarted and new machines get nothing.
+    #[serde(default = "yes")]
+    pub active: bool,
+    /// Whether a plan of the desired revision changes anything; if it is not known: whether the
+    /// revisions differ.
+    #[serde(default)]
+    pub plan_differs: Option<bool>,
+    /// What the desired revision provides, by name.
+    #[serde(default)]
+    pub provides: BTreeMap<String, Version>,
+    /// What the desired revision requires of those that it depends on, by name.
+    #[serde(default)]
+    pub requires: BTreeMap<String, Range>,
+    /// What the committed revision provides; if it is left out: the same.
+    #[serde(default)]
+    pub committed_provides: Option<BTreeMap<String, Version>>,
+    /// What the committed revision requires; if it is left out: the same.
+    #[serde(default)]
+    pub committed_requires: Option<BTreeMap<String, Range>>,
+    /// True if two revisions can be on a machine at once: they share no paths, tasks or resources.
+    #[serde(default)]
+    pub disjoint: bool,
+    /// Old revisions that stayed beside the committed one.
+    #[serde(default)]
+    pub kept: Vec<Kept>,
+    #[serde(default)]
+    pub strategy: Strategy,
+    #[serde(default)]
+    pub approval: Option<Approval>,
+}
+
+/// An old revision beside the committed one.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Kept {
+    pub revision: Revision,
+    #[serde(default)]
+    pub provides: BTreeMap<String, Version>,
+}
+
+/// How machines are changed.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Strategy {
+    pub method: Method,
+    /// So many of the machines stay healthy, in percent.
+    pub min_healthy_percent: u8,
+    /// So many may be changed where the percentage leaves room for none.
+    pub min_batch: usize,
+    /// So many are changed first; 0 for none; if it is left out: one in a thousand, at least one.
+    pub canary: Option<usize>,
+}
+
+/// In which order versions of a task change.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Method {
+    #[default]
+    StopThenStart,
+    StartThenStop,
+}
+
+/// Who must say yes.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Approval {
+    pub voters: BTreeSet<String>,
+    /// 0: no votes are needed.
+    pub min_approvals: usize,
+    /// 0: votes do not reject.
+    pub min_rejections: usize,
+    /// Whether the author of a revision may be its only approver.
+    pub author_alone: bool,
+    /// Whether a step back needs votes too.
+    pub rollback: RollbackApproval,
+}
+
+/// Whether a step back needs votes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RollbackApproval {
+    #[default]
+    Auto,
+    Same,
+}
+
+/// Which environments a start takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Scan {
+    /// Those that changed, and all that depend on them.
+    #[default]
+    Graph,
+    /// Those whose plan changes something.
+    Plan,
+}
+
+/// What a rollout locks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LockMode {
+    /// Its environments, those that they depend on, and those that depend on them.
+    #[default]
+    Neighbours,
+    /// Everything: one rollout at a time.
+    Global,
+}
+
+/// A set of steps.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rollout {
+    pub id: String,
+    #[serde(default)]
+    pub kind: Kind,
+    #[serde(default)]
+    pub state: RolloutState,
+    /// Why it is in that state.
+    #[serde(default)]
+    pub cause: String,
+    #[serde(default)]
+    pub by: String,
+    #[serde(default)]
+    pub steps: Vec<Step>,
+}
+
+/// What made a rollout.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    #[default]
+    User,
+    Mdb,
+    Rollback,
+    NewHost,
+    HealthRepair,
+    Cleanup,
+}
+
+impl Kind {
+    /// True if it locks environments and asks for votes.
+    #[must_use]
+    pub fn is_gated(self) -> bool {
+        !matches!(self, Self::NewHost | Self::HealthRepair)
+    }
+}
+
+/// How far a rollout has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RolloutState {
+    #[default]
+    Pending,
+    Running,
+    Succeeded,
+    Canceled,
+    Stopped,
+    RollingBack,
+    RolledBack,
+    RollbackFailed,
+}
+
+impl RolloutState {
+    /// True if it holds its lock. One whose rollback has failed does, until somebody resolves it.
+    #[must_use]
+    pub fn holds_lock(self) -> bool {
+        matches!(self, Self::Running | Self::RollingBack | Self::RollbackFailed)
+    }
+}
+
+/// The change of one environment.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Step {
+    pub id: String,
+    pub environment: String,
+    /// What its machines get; `None` for nothing.
+    pub revision: Option<Revision>,
+    /// What they had before.
+    #[serde(default)]
+    pub from: Option<Revision>,
+    #[serde(default)]
+    pub direction: Direction,
+    #[serde(default)]
+    pub state: StepState,
+    /// Why it is in that state.
+    #[serde(default)]
+    pub cause: String,
+    /// The digest of its plan, when there is one.
+    #[serde(default)]
+    pub digest: Option<String>,
+    /// True if the plan changes nothing.
+    #[serde(default)]
+    pub plan_is_empty: bool,
+    #[serde(default)]
+    pub votes: Vec<Vote>,
+    /// True once machines may have been changed.
+    #[serde(default)]
+    pub applied: bool,
+    /// True once its machines have been healthy for long enough.
+    #[serde(default)]
+    pub soaked: bool,
+    #[serde(default)]
+    pub created_resources: Vec<CreatedResource>,
+    /// Steps back only: what is destroyed.
+    #[serde(default)]
+    pub destroy: Vec<String>,
+}
+
+/// Which way a step goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Direction {
+    #[default]
+    Forward,
+    Back,
+}
+
+/// How far a step has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StepState {
+    #[default]
+    Waiting,
+    Planning,
+    Noop,
+    AwaitingApproval,
+    Applying,
+    Soaking,
+    Succeeded,
+    Failed,
+    Aborted,
+}
+
+impl StepState {
+    /// True if nothing more happens to the step.
+    #[must_use]
+    pub fn is_finished(self) -> bool {
+        matches!(self, Self::Noop | Self::Succeeded | Self::Failed | Self::Aborted)
+    }
+
+    /// True if those that depend on the step may begin.
+    #[must_use]
+    pub fn is_done(self) -> bool {
+        matches!(self, Self::Noop | Self::Succeeded)
+    }
+
+    /// True if the step may change machines now.
+    #[must_use]
+    pub fn is_on_machines(self) -> bool {
+        matches!(self, Self::Applying | Self::Soaking)
+    }
+}
+
+/// What a voter said about a plan.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Vote {
+    pub voter: String,
+    pub vote: Choice,
+    /// The digest of the plan that the voter saw.
+    pub digest: String,
+}
+
+/// Yes or no.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Choice {
+    Approve,
+    Reject,
+}
+
+/// A resource that a step has made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CreatedResource {
+    pub id: String,
+    #[serde(default)]
+    pub on_removal: OnRemoval,
+}
+
+/// What happens to a resource that is not wanted any more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnRemoval {
+    #[default]
+    Keep,
+    Destroy,
+}
+
+/// Another unfinished rollout.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Other {
+    pub id: String,
+    #[serde(default)]
+    pub kind: Kind,
+    pub state: RolloutState,
+    pub environments: BTreeSet<String>,
+}
+
+/// A machine.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Machine {
+    pub host: String,
+    #[serde(default = "yes")]
+    pub reachable: bool,
+    /// The environments that select it.
+    #[serde(default)]
+    pub environments: BTreeSet<String>,
+    #[serde(default)]
+    pub tasks: Vec<MachineTask>,
+}
+
+/// What a machine has of an environment: its task, or its tree if it has no task.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MachineTask {
+    pub environment: String,
+    pub revision: Revision,
+    pub state: MachineTaskState,
+}
+
+/// How that is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MachineTaskState {
+    Starting,
+    /// It runs and is healthy.
+    Running,
+    /// Without a task: the machine has the tree, and its health check has passed.
+    Synced,
+    Unhealthy,
+    Stopping,
+    Stopped,
+    Failed,
+}
+
+impl MachineTaskState {
+    /// True if it serves.
+    #[must_use]
+    pub fn is_healthy(self) -> bool {
+        matches!(self, Self::Running | Self::Synced)
+    }
+
+    /// True if a process of it may live.
+    #[must_use]
+    pub fn is_present(self) -> bool {
+        !matches!(self, Self::Stopped | Self::Failed)
+    }
+}
+
+/// What has just happened.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Event {
+    Vote(VoteEvent),
+    /// A plan, a request for votes, or an update has failed.
+    Failure(FailureEvent),
+    Start(StartEvent),
+    /// An environment was found to be invalid when a rollout of it was started.
+    Invalid(InvalidEvent),
+}
+
+/// Somebody votes.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VoteEvent {
+    pub step: String,
+    pub voter: String,
+    pub vote: Choice,
+    /// The digest of the plan that the voter saw.
+    pub digest: String,
+    /// Whether the signature or the link of the vote is valid.
+    #[serde(default = "yes")]
+    pub link_valid: bool,
+}
+
+/// A step has failed.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FailureEvent {
+    pub step: String,
+    pub reason: String,
+}
+
+/// Somebody starts a rollout.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StartEvent {
+    /// Of the new rollout.
+    pub id: String,
+    /// Each as `NAME@REVISION`.
+    pub environments: Vec<String>,
+    #[serde(default)]
+    pub by: String,
+}
+
+/// A start that cannot be.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct InvalidEvent {
+    pub environment: String,
+    pub reason: String,
+}
+
+impl Default for Strategy {
+    fn default() -> Self {
+        Self { method: Method::default(), min_healthy_percent: 80, min_batch: 1, canary: None }
+    }
+}
+
+impl Default for Approval {
+    fn default() -> Self {
+        Self {
+            voters: BTreeSet::new(),
+            min_approvals: 0,
+            min_rejections: 1,
+            author_alone: false,
+            rollback: RollbackApproval::Auto,
+        }
+    }
+}
+
+fn yes() -> bool {
+    true
+}
+
+impl Document {
+    /// Reads a JSON object, and checks that it fits together.
+    ///
+    /// # Errors
+    ///
+    /// [`KeyError`] names the key.
+    pub fn parse(text: &str) -> Result<Self, KeyError> {
+        let document: Self = json::read_object(text)?;
+        document.check()?;
+        Ok(document)
+    }
+
+    /// Returns an environment.
+    #[must_use]
+    pub fn environment(&self, name: &str) -> Option<&Environment> {
+        self.environments.iter().find(|environment| environment.name == name)
+    }
+
+    /// Returns who must approve a change of `environment`: what it says, or its group.
+    #[must_use]
+    pub fn approval(&self, environment: &Environment) -> Approval {
+        let group =
+            self.groups.iter().find(|group| Some(&group.name) == environment.group.as_ref());
+        let of_group = || group.and_then(|group| group.approval.clone());
+        environment.approval.clone().or_else(of_group).unwrap_or_default()
+    }
+
+    fn check(&self) -> Result<(), KeyError> {
+        let groups = named("groups", self.groups.iter().map(|group| &group.name))?;
+        let names = named("environments", self.environments.iter().map(|one| &one.name))?;
+        named("machines", self.machines.iter().map(|machine| &machine.host))?;
+        for (index, group) in self.groups.iter().enumerate() {
+            let at = format!("groups[{index}]");
+            known(&format!("{at}.depends_on"), "group", &group.depends_on, &groups)?;
+            check_approval(&at, group.approval.as_ref())?;
+        }
+        for (index, environment) in self.environments.iter().enumerate() {
+            let at = format!("environments[{index}]");
+            known(&format!("{at}.group"), "group", &environment.group, &groups)?;
+            known(&format!("{at}.depends_on"), "environment", &environment.depends_on, &names)?;
+            check_strategy(&at, &environment.strategy)?;
+            check_approval(&at, environment.approval.as_ref())?;
+        }
+        for (index, machine) in self.machines.iter().enumerate() {
+            let at = format!("machines[{index}].environments");
+            known(&at, "environment", &machine.environments, &names)?;
+        }
+        for (key, rollout) in [("rollout", &self.rollout), ("pending", &self.pending)] {
+            let Some(rollout) = rollout else { continue };
+            named(&format!("{key}.steps"), rollout.steps.iter().map(|step| &step.id))?;
+            let wanted = rollout.steps.iter().map(|step| &step.environment);
+            known(&format!("{key}.steps"), "environment", wanted, &names)?;
+        }
+        let of_groups = self.groups.iter().map(|one| (one.name.clone(), one.depends_on.clone()));
+        cycle_of("groups", &of_groups.collect())?;
+        cycle_of("environments", &Dependencies::of(self).needs())
+    }
+}
+
+/// Returns the names, which must be there and differ.
+fn named<'a>(
+    at: &str,
+    names: impl Iterator<Item = &'a String>,
+) -> Result<BTreeSet<&'a str>, KeyError> {
+    let mut all = BTreeSet::new();
+    for (index, name) in names.enumerate() {
+        let at = format!("{at}[{index}]");
+        if name.is_empty() {
+            return Err(KeyError::new(&at, "has no name"));
+        }
+        if !all.insert(name.as_str()) {
+            return Err(KeyError::new(&at, format!("`{name}` is there twice")));
+        }
+    }
+    Ok(all)
+}
+
+fn known<'a>(
+    at: &str,
+    what: &str,
+    wanted: impl IntoIterator<Item = &'a String>,
+    all: &BTreeSet<&str>,
+) -> Result<(), KeyError> {
+    match wanted.into_iter().find(|name| !all.contains(name.as_str())) {
+        Some(name) => Err(KeyError::new(at, format!("there is no {what} `{name}`"))),
+        None => Ok(()),
+    }
+}
+
+fn check_strategy(at: &str, strategy: &Strategy) -> Result<(), KeyError> {
+    let percent = strategy.min_healthy_percent;
+    let at = |key: &str| format!("{at}.strategy.{key}");
+    if strategy.method == Method::StartThenStop {
+        let problem = "start_then_stop would run two versions of a task at once, \
+                       use stop_then_start";
+        return Err(KeyError::new(&at("method"), problem));
+    }
+    if percent >= 100 {
+        let problem = format!("{percent} leaves no machine that could be changed, use at most 99");
+        return Err(KeyError::new(&at("min_healthy_percent"), problem));
+    }
+    Ok(())
+}
+
+fn check_approval(at: &str, approval: Option<&Approval>) -> Result<(), KeyError> {
+    let Some(approval) = approval else { return Ok(()) };
+    let voters = approval.voters.len();
+    let minima =
+        [("min_approvals", approval.min_approvals), ("min_rejections", approval.min_rejections)];
+    for (key, minimum) in minima {
+        let may_be_more = key == "min_rejections" && minimum <= 1;
+        if minimum > voters && !may_be_more {
+            let problem = format!("is {minimum}, and there are {voters} voters");
+            return Err(KeyError::new(&format!("{at}.approval.{key}"), problem));
+        }
+    }
+    Ok(())
+}

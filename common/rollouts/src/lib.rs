@@ -1,0 +1,35 @@
+//! Rollouts of environments: an environment names machines and what they shall have, a rollout
+//! brings environments to their desired revisions, step by step.
+//!
+//! * [`document`]: what is known: environments, groups, the rollout, machines, and what happens.
+//! * [`dependencies`]: which environments come after which, and which ones a rollout takes.
+//! * [`approval`]: who has approved or rejected a step.
+//! * [`batch`]: which machines a step may change now.
+//! * [`machine_tasks`]: what is to be started and stopped on each machine.
+//! * [`lock`]: which environments a rollout locks, and who holds the lock.
+//! * [`constraints`]: which versions environments require of each other.
+//! * [`steps`]: how the steps of a rollout go on, are aborted and rolled back.
+//! * [`mod@decide`]: all of it together.
+//!
+//! Everything here is a function of its arguments.
+//!
+//! # Invariants
+//!
+//! * A vote counts only for the plan whose digest it names.
+//! * A step begins only when all steps that it depends on have succeeded or had nothing to do.
+//! * What a batch changes leaves as many machines healthy as the environment asks for.
+//! * Of two versions of a task, one is stopped before the other is started.
+//! * Applied and asked again with nothing observed in between, [`decide()`] changes nothing more.
+
+pub mod approval;
+pub mod batch;
+pub mod constraints;
+pub mod decide;
+pub mod dependencies;
+pub mod document;
+pub mod lock;
+pub mod machine_tasks;
+pub mod steps;
+
+pub use decide::{Answer, decide};
+pub use document::Document;

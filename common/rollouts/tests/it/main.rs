@@ -1,0 +1,36 @@
+//! What is decided about rollouts.
+
+mod batches;
+mod documents;
+mod fleet;
+mod locks;
+mod steps;
+mod votes;
+
+use rollouts::{Answer, Document, decide};
+use serde_json::{Value, json};
+
+/// Decides about a document.
+fn answer(document: &Value) -> Answer {
+    decide(&Document::parse(&document.to_string()).unwrap())
+}
+
+/// Returns `ID STATE: CAUSE` of the rollout and of each step.
+fn states(answer: &Answer) -> String {
+    let Some(rollout) = &answer.rollout else { return "no rollout\n".to_owned() };
+    let name = |value: Value| value.as_str().unwrap().to_owned();
+    let line = |id: &str, state: Value, cause: &str| {
+        format!("{id} {}: {cause}", name(state)).trim_end_matches(": ").to_owned() + "\n"
+    };
+    let mut text = line(&rollout.id, json!(rollout.state), &rollout.cause);
+    for step in &rollout.steps {
+        text += &line(&step.id, json!(step.state), &step.cause);
+    }
+    text
+}
+
+/// Returns a machine that environment `e` selects, with one task of it.
+fn machine(host: &str, revision: u64, state: &str) -> Value {
+    let tasks = json!([{"environment": "e", "revision": revision, "state": state}]);
+    json!({"host": host, "environments": ["e"], "tasks": tasks})
+}
