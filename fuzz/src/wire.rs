@@ -105,6 +105,7 @@ pub const METHODS: &[Decoders] = decoders![
     subd::ForgetIssued,
     subd::GetRefusedChanges,
     subd::GetTasks,
+    subd::GetTaskStates,
     subd::OrderTask,
     subd::PermitTask,
     subd::GetTaskLog,

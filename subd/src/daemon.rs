@@ -176,7 +176,7 @@ impl Daemon {
             None => None,
         };
         let (daemon_tasks, tasks_not_run) =
-            start_tasks(&options, supervision, &persisted.tasks, &resumed)?;
+            start_tasks(&options, supervision, &persisted.tasks, &resumed, &parts.report_state)?;
         let updater = parts.updater(&options, security, directories, daemon_tasks);
         updater.start(resumed).await;
         let service = parts.service(&options, security, &updater, pause, tasks_not_run);
@@ -572,13 +572,17 @@ fn start_tasks(
     supervision: Result<Supervision, String>,
     defined: &ImageTasks,
     resumed: &Resumed,
+    report_state: &Arc<ReportState>,
 ) -> Result<(Option<Arc<Tasks>>, Option<String>), StartError> {
     let Supervision { supervisor, records } = match supervision {
         Ok(supervision) => supervision,
         Err(why) => return Ok((None, Some(why))),
     };
     let runner = command_runner(options);
-    let tasks = Tasks::start(supervisor, records, defined.clone(), runner)
+    let report_state = Arc::clone(report_state);
+    // Wakes polls.
+    let tell = move || report_state.change(|_| ());
+    let tasks = Tasks::start(supervisor, records, defined.clone(), runner, tell)
         .map_err(|source| StartError::System { what: "start to run tasks", source })?;
     if resumed.update_id().is_none() {
         tasks.release();

@@ -75,6 +75,7 @@ pub fn methods() -> Vec<MethodInfo> {
         MethodInfo::of::<dominator::settings::GetSubLimits>(),
         MethodInfo::of::<dominator::orders::GoOn>(),
         MethodInfo::of::<subd::GetTasks>(),
+        MethodInfo::of::<subd::GetTaskStates>(),
         MethodInfo::of::<subd::OrderTask>(),
         MethodInfo::of::<subd::PermitTask>(),
         MethodInfo::of::<subd::GetTaskLog>(),

@@ -18,6 +18,19 @@ pub enum TaskOrder {
     Start,
 }
 
+/// Returns the number of the next order that the operator of a machine gives, of which the highest
+/// number so far is `highest`. It is odd, and never that of a dominator's order.
+#[must_use]
+pub fn next_of_machine(highest: u64) -> u64 {
+    highest.saturating_add(1) | 1
+}
+
+/// As [`next_of_machine`], of the next order that a dominator gives. It is even.
+#[must_use]
+pub fn next_of_dominator(highest: u64) -> u64 {
+    highest.saturating_add(2) & !1
+}
+
 impl TaskOrder {
     /// The name of the verb.
     #[must_use]

@@ -11,7 +11,7 @@
 
 use jiff::{SignedDuration, Timestamp};
 use model::boot_time::BootTime;
-use model::task_order::TaskOrder;
+use model::task_order::{TaskOrder, next_of_machine};
 use serde::{Deserialize, Serialize};
 
 use crate::decide::{Create, decide, new_run};
@@ -27,6 +27,8 @@ pub struct TaskRecord {
     pub suspended: Option<String>,
     /// Of an exclusive task.
     pub permit: Permit,
+    /// The highest number of an order that was taken.
+    pub order_number: u64,
     pub runs: Vec<RunRecord>,
 }
 
@@ -425,10 +427,41 @@ pub enum OrderError {
     HasRun,
     #[error("this release cannot read the definition of the task")]
     Unreadable,
+    #[error("a later order was given: number {latest}")]
+    Superseded { latest: u64 },
 }
 
-/// Puts an order, given for the reason `why` at `now`, into `record`. `defined` is the task with
-/// its present version, if its definition can be read.
+/// As [`take_order`], of the order of a dominator with this `number`. Of orders the one with the
+/// highest number wins. One that was taken before changes nothing.
+///
+/// # Errors
+///
+/// [`OrderError`] if it does not fit or is superseded; nothing is changed then. To end what is not
+/// so is no error.
+pub fn take_numbered_order(
+    number: u64,
+    (order, why): (TaskOrder, &str),
+    now: Timestamp,
+    defined: Option<(&Task, &Template)>,
+    record: &mut TaskRecord,
+) -> Result<(), OrderError> {
+    let latest = record.order_number;
+    if number < latest {
+        return Err(OrderError::Superseded { latest });
+    }
+    if number == latest {
+        return Ok(());
+    }
+    match take_order(order, why, now, defined, record) {
+        Ok(()) | Err(OrderError::NotHeld | OrderError::NotSuspended) => {}
+        Err(error) => return Err(error),
+    }
+    record.order_number = number;
+    Ok(())
+}
+
+/// Puts an order of the machine's operator, given for the reason `why` at `now`, into `record`.
+/// `defined` is the task with its present version, if its definition can be read.
 ///
 /// # Errors
 ///
@@ -492,5 +525,6 @@ pub fn take_order(
             });
         }
     }
+    record.order_number = next_of_machine(record.order_number);
     Ok(())
 }

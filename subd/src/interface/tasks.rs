@@ -4,14 +4,17 @@ use std::process::Command;
 use std::sync::Arc;
 
 use api::Done;
+use api::codec::{Encoding, encode};
 use api::fault::{Fault, FaultCode};
 use api::subd::{
-    GetTaskLog, GetTaskLogReply, GetTaskLogRequest, GetTasks, GetTasksReply, OrderTask,
-    OrderTaskRequest, PermitTask, PermitTaskReply, PermitTaskRequest, TASK_LOG_BYTES_MAX,
-    TASK_WHY_BYTES_MAX, TaskReport, TaskState,
+    GetTaskLog, GetTaskLogReply, GetTaskLogRequest, GetTaskStates, GetTaskStatesReply,
+    GetTaskStatesRequest, GetTasks, GetTasksReply, OrderTask, OrderTaskRequest, PermitTask,
+    PermitTaskReply, PermitTaskRequest, TASK_LOG_BYTES_MAX, TASK_WHY_BYTES_MAX, TaskReport,
+    TaskState, TaskStates, TasksVersion,
 };
 use model::boot_time::BootTime;
 use model::escape::ByteText;
+use model::object::Algorithm;
 use rpc::server::Router;
 
 use crate::blocking;
@@ -28,6 +31,7 @@ const LINE_BYTES: u32 = 80;
 pub fn add_methods(router: Router<Arc<Service>>) -> Router<Arc<Service>> {
     router
         .method::<GetTasks, _>(async |service, _, ()| Ok(service.tasks()))
+        .method::<GetTaskStates, _>(async |service, _, request| service.task_states(request))
         .method::<OrderTask, _>(async |service, _, request| {
             blocking(move || service.order_task(&request)).await
         })
@@ -65,6 +69,14 @@ impl Service {
         }
     }
 
+    fn task_states(&self, request: GetTaskStatesRequest) -> Result<GetTaskStatesReply, Fault> {
+        let GetTasksReply { not_run, tasks, said_at, .. } = self.tasks();
+        let states = TaskStates { not_run, tasks };
+        let version = version_of(&states)?;
+        let states = (request.have != Some(version)).then_some(states);
+        Ok(GetTaskStatesReply { version, said_at, states })
+    }
+
     fn running(&self) -> Result<&Tasks, Fault> {
         let why = || self.tasks_not_run.clone().unwrap_or_default();
         self.updater.daemon_tasks.as_deref().ok_or_else(|| {
@@ -74,7 +86,7 @@ impl Service {
     }
 
     fn order_task(&self, request: &OrderTaskRequest) -> Result<Done, Fault> {
-        let OrderTaskRequest { task, order, why } = request;
+        let OrderTaskRequest { task, order, why, number } = request;
         let bad = |text: String| Err(Fault::new(FaultCode::BadRequest, text));
         if why.len() > TASK_WHY_BYTES_MAX {
             return bad(format!("the reason has at most {TASK_WHY_BYTES_MAX} bytes"));
@@ -82,7 +94,7 @@ impl Service {
         if order.needs_reason() && why.trim().is_empty() {
             return bad(format!("to {} a task needs a reason", order.name()));
         }
-        self.running()?.order(task, *order, why).map(|()| Done {})
+        self.running()?.order(task, *order, why, *number).map(|()| Done {})
     }
 
     fn permit_task(&self, request: &PermitTaskRequest) -> Result<PermitTaskReply, Fault> {
@@ -126,4 +138,13 @@ impl Service {
         };
         Ok(GetTaskLogReply { text: ByteText(text) })
     }
+}
+
+/// Returns the version of `states`: the beginning of a digest.
+fn version_of(states: &TaskStates) -> Result<TasksVersion, Fault> {
+    let encoded = encode(Encoding::Bincode, "task states", states);
+    let encoded = encoded.map_err(|error| Fault::new(FaultCode::Internal, error.to_string()))?;
+    let digest = Algorithm::Blake3.digest(&encoded);
+    let start = digest.digest().first_chunk().copied().unwrap_or_default();
+    Ok(TasksVersion(u64::from_le_bytes(start)))
 }

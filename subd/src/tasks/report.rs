@@ -34,7 +34,9 @@ pub fn not_run(name: &str, state: TaskState, detail: &str) -> TaskReport {
         last_end: None,
         health: None,
         next_at: None,
+        again_at: None,
         permit: None,
+        order_number: 0,
     }
 }
 
@@ -82,13 +84,32 @@ pub fn report(known: &Known<'_>) -> TaskReport {
         last_end: last_end.map(|end| format!("{} at {:.0}", end.exit.describe(), end.at)),
         health: health.cloned().filter(|_| run.is_some_and(|run| is_live(run, attempt))),
         next_at: next_at.map(time),
+        again_at: run.filter(|_| state == TaskState::Waiting).and_then(|run| match run.phase {
+            Phase::Waiting { until } => Some(time(until)),
+            _ => None,
+        }),
         permit: task.exclusive.then(|| PermitReport {
             number: record.permit.number,
             until: record.permit.until.clone(),
             is_wanted: needs_permit(record),
             is_live: matches!(attempt, Attempt::Live { .. }),
         }),
+        order_number: record.order_number,
     }
+}
+
+/// True if dominators are to ask for `reports`, because they differ from `former`. Each time that a
+/// health command fails it may say something else, which is no news.
+#[must_use]
+pub fn are_news(former: &[TaskReport], reports: &[TaskReport]) -> bool {
+    let is_healthy =
+        |report: &TaskReport| report.health.as_ref().map(|health| matches!(health, Health::Passed));
+    let is_same = |(former, report): (&TaskReport, &TaskReport)| {
+        let health = former.health.clone();
+        is_healthy(former) == is_healthy(report)
+            && *former == TaskReport { health, ..report.clone() }
+    };
+    former.len() != reports.len() || !former.iter().zip(reports).all(is_same)
 }
 
 /// Says why a task is not as it should be. `asks` is true if it says how its health is found.

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use ::tasks::image::{Definition, ImageTasks};
 use ::tasks::permit::PermitError;
 use ::tasks::supervise::{
-    Attempt, OrderError, Phase, Situation, Step, TaskRecord, step, take_order,
+    Attempt, OrderError, Phase, Situation, Step, TaskRecord, step, take_numbered_order, take_order,
 };
 use ::tasks::{Task, Template};
 use api::fault::{Fault, FaultCode};
@@ -36,7 +36,7 @@ use crate::machine::command_runner::CommandRunner;
 use crate::tasks::attempt::Deadlines;
 use crate::tasks::health::{HealthChecks, HealthCommand};
 use crate::tasks::records::{SavedRecords, TaskRecords};
-use crate::tasks::report::{Known, not_run, report, why_not_well};
+use crate::tasks::report::{Known, are_news, not_run, report, why_not_well};
 use crate::tasks::supervisor::Supervisor;
 
 /// The longest time between two looks: the clock may have been set.
@@ -47,6 +47,9 @@ const AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// How long all tasks must run without an end, so that an update is healthy.
 const STEADY_FOR: Duration = Duration::from_secs(1);
+
+/// How often others are told at most: a task that dies all the time must not keep dominators busy.
+const NEWS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How soon a guard is looked for that has just been started.
 const GUARD_AFTER: Duration = Duration::from_millis(20);
@@ -68,6 +71,7 @@ enum Message {
         task: String,
         order: TaskOrder,
         why: String,
+        number: u64,
         reply: Sender<Result<(), Fault>>,
     },
     Permit {
@@ -86,12 +90,13 @@ enum Message {
 
 impl Tasks {
     /// Starts the thread. Nothing is started before [`Tasks::release`] if the supervisor has a
-    /// pause.
+    /// pause. `tell` is called when dominators are to ask how the tasks are.
     pub fn start(
         supervisor: Arc<Supervisor>,
         records: SavedRecords,
         definitions: ImageTasks,
         command_runner: CommandRunner,
+        tell: impl Fn() + Send + 'static,
     ) -> io::Result<Self> {
         let (reader, waker) = io::pipe()?;
         for end in [reader.as_fd(), waker.as_fd()] {
@@ -111,6 +116,7 @@ impl Tasks {
             reports: Arc::clone(&reports),
             health: HealthChecks::default(),
             command_runner,
+            news: News { tell: Box::new(tell), told: None, is_due: false },
         };
         runner.define(&definitions);
         let thread = std::thread::Builder::new().name("tasks".to_owned());
@@ -138,11 +144,12 @@ impl Tasks {
         self.send(Message::Look);
     }
 
-    /// Gives an order. Blocks until it is on the medium.
-    pub fn order(&self, task: &str, order: TaskOrder, why: &str) -> Result<(), Fault> {
+    /// Gives an order with this number; zero stands for the next one of this machine. Blocks until
+    /// it is on the medium.
+    pub fn order(&self, task: &str, order: TaskOrder, why: &str, number: u64) -> Result<(), Fault> {
         let (reply, answer) = channel();
         let (task, why) = (task.to_owned(), why.to_owned());
-        self.send(Message::Order { task, order, why, reply });
+        self.send(Message::Order { task, order, why, number, reply });
         answer.recv().unwrap_or_else(|_| Err(stopping()))
     }
 
@@ -247,6 +254,14 @@ struct Runner {
     reports: Arc<Mutex<Vec<TaskReport>>>,
     health: HealthChecks,
     command_runner: CommandRunner,
+    news: News,
+}
+
+/// Tells others that the tasks are not as before.
+struct News {
+    tell: Box<dyn Fn() + Send>,
+    told: Option<Instant>,
+    is_due: bool,
 }
 
 /// What is to be done for one task.
@@ -277,6 +292,24 @@ impl Pass {
     }
 }
 
+impl News {
+    /// Tells others, if there is something to tell. Returns when to do that if it was done just
+    /// before.
+    fn tell(&mut self) -> Option<Duration> {
+        if !self.is_due {
+            return None;
+        }
+        let now = Instant::now();
+        let left = self.told.and_then(|told| NEWS_INTERVAL.checked_sub(now - told));
+        if let Some(left) = left.filter(|left| !left.is_zero()) {
+            return Some(left);
+        }
+        (self.tell)();
+        (self.told, self.is_due) = (Some(now), false);
+        None
+    }
+}
+
 impl Runner {
     fn run(mut self) {
         loop {
@@ -284,9 +317,9 @@ impl Runner {
             while let Ok(message) = self.messages.try_recv() {
                 match message {
                     Message::Define(tasks) => self.define(&tasks),
-                    Message::Order { task, order, why, reply } => {
+                    Message::Order { task, order, why, number, reply } => {
                         // Who has given it may be gone.
-                        let _gone = reply.send(self.order(&task, order, &why));
+                        let _gone = reply.send(self.order(&task, (order, &why), number));
                     }
                     Message::Permit { task, number, until, reply } => {
                         let _gone = reply.send(self.permit(&task, number, &until));
@@ -320,14 +353,24 @@ impl Runner {
         self.definitions = read.collect();
     }
 
-    fn order(&self, task: &str, order: TaskOrder, why: &str) -> Result<(), Fault> {
+    fn order(&self, task: &str, (order, why): (TaskOrder, &str), number: u64) -> Result<(), Fault> {
         let defined = self.definitions.get(task).ok_or_else(|| no_task(task))?;
         let defined = defined.as_ref().ok().map(|(task, template)| (task, template));
         let mut records = TaskRecords::clone(&self.records.get());
         let record = records.tasks.entry(task.to_owned()).or_default();
-        take_order(order, why, Timestamp::now(), defined, record)
-            .map_err(|error: OrderError| Fault::new(FaultCode::BadRequest, error.to_string()))?;
-        tracing::warn!(task, ?order, why, "an operator has ordered it");
+        let now = Timestamp::now();
+        let taken = match number {
+            0 => take_order(order, why, now, defined, record),
+            number => take_numbered_order(number, (order, why), now, defined, record),
+        };
+        taken.map_err(|error: OrderError| {
+            let code = match error {
+                OrderError::Superseded { .. } => FaultCode::Stale,
+                _ => FaultCode::BadRequest,
+            };
+            Fault::new(code, error.to_string())
+        })?;
+        tracing::warn!(task, ?order, why, number, "an operator has ordered it");
         self.save(records).map_err(|why| Fault::new(FaultCode::Internal, why))
     }
 
@@ -494,14 +537,16 @@ impl Runner {
     }
 
     /// Makes the reports, and asks for the health of what is live.
-    fn tell(&self, now: Timestamp, boot_now: &BootTime, pass: &mut Pass) {
+    fn tell(&mut self, now: Timestamp, boot_now: &BootTime, pass: &mut Pass) {
         let records = self.records.get();
         let mut reports = Vec::new();
         for (name, defined) in &self.definitions {
             let (task, template) = match defined {
                 Ok(defined) => defined,
                 Err(why) => {
-                    reports.push(not_run(name, TaskState::Refused, why));
+                    let order_number = records.tasks.get(name).map_or(0, |one| one.order_number);
+                    let report = not_run(name, TaskState::Refused, why);
+                    reports.push(TaskReport { order_number, ..report });
                     continue;
                 }
             };
@@ -516,7 +561,11 @@ impl Runner {
         }
         let is_live = |name: &str| matches!(pass.attempts.get(name), Some(Attempt::Live { .. }));
         self.health.keep(is_live);
-        *locked(&self.reports) = reports;
+        let former = std::mem::replace(&mut *locked(&self.reports), reports.clone());
+        self.news.is_due |= are_news(&former, &reports);
+        if let Some(again) = self.news.tell() {
+            pass.look_again(again);
+        }
     }
 
     fn health_of(

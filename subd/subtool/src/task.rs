@@ -111,7 +111,7 @@ pub(super) async fn run(
     };
     let (task, order, why) = order;
     let (task, why) = (task.clone(), why.to_owned());
-    let done = machine.call::<OrderTask>(&OrderTaskRequest { task, order, why }).await?;
+    let done = machine.call::<OrderTask>(&OrderTaskRequest { task, order, why, number: 0 }).await?;
     Ok(format.render(&done, |_| String::new()).into())
 }
 
@@ -149,6 +149,7 @@ fn rows(task: &TaskReport) -> Rows {
     row("starts", Some(task.starts.to_string()));
     row("last end", task.last_end.clone());
     row("health", task.health.as_ref().map(health_text));
+    row("started again", task.again_at.map(utc));
     row("next event", task.next_at.map(utc));
     rows
 }

@@ -81,7 +81,7 @@ impl Machine {
         let records = records::load(&state).unwrap();
         let supervisor = Arc::new(supervisor);
         let runner = CommandRunner::Child;
-        let tasks = Tasks::start(supervisor, records, tasks.clone(), runner).unwrap();
+        let tasks = Tasks::start(supervisor, records, tasks.clone(), runner, || {}).unwrap();
         Running { tasks, _state: state }
     }
 

@@ -1,5 +1,5 @@
-//! `Subd.GetTasks`, `Subd.OrderTask`, `Subd.PermitTask` and `Subd.GetTaskLog`: the daemon tasks of
-//! a machine.
+//! `Subd.GetTasks`, `Subd.GetTaskStates`, `Subd.OrderTask`, `Subd.PermitTask` and
+//! `Subd.GetTaskLog`: the daemon tasks of a machine.
 
 use serde::{Deserialize, Serialize};
 
@@ -54,8 +54,13 @@ pub struct TaskReport {
     pub health: Option<Health>,
     /// When the next event of its schedule is.
     pub next_at: Option<Time>,
+    /// When its program is started again, while it waits for that.
+    pub again_at: Option<Time>,
     /// Of an exclusive task.
     pub permit: Option<PermitReport>,
+    /// The highest number of an order about it; zero if there was none.
+    #[serde(with = "model::json::large_number")]
+    pub order_number: u64,
 }
 
 /// How a machine is about the permit of an exclusive task.
@@ -99,6 +104,21 @@ pub enum TaskState {
 }
 
 impl TaskState {
+    pub const ALL: [Self; 12] = [
+        Self::NotRun,
+        Self::Refused,
+        Self::Suspended,
+        Self::Held,
+        Self::Idle,
+        Self::Starting,
+        Self::Running,
+        Self::Unhealthy,
+        Self::Stopping,
+        Self::Waiting,
+        Self::Succeeded,
+        Self::Failed,
+    ];
+
     /// The name in tables and JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -128,6 +148,47 @@ impl Method for GetTasks {
     type Reply = GetTasksReply;
 }
 
+/// Returns how the tasks are, unless the caller knows that. For dominators, which ask after a poll
+/// whose status differs: what is told here is part of the status.
+pub enum GetTaskStates {}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GetTaskStatesRequest {
+    /// The version that the caller knows, if it knows one.
+    pub have: Option<TasksVersion>,
+}
+
+/// The version of all that [`GetTaskStates`] tells. Equal versions tell the same, also of another
+/// start of subd.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TasksVersion(#[serde(with = "model::json::large_number")] pub u64);
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GetTaskStatesReply {
+    pub version: TasksVersion,
+    /// When this was said. Permits are counted from here.
+    pub said_at: BootTime,
+    /// `None` if the caller has this version.
+    pub states: Option<TaskStates>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TaskStates {
+    /// Why tasks are not run here, if they are not.
+    pub not_run: Option<String>,
+    /// By name.
+    pub tasks: Vec<TaskReport>,
+}
+
+impl Method for GetTaskStates {
+    const NAME: &'static str = "Subd.GetTaskStates";
+    const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Tells;
+    const REPLY_BYTES_MAX: usize = 1 << 20;
+    type Request = GetTaskStatesRequest;
+    type Reply = GetTaskStatesReply;
+}
+
 /// Gives an order about a task. It holds over restarts of subd and of the machine.
 pub enum OrderTask {}
 
@@ -137,6 +198,10 @@ pub struct OrderTaskRequest {
     pub order: TaskOrder,
     /// The reason: at most [`TASK_WHY_BYTES_MAX`]. Some orders need one.
     pub why: String,
+    /// Zero for the next number of the machine. An order with a lower number than the machine has
+    /// heard of is refused as `stale`; one with the same number was carried out before.
+    #[serde(default, with = "model::json::large_number")]
+    pub number: u64,
 }
 
 impl Method for OrderTask {

@@ -49,11 +49,14 @@ fn sets_may_call_what_they_must() {
             Subd.GetDirectoryBlocks
             Subd.GetLimits
             Subd.GetRefusedChanges
+            Subd.GetTaskLog
+            Subd.GetTaskStates
             Subd.GetTasks
             Subd.HoldMachine
             Subd.Hurry
             Subd.OfferContents
             Subd.OfferImage
+            Subd.OrderTask
             Subd.Poll
             Subd.Prepare
             Subd.PreviewScan
@@ -130,6 +133,7 @@ fn sets_may_call_what_they_must() {
             Subd.GetDirectoryBlocks
             Subd.GetLimits
             Subd.GetRefusedChanges
+            Subd.GetTaskStates
             Subd.GetTasks
             Subd.OrderTask
             Subd.Pause
@@ -190,6 +194,7 @@ fn sets_may_call_what_they_must() {
             Subd.GetDirectoryBlocks
             Subd.GetLimits
             Subd.GetRefusedChanges
+            Subd.GetTaskStates
             Subd.GetTasks
             Subd.Poll
     "#]]

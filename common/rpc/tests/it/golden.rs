@@ -116,6 +116,7 @@ fn methods_of_subd_have_these_bytes() {
     pinned.method::<subd::AddObjects>((samples::add_to_cache(), Default::default()));
     pinned.method::<subd::ReplaceCertificate>((samples::replace_certificate(), Default::default()));
     pinned.method::<subd::GetTasks>(samples::get_tasks());
+    pinned.method::<subd::GetTaskStates>(samples::get_task_states());
     pinned.method::<subd::OrderTask>((samples::order_task(), Default::default()));
     pinned.method::<subd::GetTaskLog>(samples::get_task_log());
     pinned.method::<subd::PermitTask>(samples::permit_task());

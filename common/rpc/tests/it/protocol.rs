@@ -107,6 +107,7 @@ fn every_method_is_in_the_table_with_its_access_and_limits() {
         row::<subd::ForgetIssued>(),
         row::<subd::GetRefusedChanges>(),
         row::<subd::GetTasks>(),
+        row::<subd::GetTaskStates>(),
         row::<subd::OrderTask>(),
         row::<subd::PermitTask>(),
         row::<subd::GetTaskLog>(),

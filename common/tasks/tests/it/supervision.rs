@@ -2,12 +2,12 @@
 
 use jiff::{SignedDuration, Timestamp};
 use model::boot_time::BootTime;
-use model::task_order::TaskOrder;
+use model::task_order::{TaskOrder, next_of_dominator, next_of_machine};
 use tasks::file::Restart;
 use tasks::permit::PermitError;
 use tasks::supervise::{
     Attempt, End, Exit, Next, OrderError, Phase, Situation, Step, TaskRecord, next_attempt, step,
-    take_order,
+    take_numbered_order, take_order,
 };
 use tasks::{Task, Template};
 
@@ -305,6 +305,44 @@ fn an_exclusive_task_lives_only_with_a_permit() {
     machine.order(TaskOrder::Release).unwrap();
     assert_eq!(machine.permit(5, 300), Err(PermitError::Superseded));
     assert!(!machine.starts());
+}
+
+#[test]
+fn of_numbered_orders_the_highest_wins() {
+    let mut machine = Machine::new("");
+    assert!(machine.starts());
+    let order = |machine: &mut Machine, number, order| {
+        let defined = Some((&machine.task, &machine.template));
+        let taken =
+            take_numbered_order(number, (order, "why"), machine.now, defined, &mut machine.record);
+        (taken, machine.record.order_number, machine.record.runs[0].held_by.is_some())
+    };
+    let superseded = |latest| Err(OrderError::Superseded { latest });
+    use TaskOrder::{Hold, Release, Restart, Resume};
+    let table = [
+        (4, Hold, (Ok(()), 4, true)),
+        // The answer to the first was lost.
+        (4, Hold, (Ok(()), 4, true)),
+        (2, Release, (superseded(4), 4, true)),
+        // It does not fit, and another with the number may.
+        (6, Restart, (Err(OrderError::Held), 4, true)),
+        (6, Release, (Ok(()), 6, false)),
+        // It is so.
+        (8, Release, (Ok(()), 8, false)),
+        (10, Resume, (Ok(()), 10, false)),
+    ];
+    for (number, given, expected) in table {
+        assert_eq!(order(&mut machine, number, given), expected, "{number}");
+    }
+    // The machine's own operator has the next one, which no dominator gives.
+    machine.order(Hold).unwrap();
+    assert_eq!(machine.record.order_number, 11);
+    assert_eq!(machine.order(Hold).map(|()| machine.record.order_number), Ok(13));
+    assert_eq!(order(&mut machine, 12, Release), (superseded(13), 13, true));
+    let next = [0, 1, 2, 12, 13, u64::MAX]
+        .map(|number| (next_of_machine(number), next_of_dominator(number)));
+    let last = (u64::MAX, u64::MAX - 1);
+    assert_eq!(next, [(1, 2), (3, 2), (3, 4), (13, 14), (15, 14), last]);
 }
 
 #[test]

@@ -117,7 +117,7 @@ async fn systemd_runs_tasks_as_units_and_subd_finds_them_again() {
     // An order holds over a stop of the unit by hand.
     let order = |order, why: &str| {
         let (task, why) = ("job".to_owned(), why.to_owned());
-        OrderTaskRequest { task, order, why }
+        OrderTaskRequest { task, order, why, number: 0 }
     };
     let client = &scenario.sub.client;
     client.call::<OrderTask>(&order(TaskOrder::Hold, "test")).await.unwrap();

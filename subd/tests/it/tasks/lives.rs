@@ -244,7 +244,7 @@ fn orders_hold_over_a_restart_of_subd() {
         let first = machine.started(1);
         running.until(TaskState::Running);
         let order = |running: &super::Running, order, why: &str| {
-            running.tasks.order(JOB, order, why).map_err(|fault| fault.message)
+            running.tasks.order(JOB, order, why, 0).map_err(|fault| fault.message)
         };
         assert_eq!(order(&running, TaskOrder::Release, ""), Err("the task is not held".to_owned()));
         order(&running, TaskOrder::Hold, "disk swap").unwrap();
@@ -266,7 +266,7 @@ fn orders_hold_over_a_restart_of_subd() {
         assert_eq!(machine.lines("starts").len(), 3);
         order(&running, TaskOrder::Resume, "").unwrap();
         machine.started(4);
-        let unknown = running.tasks.order("other", TaskOrder::Hold, "x").unwrap_err().message;
+        let unknown = running.tasks.order("other", TaskOrder::Hold, "x", 0).unwrap_err().message;
         assert_eq!(unknown, "the image of this machine has no task `other`");
         machine.never_were_two();
         running.stop_all();

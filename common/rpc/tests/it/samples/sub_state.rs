@@ -9,10 +9,10 @@ use api::dominator::settings::GetSubLimitsRequest;
 use api::subd::{
     CountOwnersReply, CountOwnersRequest, DirectoryBlock, GetDirectoryBlocksReply,
     GetDirectoryBlocksRequest, GetLimitsReply, GetRefusedChangesReply, GetTaskLogReply,
-    GetTaskLogRequest, GetTasksReply, Health, HoldMachineRequest, LimitInForce, LimitReason,
-    OrderTaskRequest, PermitReport, PermitTaskReply, PermitTaskRequest, PreviewScanReply,
-    PreviewScanRequest, SpeedSource, TakeOverReply, TakeOverRequest, TaskOrder, TaskReport,
-    TaskState,
+    GetTaskLogRequest, GetTaskStatesReply, GetTaskStatesRequest, GetTasksReply, Health,
+    HoldMachineRequest, LimitInForce, LimitReason, OrderTaskRequest, PermitReport, PermitTaskReply,
+    PermitTaskRequest, PreviewScanReply, PreviewScanRequest, SpeedSource, TakeOverReply,
+    TakeOverRequest, TaskOrder, TaskReport, TaskState, TaskStates, TasksVersion,
 };
 use model::accounts::AccountKind;
 use model::boot_time::BootTime;
@@ -135,8 +135,8 @@ pub fn get_refused_changes() -> ((), GetRefusedChangesReply) {
     ((), GetRefusedChangesReply { changes: refused.collect() })
 }
 
-pub fn get_tasks() -> ((), GetTasksReply) {
-    let task = TaskReport {
+fn task_report() -> TaskReport {
+    TaskReport {
         name: "logd".to_owned(),
         state: TaskState::Waiting,
         detail: "logd-5-0 is starting; the task is wanted always".to_owned(),
@@ -146,15 +146,28 @@ pub fn get_tasks() -> ((), GetTasksReply) {
         last_end: Some("exited with 3".to_owned()),
         health: Some(Health::Failed("no".to_owned())),
         next_at: Some(Time { seconds: 10, nanoseconds: 11 }),
+        again_at: Some(Time { seconds: 19, nanoseconds: 20 }),
         permit: Some(PermitReport {
             number: 12,
             until: Some(boot_time(13)),
             is_wanted: true,
             is_live: false,
         }),
-    };
+        order_number: 16,
+    }
+}
+
+pub fn get_tasks() -> ((), GetTasksReply) {
     let (supervisor, not_run) = (Some("direct".to_owned()), Some("why".to_owned()));
-    ((), GetTasksReply { supervisor, not_run, tasks: vec![task], said_at: boot_time(14) })
+    let tasks = vec![task_report()];
+    ((), GetTasksReply { supervisor, not_run, tasks, said_at: boot_time(14) })
+}
+
+pub fn get_task_states() -> (GetTaskStatesRequest, GetTaskStatesReply) {
+    let states = TaskStates { not_run: Some("why".to_owned()), tasks: vec![task_report()] };
+    let (version, said_at) = (TasksVersion(18), boot_time(14));
+    let reply = GetTaskStatesReply { version, said_at, states: Some(states) };
+    (GetTaskStatesRequest { have: Some(TasksVersion(17)) }, reply)
 }
 
 fn boot_time(ms: u64) -> BootTime {
@@ -168,7 +181,7 @@ pub fn permit_task() -> (PermitTaskRequest, PermitTaskReply) {
 
 pub fn order_task() -> OrderTaskRequest {
     let (task, why) = ("logd".to_owned(), "disk swap".to_owned());
-    OrderTaskRequest { task, order: TaskOrder::Hold, why }
+    OrderTaskRequest { task, order: TaskOrder::Hold, why, number: 6 }
 }
 
 pub fn get_task_log() -> (GetTaskLogRequest, GetTaskLogReply) {
