@@ -22,4 +22,6 @@ pub mod selectors;
 pub mod settings;
 pub mod sources;
 pub mod sub;
+pub mod task_orders;
+pub mod tasks;
 pub mod timing;

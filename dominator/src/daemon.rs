@@ -46,6 +46,7 @@ use crate::runtime::identities::Identities;
 use crate::runtime::images::Images;
 use crate::runtime::interned::Interned;
 use crate::runtime::shared::{self, DriverCounters, Shared};
+use crate::runtime::task_orders::TaskOrderService;
 use crate::runtime::unused;
 use crate::storage::{HistoryLimits, Storage, StorageError};
 
@@ -327,6 +328,7 @@ pub async fn run(
     until_stop(Arc::clone(&shared.images).hold(holder(&listener)).boxed());
     until_stop(unused::forget_regularly(Arc::clone(&shared)).boxed());
     tracker.spawn(Arc::clone(&shared.claim_service).run(stop.clone()));
+    tracker.spawn(Arc::clone(&shared.task_orders).run(stop.clone()));
     until_stop(Arc::clone(&shared.computed).clean_regularly().boxed());
     until_stop(Arc::clone(&shared.computed).advance_regularly().boxed());
     tracker.spawn(Arc::clone(&shared.identities).save_behind(stop.clone()));
@@ -393,6 +395,7 @@ fn share(
         identities: Arc::new(Identities::open(Arc::clone(&state), clock)?),
         claim_service: Arc::new(ClaimService::new(clock, claims, Arc::clone(&state))),
         computed: Arc::new(computed),
+        task_orders: Arc::new(TaskOrderService::new(Arc::clone(&state))),
         state,
         default_image_changed: watch::Sender::default(),
         metrics: DriverCounters::default(),

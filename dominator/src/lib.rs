@@ -41,6 +41,7 @@ pub mod runtime {
     pub mod recent;
     pub mod saver;
     pub mod shared;
+    pub mod task_orders;
     pub mod unused;
 }
 pub mod storage;

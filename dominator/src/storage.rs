@@ -44,6 +44,7 @@ use crate::core::orders::Order;
 use crate::core::orders::Pauses;
 use crate::core::rollback::Rollbacks;
 use crate::core::settings::Settings;
+use crate::core::task_orders::TaskOrders;
 use crate::storage::computed::ComputedStore;
 use crate::storage::database::{
     OpenDatabase, PausesJson, RowJson, SETTINGS, SettingsRow, StoredValue,
@@ -149,6 +150,8 @@ pub struct Storage {
     pub pauses: StoredValue<Pauses, PausesJson>,
     /// The machines that operators keep at their former images.
     pub rollbacks: StoredValue<Rollbacks>,
+    /// The orders about tasks that machines have not taken.
+    pub task_orders: StoredValue<TaskOrders>,
     /// The image of machines whose record names none.
     pub default_image: StoredValue<Option<Arc<DefaultImage>>>,
     /// The configuration of subs.
@@ -209,6 +212,7 @@ impl Storage {
             brake: StoredValue::load_or_default_as(row("brake"), RowJson)?,
             pauses: StoredValue::load_or_default_as(row("pauses"), PausesJson)?,
             rollbacks: StoredValue::load_or_default_as(row("rollbacks"), RowJson)?,
+            task_orders: StoredValue::load_or_default_as(row("task-orders"), RowJson)?,
             default_image: StoredValue::load_or_default_as(row("default-image"), RowJson)?,
             settings: StoredValue::load_or_default_as(row("subs"), RowJson)?,
             machines: StoredValue::load_or_default_as(row("machines"), RowJson)?,

@@ -9,6 +9,7 @@ pub mod orders;
 pub mod plan;
 pub mod rollback;
 pub mod settings;
+pub mod tasks;
 pub mod text;
 
 use core::net::SocketAddr;

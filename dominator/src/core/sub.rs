@@ -38,6 +38,7 @@ mod report;
 mod room;
 mod status_texts;
 mod target;
+mod tasks;
 mod undone;
 mod updates;
 
@@ -73,6 +74,7 @@ use polls::{Polling, Polls};
 use prefetch::Prefetch;
 use report::{ShownStatus, StatusHistory};
 use room::Room;
+use tasks::Tasks;
 use undone::UndoneUpdates;
 use updates::{Fetching, Updates};
 
@@ -130,6 +132,7 @@ pub struct Sub {
     computed: ComputedContent,
     blocked: BlockedPaths,
     room: Option<Room>,
+    tasks: Tasks,
     prefetch: Prefetch,
     /// The generation in which the object cache was last cleaned up.
     cleaned_generation: Option<u64>,
@@ -170,6 +173,7 @@ impl Sub {
             computed: ComputedContent::default(),
             blocked: BlockedPaths::default(),
             room: None,
+            tasks: Tasks::default(),
             prefetch: Prefetch::default(),
             cleaned_generation: None,
             shown: ShownStatus {
@@ -247,7 +251,7 @@ impl Sub {
             }
             Event::Accepted(request_id) => {
                 if let Some(purpose) = self.calls.answered(request_id) {
-                    self.call_accepted(purpose, step.now);
+                    self.call_accepted(purpose, step);
                 }
             }
             Event::CallFailed(request_id, failure) => {
@@ -255,6 +259,7 @@ impl Sub {
                     self.call_failed(purpose, failure, step);
                 }
             }
+            Event::TasksTold(request_id, answer) => self.take_tasks(request_id, *answer, step),
             Event::Claimed(purpose, answer) => self.claims.answered(purpose, answer, step.now),
             Event::Wake => {}
         }

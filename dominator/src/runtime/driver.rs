@@ -25,9 +25,10 @@ use crate::core::budget;
 use crate::core::claims::{Claim, ClaimKind};
 use crate::core::required_image::required;
 use crate::core::sub::{Context, Effect, Event, ImageState, Sub, SubOrder};
+use crate::core::tasks::TaskEvent;
 use crate::runtime::claim_service::ClaimService;
 use crate::runtime::clock::{Clock, jitter};
-use crate::runtime::driver::calls::{call_sub, commit, plan, poll, read_tree, scan};
+use crate::runtime::driver::calls::{call_sub, commit, plan, poll, read_tree, scan, task_states};
 use crate::runtime::driver::running::Running;
 use crate::runtime::identities::Registration;
 use crate::runtime::images::Images;
@@ -360,6 +361,21 @@ impl Driver {
                 }),
                 Effect::WantComputed(machine, image) => {
                     return shared.computed.want(&machine, &image, &self.handle.nudge);
+                }
+                Effect::AskTasks(request_id, request) => Box::pin(async move {
+                    let told = task_states(&client, &request).await;
+                    Event::TasksTold(request_id, Box::new(told))
+                }),
+                Effect::TaskEvent(TaskEvent { name, text }) => {
+                    tracing::info!(host = %self.machine.hostname, event = name, "{text}");
+                    return self.shared.history.task(&self.machine.hostname, name, text);
+                }
+                Effect::TaskOrderEnded(task, number) => {
+                    let hostname = self.machine.hostname.clone();
+                    Box::pin(async move {
+                        Arc::clone(&shared.task_orders).ended(hostname, task, number).await;
+                        Event::Wake
+                    })
                 }
                 Effect::ReportContent(round, report) => {
                     return shared.computed.report(&self.machine.hostname, round, report);

@@ -259,6 +259,8 @@ impl Fleet {
         );
         let hostname = machine.hostname.clone();
         handle.order(SubOrder::Pause(self.shared.gate.pause_of(&hostname)), &self.shared);
+        let orders = self.shared.task_orders.of(&hostname);
+        handle.order(SubOrder::WantTaskOrders(orders), &self.shared);
         let watched =
             DrivenMachine { handle: Arc::clone(&handle), machine, cancel: cancel.clone() };
         inner.watched.insert(hostname, watched);

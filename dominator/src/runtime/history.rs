@@ -236,6 +236,13 @@ impl History {
         self.later(&self.statuses, record);
     }
 
+    /// Records what operators are told of a task, as a change of status, without waiting.
+    pub fn task(&self, hostname: &str, event: String, text: String) {
+        let (time, host) = (self.clock.now().wall, hostname.to_owned());
+        let row = StatusRow::Status { time, host, status: event, detail: text };
+        self.later(&self.statuses, HistoryRecord::Status(row));
+    }
+
     /// Records how an update ended without waiting. `triggers` describes those that failed.
     pub fn ended(&self, hostname: &str, update_id: u64, outcome: UpdateOutcome, triggers: &str) {
         let time = self.clock.now().wall;

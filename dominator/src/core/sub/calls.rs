@@ -38,6 +38,7 @@ pub(super) enum CallPurpose {
     RetryTriggers,
     /// The last of the objects.
     AddObjects(ObjectId),
+    OrderTask,
 }
 
 /// A call that was accepted, and that no poll has shown yet.
@@ -173,10 +174,12 @@ impl Sub {
     }
 
     /// Handles that the sub accepted a call.
-    pub(super) fn call_accepted(&mut self, purpose: CallPurpose, now: Now) {
+    pub(super) fn call_accepted(&mut self, purpose: CallPurpose, step: &mut Step<'_>) {
         match purpose {
             // It says nothing of the order that follows.
-            CallPurpose::Hold => return self.holding.accepted(now),
+            CallPurpose::Hold => return self.holding.accepted(step.now),
+            // Updates have nothing to do with it.
+            CallPurpose::OrderTask => return self.task_order_taken(&mut step.effects),
             CallPurpose::Commit(id) => self.await_end(id),
             CallPurpose::OfferSignatures => self.offer_accepted(),
             CallPurpose::RetryTriggers => self.orders.retry_triggers = false,
@@ -193,8 +196,14 @@ impl Sub {
     }
 
     /// Handles that a call failed.
-    pub(super) fn call_failed(&mut self, purpose: CallPurpose, failure: Failure, step: &Step<'_>) {
+    pub(super) fn call_failed(
+        &mut self,
+        purpose: CallPurpose,
+        failure: Failure,
+        step: &mut Step<'_>,
+    ) {
         match purpose {
+            CallPurpose::OrderTask => return self.task_order_failed(failure, step),
             CallPurpose::Hold if self.holding.failed(&failure, step.now) => return,
             CallPurpose::Prefetch(_) => return self.hold_prefetch(failure.text, step),
             CallPurpose::Limits => return self.limits.attempt.explain(failure.text),
@@ -266,6 +275,7 @@ impl Sub {
             | CallPurpose::Limits
             | CallPurpose::Cleanup
             | CallPurpose::RetryTriggers
+            | CallPurpose::OrderTask
             | CallPurpose::Hold => {
                 self.calls.attempt.hold(retry_at, failure.text);
                 return;
@@ -395,6 +405,7 @@ fn is_shown(purpose: CallPurpose, view: &View) -> bool {
         | CallPurpose::Cleanup
         | CallPurpose::RetryTriggers
         | CallPurpose::Hold
+        | CallPurpose::OrderTask
         | CallPurpose::OfferSignatures => true,
     }
 }

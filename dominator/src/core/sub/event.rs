@@ -6,9 +6,11 @@ use std::sync::Arc;
 use api::dominator::Status;
 use api::dominator::orders::{DefaultImage, UpdatePause};
 use api::dominator::rollback::Rollback;
+use api::dominator::tasks::WantedTaskOrder;
 use api::subd::{
-    CleanupRequest, FetchRequest, Limits, OfferImageRequest, PollReply, PollRequest,
-    PrepareRequest, SetConfigurationRequest, SubVersion, UpdateOutcome,
+    CleanupRequest, FetchRequest, GetTaskStatesReply, GetTaskStatesRequest, Limits,
+    OfferImageRequest, OrderTaskRequest, PollReply, PollRequest, PrepareRequest,
+    SetConfigurationRequest, SubVersion, UpdateOutcome,
 };
 use model::image::{ComputedRule, ImageName};
 use model::mdb::Machine;
@@ -22,6 +24,7 @@ use crate::core::claims::{Claim, ClaimAnswer, ClaimKind, Release};
 use crate::core::computed::KnownFiles;
 use crate::core::computed::rollout::ContentReport;
 use crate::core::identity::{IdentityReport, IdentityVerdict};
+use crate::core::tasks::TaskEvent;
 use api::planning::{PlanJob, Planned};
 use model::image::required::RequiredImage;
 
@@ -133,6 +136,8 @@ pub enum Call {
     RetryTriggers,
     /// Puts this content of computed files into the cache.
     AddObjects(Arc<[ObjectId]>),
+    /// Gives an order about a daemon task.
+    OrderTask(OrderTaskRequest),
 }
 
 impl Call {
@@ -148,6 +153,7 @@ impl Call {
             Self::Offer(_) => "offer-image",
             Self::RetryTriggers => "retry-triggers",
             Self::AddObjects(_) => "add-objects",
+            Self::OrderTask(_) => "order-task",
         }
     }
 }
@@ -178,6 +184,8 @@ pub enum SubOrder {
     Pause(Option<Arc<UpdatePause>>),
     /// Sets the limits of the sub.
     SetLimits(Limits),
+    /// Sets the orders about tasks that the machine is to take.
+    WantTaskOrders(Vec<WantedTaskOrder>),
 }
 
 /// What happened.
@@ -225,6 +233,8 @@ pub enum Event {
     Accepted(RequestId),
     /// The call failed, or it is not known whether it did.
     CallFailed(RequestId, Failure),
+    /// The machine has answered how its tasks are.
+    TasksTold(RequestId, Box<Result<GetTaskStatesReply, Failure>>),
     /// The answer to the last claim of this kind, or a change of that answer.
     Claimed(ClaimKind, ClaimAnswer),
     /// The time of [`super::Sub::wake_at`] has come.
@@ -252,6 +262,13 @@ pub enum Effect {
     ReportContent(u64, ContentReport),
     /// Makes a plan.
     Plan(RequestId, Box<PlanJob>),
+    /// Asks the machine how its tasks are.
+    AskTasks(RequestId, GetTaskStatesRequest),
+    /// Tells operators something about a task.
+    TaskEvent(TaskEvent),
+    /// The machine has taken the order about this task with this number, or refuses it, or obeys a
+    /// later one.
+    TaskOrderEnded(String, u64),
     /// Calls the sub.
     Call(RequestId, Call),
     /// Records the update in the history, checks [`super::Sub::is_commit_wanted`], and then has the

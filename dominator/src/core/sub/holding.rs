@@ -40,6 +40,11 @@ impl Holding {
         self.refused.is_some()
     }
 
+    /// True while another dominator gives orders.
+    pub(super) fn refuses(&self, now: Now) -> bool {
+        self.refused.as_ref().is_some_and(|(_, until)| now.elapsed < *until)
+    }
+
     /// Takes a failure to hold the machine. Returns true if orders may be given all the same, or
     /// another dominator gives them.
     pub(super) fn failed(&mut self, failure: &Failure, now: Now) -> bool {

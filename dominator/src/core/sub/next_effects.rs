@@ -73,6 +73,7 @@ impl Sub {
         self.report_update_end(&mut step.effects);
         self.check_pause(step.now);
         self.poll_if_due(step);
+        self.look_at_tasks(step);
         let status = match (&self.polls.reachability, self.view.take()) {
             (Reachability::Failed(failure), view) => {
                 let failure = failure.clone();
@@ -109,6 +110,7 @@ impl Sub {
 
     fn check_all(&mut self, view: &View, step: &mut Step<'_>) -> Check<StatusAndDetail> {
         self.check_identity(view, &mut step.effects)?;
+        self.sync_tasks(view, step);
         self.note_undone(view);
         self.check_not_finishing_update(view)?;
         self.check_not_updating(view)?;

@@ -76,6 +76,10 @@ impl Sub {
                 self.fast_update();
                 true
             }
+            SubOrder::WantTaskOrders(wanted) => {
+                self.want_task_orders(wanted);
+                true
+            }
             SubOrder::Pause(pause) => {
                 self.orders.pause = pause;
                 true

@@ -12,6 +12,7 @@ mod rolled_back;
 mod room;
 mod script;
 mod signature_offer;
+mod tasks;
 
 use std::sync::Arc;
 

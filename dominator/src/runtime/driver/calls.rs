@@ -7,9 +7,10 @@ use api::codec::length;
 use api::fault::FaultCode;
 use api::planning::PlanJob;
 use api::subd::{
-    Cleanup, Commit, CommitRequest, Fetch, GetRefusedChanges, GetTasks, HoldMachine, Hurry,
-    OfferContents, OfferContentsRequest, OfferImage, Poll, PollReply, PollRequest, Prepare,
-    PrepareRequest, RetryTriggers, ScanNow, ScanNowRequest, SetConfiguration, SubVersion,
+    Cleanup, Commit, CommitRequest, Fetch, GetRefusedChanges, GetTaskStates, GetTaskStatesReply,
+    GetTaskStatesRequest, GetTasks, HoldMachine, Hurry, OfferContents, OfferContentsRequest,
+    OfferImage, OrderTask, Poll, PollReply, PollRequest, Prepare, PrepareRequest, RetryTriggers,
+    ScanNow, ScanNowRequest, SetConfiguration, SubVersion,
 };
 use model::display::error_chain;
 use model::mdb::Machine;
@@ -172,11 +173,21 @@ pub(super) async fn call_sub(
         Call::Offer(request) => client.call_within::<OfferImage>(request, ACCEPT_LIMIT).await,
         Call::RetryTriggers => client.call_within::<RetryTriggers>(&(), ACCEPT_LIMIT).await,
         Call::Cleanup(request) => client.call_within::<Cleanup>(request, ACCEPT_LIMIT).await,
+        Call::OrderTask(request) => client.call_within::<OrderTask>(request, ACCEPT_LIMIT).await,
     };
     match result {
         Ok(_done) => Event::Accepted(request_id),
         Err(error) => Event::CallFailed(request_id, failure_of(&error)),
     }
+}
+
+/// Asks the machine how its tasks are.
+pub(super) async fn task_states(
+    client: &Client,
+    request: &GetTaskStatesRequest,
+) -> Result<GetTaskStatesReply, Failure> {
+    let told = client.call_within::<GetTaskStates>(request, ACCEPT_LIMIT).await;
+    told.map_err(|error| failure_of(&error))
 }
 
 /// Has an update staged. Only the machine knows whether it needs the signatures of contents.

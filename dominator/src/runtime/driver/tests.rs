@@ -29,6 +29,7 @@ use crate::runtime::history::History;
 use crate::runtime::identities::Identities;
 use crate::runtime::interned::Interned;
 use crate::runtime::shared::{self, DriverCounters};
+use crate::runtime::task_orders::TaskOrderService;
 use crate::storage::tests::HeldDisk;
 use crate::storage::{HistoryLimits, Storage};
 use api::subd::{CacheReport, Commit, PollReply, ScanReport, SubVersion};
@@ -77,6 +78,7 @@ pub(crate) fn shared(state: &Arc<Storage>, stop: &CancellationToken) -> Shared {
         metrics: DriverCounters::default(),
         claim_service: Arc::new(ClaimService::new(clock, settings, Arc::clone(state))),
         computed: Arc::new(computed.unwrap()),
+        task_orders: Arc::new(TaskOrderService::new(Arc::clone(state))),
         sources: Sources::new(&[]),
         redials: shared::redials(),
         caches: Interned::default(),

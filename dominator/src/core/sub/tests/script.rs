@@ -5,8 +5,8 @@ use core::time::Duration;
 use std::sync::Arc;
 
 use api::subd::{
-    Activity, CacheReport, FetchFailure, FreeSpace, LastFetch, LastUpdate, PollReply, ScanReport,
-    SubVersion, UpdateOutcome,
+    Activity, CacheReport, FetchFailure, FreeSpace, GetTaskStatesRequest, LastFetch, LastUpdate,
+    OrderTaskRequest, PollReply, ScanReport, SubVersion, UpdateOutcome,
 };
 use expect_test::Expect;
 use model::filter::Filter;
@@ -83,6 +83,8 @@ pub(super) struct Script {
     pub(super) poll_wait_ms: u32,
     /// The call that is under way; `None` for a Commit.
     pub(super) called: Option<(RequestId, Option<Call>)>,
+    /// The question about tasks that is under way.
+    pub(super) asked: Option<(RequestId, GetTaskStatesRequest)>,
     lines: String,
     /// The answer to all claims.
     pub(super) answer: ClaimAnswer,
@@ -120,6 +122,7 @@ impl Script {
             polled: RequestId(0),
             poll_wait_ms: 0,
             called: None,
+            asked: None,
             lines: String::new(),
             answer: ClaimAnswer::Granted,
             writes_ends: false,
@@ -251,6 +254,11 @@ impl Script {
                     next.push(Event::FormerRead(request_id, self.former.clone()));
                 }
                 Effect::WantComputed(..) => {}
+                Effect::AskTasks(request_id, request) => self.asked = Some((request_id, request)),
+                Effect::TaskEvent(event) => done.push(format!("{} {}", event.name, event.text)),
+                Effect::TaskOrderEnded(task, number) => {
+                    done.push(format!("order {number} about {task} has ended"));
+                }
                 Effect::ReportContent(round, report) => self.reports.push((round, report)),
                 Effect::Plan(request_id, job) => {
                     next.push(Event::Planned(request_id, Ok(Arc::new(job.run().unwrap()))));
@@ -280,6 +288,10 @@ impl Script {
                             format!("offer with {} signatures", request.signatures.len())
                         }
                         Call::SetConfiguration(_) => "set-configuration".to_owned(),
+                        Call::OrderTask(request) => {
+                            let OrderTaskRequest { task, order, number, .. } = request;
+                            format!("{} {task} as {number}", order.name())
+                        }
                     });
                     let former = self.called.replace((request_id, Some(call)));
                     assert!(former.is_none(), "two calls at one time");

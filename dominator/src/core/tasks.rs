@@ -1,0 +1,312 @@
+//! What is shown of the daemon tasks of machines: which of them have trouble, how many are in each
+//! state, and why one runs or does not.
+// tidy: core
+
+use core::time::Duration;
+use std::collections::BTreeMap;
+
+use api::dominator::tasks::WantedTaskOrder;
+use api::subd::{Health, TaskReport, TaskState};
+use model::display::{ago, counted, utc};
+use model::tree::Time;
+
+use crate::core::timing::Now;
+
+/// How long a task has trouble before operators are told, unless it is over for good.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How long a task must run so that its trouble is over.
+pub const WELL_FOR: Duration = Duration::from_secs(60);
+
+/// What is wrong with a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TroubleKind {
+    Unhealthy,
+    /// It has ended and is not started again, or cannot be run.
+    Failed,
+    /// It ends again and again.
+    BackOff,
+}
+
+impl TroubleKind {
+    fn of(state: TaskState) -> Option<Self> {
+        match state {
+            TaskState::Unhealthy => Some(Self::Unhealthy),
+            TaskState::Failed | TaskState::Refused => Some(Self::Failed),
+            TaskState::Waiting => Some(Self::BackOff),
+            _ => None,
+        }
+    }
+
+    /// The kind of the alarm, and the name of the event.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Unhealthy => "task-unhealthy",
+            Self::Failed => "task-failed",
+            Self::BackOff => "task-back-off",
+        }
+    }
+
+    fn patience(self) -> Duration {
+        match self {
+            Self::Unhealthy | Self::BackOff => PATIENCE,
+            Self::Failed => Duration::ZERO,
+        }
+    }
+}
+
+/// The trouble of one task.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trouble {
+    pub task: Box<str>,
+    pub kind: TroubleKind,
+    /// When it began.
+    pub since: Time,
+    pub text: Box<str>,
+    /// The same on the clock of [`Now::elapsed`].
+    began: Duration,
+    /// Since when it runs again.
+    well: Option<Duration>,
+    is_raised: bool,
+}
+
+/// What operators are told once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TaskEvent {
+    pub name: String,
+    pub text: String,
+}
+
+impl TaskEvent {
+    fn new(name: &str, task: &str, text: &str) -> Self {
+        Self { name: name.to_owned(), text: format!("{task}: {text}") }
+    }
+}
+
+/// The tasks of one machine that have trouble, by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Troubles(Vec<Trouble>);
+
+impl Troubles {
+    /// Takes how the tasks are now. Returns what operators are told.
+    pub fn take(&mut self, tasks: &[TaskReport], now: Now) -> Vec<TaskEvent> {
+        let mut events = Vec::new();
+        let former = std::mem::take(&mut self.0);
+        for task in tasks {
+            let trouble = former.iter().find(|trouble| *trouble.task == *task.name).cloned();
+            match (trouble, TroubleKind::of(task.state)) {
+                (former, Some(kind)) => {
+                    let former = former.filter(|former| former.kind == kind);
+                    let text = trouble_text(task).into();
+                    self.0.push(match former {
+                        Some(former) => Trouble { text, well: None, ..former },
+                        None => Trouble {
+                            task: task.name.as_str().into(),
+                            kind,
+                            since: now.wall,
+                            text,
+                            began: now.elapsed,
+                            well: None,
+                            is_raised: false,
+                        },
+                    });
+                }
+                (None, None) => {}
+                (Some(former), None) => match task.state {
+                    TaskState::Starting | TaskState::Stopping => self.0.push(former),
+                    TaskState::Running => {
+                        let well = former.well.or(Some(now.elapsed));
+                        self.0.push(Trouble { well, ..former });
+                    }
+                    _ if former.is_raised => {
+                        let name = format!("task-{}", task.state.name());
+                        events.push(TaskEvent::new(&name, &task.name, &task.detail));
+                    }
+                    _ => {}
+                },
+            }
+        }
+        events.extend(self.look(now));
+        events
+    }
+
+    /// Notes that time has passed. Returns what operators are told.
+    pub fn look(&mut self, now: Now) -> Vec<TaskEvent> {
+        let mut events = Vec::new();
+        self.0.retain_mut(|trouble| {
+            let (name, task) = (trouble.kind.name(), &trouble.task);
+            match trouble.due() {
+                Some(due) if due <= now.elapsed => {}
+                _ => return true,
+            }
+            if trouble.well.is_some() {
+                if trouble.is_raised {
+                    let since = format!("it runs again; {name} since {}", utc(trouble.since));
+                    events.push(TaskEvent::new("task-running", task, &since));
+                }
+                return false;
+            }
+            events.push(TaskEvent::new(name, task, &trouble.text));
+            trouble.is_raised = true;
+            true
+        });
+        events
+    }
+
+    /// When to look next, on the clock of [`Now::elapsed`].
+    #[must_use]
+    pub fn next(&self) -> Option<Duration> {
+        self.0.iter().filter_map(Trouble::due).min()
+    }
+
+    /// Those that operators are told of.
+    pub fn raised(&self) -> impl Iterator<Item = &Trouble> {
+        self.0.iter().filter(|trouble| trouble.is_raised)
+    }
+}
+
+impl Trouble {
+    fn due(&self) -> Option<Duration> {
+        match (self.well, self.is_raised) {
+            (Some(well), _) => Some(well + WELL_FOR),
+            (None, false) => Some(self.began + self.kind.patience()),
+            (None, true) => None,
+        }
+    }
+}
+
+fn trouble_text(task: &TaskReport) -> String {
+    let last = task.last_end.as_ref().map(|end| format!("it {end}"));
+    let why = match (task.state, &task.health) {
+        (TaskState::Unhealthy, Some(Health::Failed(why))) => Some(why.trim_end().to_owned()),
+        (TaskState::Waiting | TaskState::Failed, _) => last,
+        _ => None,
+    };
+    format!("{}: {}", task.state.name(), why.as_ref().unwrap_or(&task.detail))
+}
+
+/// How many tasks are in each state; states without tasks are left out.
+pub type TaskCounts = BTreeMap<TaskState, u32>;
+
+/// Describes `counts` in one line: `2 active, 3 launching, 1 unhealthy`.
+#[must_use]
+pub fn counts_text(counts: &TaskCounts) -> String {
+    let mut rows: Vec<(TaskState, u32)> =
+        counts.iter().map(|(state, one)| (*state, *one)).collect();
+    let is_usual = |state| matches!(state, TaskState::Running | TaskState::Starting);
+    rows.sort_by_key(|(state, _)| (!is_usual(*state), *state != TaskState::Running, *state));
+    let texts = rows.iter().map(|(state, count)| format!("{count} {}", count_name(*state)));
+    texts.collect::<Vec<_>>().join(", ")
+}
+
+fn count_name(state: TaskState) -> &'static str {
+    match state {
+        TaskState::Running => "active",
+        TaskState::Starting => "launching",
+        state => state.name(),
+    }
+}
+
+/// What is known of a task, to explain it.
+#[derive(Clone, Copy, Debug)]
+pub struct Known<'a> {
+    pub hostname: &'a str,
+    pub report: &'a TaskReport,
+    pub wanted: &'a [WantedTaskOrder],
+    /// The last order that the machine has refused, and why.
+    pub refused: Option<&'a str>,
+    /// Why the machine does not answer.
+    pub away: Option<&'a str>,
+    pub seen: Option<Time>,
+    pub now: Time,
+}
+
+/// Says why a task runs or does not, and when it will.
+#[must_use]
+pub fn explain(known: &Known<'_>) -> Vec<String> {
+    let Known { hostname, report, now, .. } = *known;
+    let mut lines = vec![format!(
+        "{} on {hostname} is {}: {}",
+        report.name,
+        report.state.name(),
+        report.detail
+    )];
+    if let Some(why) = known.away {
+        let seen = known.seen.map_or_else(|| "never".to_owned(), |seen| ago(now, seen));
+        lines.push(format!("that is what the machine has said last, {seen}; now: {why}"));
+    }
+    if let Some(started) = report.started {
+        let times = counted(report.starts.into(), "start");
+        lines.push(format!(
+            "its program was started {}, {}; {times} of the run",
+            ago(now, started),
+            utc(started)
+        ));
+    }
+    lines.extend(report.last_end.as_ref().map(|end| format!("before, it {end}")));
+    match &report.health {
+        Some(Health::Passed) => lines.push("its health command passes".to_owned()),
+        Some(Health::Failed(why)) => lines.push(format!("it is not healthy: {}", why.trim_end())),
+        None => {}
+    }
+    lines.push(next_text(known));
+    lines.extend(known.wanted.iter().map(|order| {
+        let WantedTaskOrder { order, who, why, since, .. } = order;
+        let why = if why.is_empty() { String::new() } else { format!(": {why}") };
+        format!(
+            "the machine has not taken the order to {} it, given by {who} {}{why}",
+            order.name(),
+            ago(now, *since)
+        )
+    }));
+    lines.extend(known.refused.map(str::to_owned));
+    lines
+}
+
+/// Says when the task will run, or stop, and what an operator can do about it.
+fn next_text(known: &Known<'_>) -> String {
+    let Known { hostname, report, .. } = *known;
+    let order = |verb: &str| format!("domtool task {verb} {hostname} {}", report.name);
+    let event = |none: &str| match report.next_at {
+        Some(at) => format!("the next event of its schedule is at {}", utc(at)),
+        None => none.to_owned(),
+    };
+    match report.state {
+        TaskState::NotRun => "the machine runs no tasks".to_owned(),
+        TaskState::Refused => {
+            "it runs when its definition can be read, or the machine has what it needs".to_owned()
+        }
+        TaskState::Suspended => format!("it runs again after: {}", order("resume")),
+        TaskState::Held
+            if report.permit.as_ref().is_some_and(|permit| permit.until.is_none())
+                && !report.detail.starts_with("held:") =>
+        {
+            "it runs when this machine has the permit, which one machine has at a time".to_owned()
+        }
+        TaskState::Held => format!("it runs again after: {}", order("release")),
+        TaskState::Idle => {
+            format!("{}; to run it now: {}", event("its schedule starts it never"), order("start"))
+        }
+        TaskState::Starting => "it is started at once".to_owned(),
+        TaskState::Running | TaskState::Unhealthy => {
+            event("it runs until it ends, or somebody stops it")
+        }
+        TaskState::Stopping => "it is being stopped".to_owned(),
+        TaskState::Waiting => {
+            let at =
+                report.again_at.map_or_else(|| "soon".to_owned(), |at| format!("at {}", utc(at)));
+            format!("it is started again {at}; to start it now: {}", order("restart"))
+        }
+        TaskState::Succeeded | TaskState::Failed => {
+            format!(
+                "{}; to run it now: {}",
+                event("it is not started again by itself before its next version"),
+                order("restart")
+            )
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
