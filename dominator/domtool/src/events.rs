@@ -128,6 +128,21 @@ async fn show(
     Ok(format.render(&events, |events| table(events)).into())
 }
 
+/// Shows the newest `limit` events that match, or all if `limit` is 0, oldest first.
+pub(super) async fn list_matching(
+    client: &Client,
+    format: Format,
+    request: ListEventsRequest,
+    limit: usize,
+    matches: impl Fn(&HistoryEvent) -> bool,
+) -> Result<Output, ToolError> {
+    let (mut events, _) = read_events(client, request, 0).await?;
+    events.retain(matches);
+    let surplus = if limit == 0 { 0 } else { events.len().saturating_sub(limit) };
+    events.drain(..surplus);
+    Ok(format.render(&events, |events| table(events)).into())
+}
+
 /// Reads the newest `limit` events page by page, or all if `limit` is 0. Returns them oldest first,
 /// and whether there may be more.
 async fn read_events(

@@ -7,6 +7,7 @@ mod content;
 mod cron;
 mod database;
 mod events;
+mod fleet_tasks;
 mod input_file;
 mod lasting_orders;
 mod machine_database;
@@ -218,9 +219,10 @@ enum Command {
         domtool cron @weekly --fires --at 2026-11-29T00:00:00Z\n\n\
         docs/TASKS.md has the fields and the short forms.")]
     Cron(cron::Arguments),
-    /// Ask about daemon tasks
+    /// Show the daemon tasks of machines, give orders about them, and explain task files
     ///
-    /// subd does not run tasks yet: an image with a trigger of Kind task is refused.
+    /// HOST and NAME are patterns, except where one task is asked about. docs/TASKS.md explains
+    /// the states.
     Task {
         #[command(subcommand)]
         command: task::Command,
@@ -263,7 +265,9 @@ pub async fn run(arguments: Arguments) -> ExitCode {
         }
         Command::Methods(shown) => return methods::run(arguments.format, shown),
         Command::Cron(asked) => return cron::run(arguments.format, asked),
-        Command::Task { command } => return task::run(arguments.format, command),
+        Command::Task { command: task::Command::File(command) } => {
+            return task::run(arguments.format, command);
+        }
         Command::Rollout { command } => return rollout::run(arguments.format, command),
         Command::Mdb { command: machine_database::Command::Check { file } } => {
             return match machine_database::check(arguments.format, file) {
@@ -383,12 +387,15 @@ async fn run_command(
         Command::SetConfig(arguments) => settings::set(client, format, arguments).await,
         Command::GetConfig(arguments) => settings::get(client, format, arguments).await,
         Command::Status => status::show_status(client, format).await,
+        Command::Task { command: task::Command::Fleet(command) } => {
+            fleet_tasks::run(client, format, command).await
+        }
         Command::Documents(_)
         | Command::Cert { .. }
         | Command::Methods(_)
         | Command::Cron(_)
         | Command::Rollout { .. }
-        | Command::Task { .. }
+        | Command::Task { command: task::Command::File(_) }
         | Command::Database { .. } => {
             unreachable!("these commands run without a client")
         }

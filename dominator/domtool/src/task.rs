@@ -1,4 +1,4 @@
-//! `domtool task`: asks about daemon tasks.
+//! `domtool task`: asks about daemon tasks, by a task file or of the dominator.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -15,14 +15,23 @@ use tool::{Format, PlacedError};
 
 use crate::input_file::read;
 use crate::wall_clock::{both, now, parse_moment, print};
-use crate::{columns, text_of};
+use crate::{columns, fleet_tasks, text_of};
 
 /// The longest file of runs, in bytes.
 const RUNS_BYTES_MAX: usize = 16 << 20;
 
-/// Questions about daemon tasks.
+/// Questions about daemon tasks, and orders.
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
+    #[command(flatten)]
+    Fleet(fleet_tasks::Command),
+    #[command(flatten)]
+    File(FileCommand),
+}
+
+/// Questions that need no dominator.
+#[derive(Debug, Subcommand)]
+pub(super) enum FileCommand {
     /// Say when a task runs, what would be done about its runs at a moment, and why
     ///
     /// FILE is a task file, as images have it in /etc/dominator/tasks.d. The answer is that of a
@@ -70,8 +79,8 @@ struct Answer {
     upcoming: Vec<Occurrence>,
 }
 
-pub(super) fn run(format: Format, command: &Command) -> ExitCode {
-    let Command::Schedule { file, at, count, runs } = command;
+pub(super) fn run(format: Format, command: &FileCommand) -> ExitCode {
+    let FileCommand::Schedule { file, at, count, runs } = command;
     let time = at.unwrap_or_else(now);
     print(format, schedule(format, file, time, *count, runs.as_deref()))
 }

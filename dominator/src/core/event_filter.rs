@@ -60,6 +60,7 @@ impl Hosts {
 fn selectors_of<'a>(verb: &str, about: &'a str) -> Vec<&'a str> {
     match verb {
         "pause" | "resume" => about.split_whitespace().collect(),
+        verb if verb.starts_with("task-") => about.split_whitespace().collect(),
         // `host web1: cpu-percent=5` names a machine; a fleet or a tag does not.
         "set-config" => {
             let named = about.strip_prefix("host ").and_then(|rest| rest.split_once(':'));

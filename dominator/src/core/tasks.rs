@@ -226,12 +226,11 @@ pub struct Known<'a> {
 #[must_use]
 pub fn explain(known: &Known<'_>) -> Vec<String> {
     let Known { hostname, report, now, .. } = *known;
-    let mut lines = vec![format!(
-        "{} on {hostname} is {}: {}",
-        report.name,
-        report.state.name(),
-        report.detail
-    )];
+    let state = report.state.name();
+    // The reason of an operator begins with the state.
+    let said = report.detail.strip_prefix(state).and_then(|detail| detail.strip_prefix(": "));
+    let detail = said.unwrap_or(&report.detail);
+    let mut lines = vec![format!("{} on {hostname} is {state}: {detail}", report.name)];
     if let Some(why) = known.away {
         let seen = known.seen.map_or_else(|| "never".to_owned(), |seen| ago(now, seen));
         lines.push(format!("that is what the machine has said last, {seen}; now: {why}"));

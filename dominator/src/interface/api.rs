@@ -12,6 +12,7 @@ use api::dominator::orders::WatchSub;
 use api::dominator::plan::{CheckMdb, PlanMachine, PlanMachines};
 use api::dominator::rollback::ListLastingOrders;
 use api::dominator::settings::{GetSubConfiguration, GetSubLimits};
+use api::dominator::tasks::{GetTask, ListTasks};
 use api::dominator::{GetStatus, ListSubs, ListSubsReply, ListSubsRequest, ShowSub};
 use api::fault::{Fault, FaultCode};
 use model::display::error_chain;
@@ -79,6 +80,12 @@ pub fn methods(router: Router<ApiState>) -> Router<ApiState> {
             caller.refuse_machines("a machine may not have files of other machines counted")?;
             api.fleet.count_kept_files(request).await.map_err(|error| fault_of(&error))
         })
+        .method::<ListTasks, _>(async |api, _, request| {
+            api.fleet.tasks(request).map_err(|error| fault_of(&error))
+        })
+        .method::<GetTask, _>(async |api, _, request| {
+            api.fleet.task(&request).map_err(|error| fault_of(&error))
+        })
         .method::<CheckMdb, _>(async |api, _, request| {
             let machines = request.machines.into_iter();
             let machines: Machines =
@@ -110,6 +117,7 @@ pub fn fault_of(error: &OrderError) -> Fault {
         | OrderError::NotStopped { .. }
         | OrderError::Content(_)
         | OrderError::NotChanged { .. }
+        | OrderError::NoTask { .. }
         | OrderError::NoCopy
         | OrderError::Accept { source: AcceptError::NothingHeld } => FaultCode::NotFound,
         OrderError::Accept { source: AcceptError::OtherHeld }
@@ -128,11 +136,16 @@ pub fn fault_of(error: &OrderError) -> Fault {
         | OrderError::Hosts(_)
         | OrderError::Settings { .. }
         | OrderError::Filter { .. }
+        | OrderError::TaskPattern { .. }
+        | OrderError::NoSelection
         | OrderError::Pause { .. } => FaultCode::BadRequest,
         OrderError::DefaultImage { .. } => FaultCode::Held,
         OrderError::TooManyMachines | OrderError::TooManyCounting => FaultCode::TooLarge,
         OrderError::NoPlan { is_scanning: true, .. } => FaultCode::Busy,
-        OrderError::NoPlan { .. } | OrderError::NoLimits { .. } => FaultCode::Unavailable,
+        OrderError::NoPlan { .. }
+        | OrderError::NoLimits { .. }
+        | OrderError::NoTasks { .. }
+        | OrderError::NoTaskLog { .. } => FaultCode::Unavailable,
         OrderError::Stopping => FaultCode::Unavailable,
     };
     Fault::new(code, error_chain(error))

@@ -40,6 +40,14 @@ impl Collector for FleetCollector {
             let count = alarms.get(kind).copied().unwrap_or_default();
             ConstGauge::new(i64::from(count)).encode(raised.encode_family(&[("kind", kind)])?)?;
         }
+        let counts = fleet.task_counts();
+        let help = "Daemon tasks of all machines, by state";
+        let mut tasks = encoder.encode_descriptor("tasks", help, None, MetricType::Gauge)?;
+        for state in api::subd::TaskState::ALL {
+            let count = counts.get(&state).copied().unwrap_or_default();
+            let gauge = ConstGauge::new(i64::from(count));
+            gauge.encode(tasks.encode_family(&[("state", state.name())])?)?;
+        }
         let mut one = |name, help, value: i64| {
             let encoder = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             ConstGauge::new(value).encode(encoder)

@@ -2,6 +2,7 @@
 
 mod events;
 mod shared_page;
+mod tasks;
 
 use std::sync::Arc;
 
@@ -16,6 +17,7 @@ use rpc::page_frame::{Frame, path_escape};
 use rpc::server::{Page, Query, Router};
 
 use shared_page::SharedPage;
+use tasks::TaskRow;
 
 use crate::core::alarms::clock_text;
 use crate::core::selectors::Selection;
@@ -53,7 +55,9 @@ pub fn pages<S: Clone + Send + Sync + 'static>(
     router: Router<S>,
     fleet: &Arc<Fleet>,
 ) -> Router<Pages> {
-    let frame = Frame::new(DAEMON, &fleet.shared().security).link("/events", "events");
+    let frame = Frame::new(DAEMON, &fleet.shared().security)
+        .link("/tasks", "tasks")
+        .link("/events", "events");
     router
         .frame(frame.clone())
         .with_state(Pages { fleet: Arc::clone(fleet), frame, machines: SharedPage::default() })
@@ -65,6 +69,9 @@ pub fn pages<S: Clone + Send + Sync + 'static>(
         .page("/sub", async |pages, request| machine_page(&pages, &request.query))
         .page("/mdb", async |pages, _| {
             Ok(pages.html("Machine database", &HeldMdbPage::new(&pages.fleet)))
+        })
+        .page("/tasks", async |pages, request| {
+            Ok(pages.html("Tasks", &tasks::TasksPage::find(&pages.fleet, &request.query)?))
         })
         .page("/events", async |pages, request| {
             let body = events::EventsPage::find(&pages.fleet, &request.query).await?;
@@ -307,6 +314,8 @@ struct MachinePage<'a> {
     scheme: &'static str,
     explanation: String,
     facts: Vec<(&'static str, String)>,
+    /// Its tasks, or why they are not known.
+    tasks: Result<Vec<TaskRow>, String>,
     /// The record of the machine, as JSON.
     record: String,
 }
@@ -325,6 +334,7 @@ fn machine_page(pages: &Pages, query: &Query) -> Result<Page, Fault> {
         facts: api::dominator::text::sub_facts(&detail, Some(&why.must_have.source), now),
         record: serde_json::to_string_pretty(&detail.machine)
             .unwrap_or_else(|error| format!("the record has no JSON: {error}")),
+        tasks: tasks::tasks_of(fleet, host),
         detail: &detail,
     };
     Ok(pages.html(host, &body))

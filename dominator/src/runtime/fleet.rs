@@ -7,6 +7,7 @@ mod plan;
 mod records;
 mod rollback;
 mod settings;
+mod tasks;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -74,6 +75,19 @@ pub enum OrderError {
     },
     #[error("the limits of {hostname} are not known: {why}")]
     NoLimits { hostname: String, why: String },
+    #[error("the tasks of {hostname} are not known: {why}")]
+    NoTasks { hostname: String, why: String },
+    #[error("no task of the machines that are meant is called {task}")]
+    NoTask { task: String },
+    #[error("the log is not known: {hostname}: {why}")]
+    NoTaskLog { hostname: String, why: String },
+    #[error("invalid pattern of machines or tasks")]
+    TaskPattern {
+        #[source]
+        source: globset::Error,
+    },
+    #[error("name machines and tasks; `*` stands for all")]
+    NoSelection,
     #[error("there is no plan for {hostname}: {}: {why}", gap.name())]
     NoPlan {
         hostname: String,
@@ -351,6 +365,11 @@ impl Fleet {
             watched.handle.with_sub(|sub| {
                 if let Some(why) = sub.held_by_other() {
                     raised.add(OTHER_DOMINATOR, hostname, None, why.to_owned());
+                }
+                for trouble in sub.task_troubles() {
+                    let about = format!("{hostname}/{}", trouble.task);
+                    let text = trouble.text.to_string();
+                    raised.add(trouble.kind.name(), &about, Some(trouble.since), text);
                 }
                 for alarm in sub.view().into_iter().flat_map(|view| &view.report.alarms) {
                     raised.add(alarm.kind(), hostname, None, alarm.to_string());

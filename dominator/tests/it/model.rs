@@ -322,7 +322,9 @@ impl Model {
                 Ok(None)
             }
             // A model trusts everybody.
-            Request::Call(Call::Offer(_) | Call::Hold | Call::RetryTriggers) => Ok(None),
+            Request::Call(
+                Call::Offer(_) | Call::Hold | Call::RetryTriggers | Call::OrderTask(_),
+            ) => Ok(None),
             Request::Call(Call::Fetch(request)) => self.sub.fetch(request),
             Request::Call(Call::Prepare(request, _)) => {
                 self.sub.prepare(request, |is_forced| permits(random, is_forced))

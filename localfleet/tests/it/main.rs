@@ -14,6 +14,7 @@ mod documents;
 mod events;
 mod faults;
 mod first_machine;
+mod fleet_tasks;
 mod former;
 mod image_life;
 mod image_server;

@@ -28,7 +28,7 @@ const RUN: &str = "#!/bin/sh\n# VERSION\n\
     echo VERSION >> /var/log/starts\nsleep 1000 & wait\n";
 
 /// Makes a tree in which scripts run.
-fn make_tree(tree: &Path) {
+pub fn make_tree(tree: &Path) {
     for program in ["/bin/sh", "/usr/bin/sleep", "/usr/bin/flock"] {
         copy(program, tree);
         let output = Command::new("ldd").arg(program).output().unwrap();
@@ -48,7 +48,7 @@ fn copy(path: &str, tree: &Path) {
     fs::copy(path, to).unwrap();
 }
 
-fn add_task(tree: &Path, version: &str) {
+pub fn add_task(tree: &Path, version: &str) {
     fs::create_dir_all(tree.join("opt/job")).unwrap();
     fs::create_dir_all(tree.join("etc/dominator/tasks.d")).unwrap();
     fs::write(tree.join("etc/dominator/tasks.d/job.json"), TASK).unwrap();
@@ -57,7 +57,7 @@ fn add_task(tree: &Path, version: &str) {
     fs::set_permissions(&run, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-fn lines(sub: &Sub, name: &str) -> Vec<String> {
+pub fn lines(sub: &Sub, name: &str) -> Vec<String> {
     let text = fs::read_to_string(sub.root.join("var/log").join(name)).unwrap_or_default();
     text.lines().map(str::to_owned).collect()
 }
@@ -99,7 +99,7 @@ fn kill_program(sub: &Sub) {
     kill(Pid::from_raw(found.unwrap().pid), Signal::SIGKILL).unwrap();
 }
 
-fn set_triggers(scenario: &Scenario, triggers: &str) {
+pub fn set_triggers(scenario: &Scenario, triggers: &str) {
     fs::write(scenario.directory.path().join("triggers"), triggers).unwrap();
 }
 

@@ -93,12 +93,16 @@ fn sets_may_call_what_they_must() {
             Dominator.GetConfiguration
             Dominator.GetStatus
             Dominator.GetSubLimits
+            Dominator.GetTask
+            Dominator.GetTaskLog
             Dominator.GoOn
             Dominator.ListContentChanges
             Dominator.ListEvents
             Dominator.ListLastingOrders
             Dominator.ListSubs
+            Dominator.ListTasks
             Dominator.OrderContentChange
+            Dominator.OrderTasks
             Dominator.PauseUpdates
             Dominator.PlanMachine
             Dominator.PlanMachines
@@ -170,8 +174,10 @@ fn sets_may_call_what_they_must() {
             Dominator.GetConfiguration
             Dominator.GetStatus
             Dominator.GetSubLimits
+            Dominator.GetTask
             Dominator.ListEvents
             Dominator.ListSubs
+            Dominator.ListTasks
             Dominator.PlanMachine
             Dominator.PlanMachines
             Dominator.ShowMdb

@@ -202,6 +202,10 @@ fn methods_of_the_dominator_have_these_bytes() {
     pinned.method::<dominator::settings::SetSubConfiguration>(samples::set_sub_configuration());
     pinned.method::<dominator::settings::GetSubConfiguration>(samples::get_sub_configuration());
     pinned.method::<dominator::settings::GetSubLimits>(samples::get_sub_limits());
+    pinned.method::<dominator::tasks::ListTasks>(samples::list_tasks());
+    pinned.method::<dominator::tasks::GetTask>(samples::get_task());
+    pinned.method::<dominator::tasks::OrderTasks>(samples::order_tasks());
+    pinned.method::<dominator::tasks::GetTaskLog>(samples::get_fleet_task_log());
     pinned.method::<dominator::kept_files::CountKeptFiles>(samples::count_kept_files());
     pinned.check("Dominator.", expect_file!["golden/dominator.txt"]);
 }

@@ -192,7 +192,7 @@ fn an_explanation_says_why_and_when() {
         (
             held,
             &[
-                "logd on web1 is held: held: disk swap",
+                "logd on web1 is held: disk swap",
                 "it runs again after: domtool task release web1 logd",
             ],
         ),

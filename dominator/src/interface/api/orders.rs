@@ -17,6 +17,7 @@ use api::dominator::rollback::{EndRollback, EndRollbackRequest, RollBack, RollBa
 use api::dominator::settings::{
     SetSubConfiguration, SetSubConfigurationReply, SetSubConfigurationRequest,
 };
+use api::dominator::tasks::{GetTaskLog, OrderTasks, OrderTasksRequest};
 use api::dominator::{ClearSafetyShutoff, DisableUpdates, EnableUpdates, Retry};
 use api::fault::{Fault, FaultCode};
 use api::method::Method;
@@ -125,6 +126,16 @@ pub(super) fn methods(router: Router<ApiState>) -> Router<ApiState> {
             let who = caller.name_or(request.who);
             let request = EndRollbackRequest { hosts, who, ..request };
             to_the_end(tracker, async move { fleet.end_rollback(request).await }).await
+        })
+        .method_of_owners::<OrderTasks, _>(async |ApiState { fleet, tracker }, caller, request| {
+            let (mut machines, who) = (request.machines, caller.name_or(request.who));
+            machines.hosts = expect_may_all::<OrderTasks>(&caller, &fleet, machines.hosts)?;
+            let request = OrderTasksRequest { machines, who, ..request };
+            to_the_end(tracker, async move { fleet.order_tasks(request).await }).await
+        })
+        .method_of_owners::<GetTaskLog, _>(async |ApiState { fleet, .. }, caller, request| {
+            expect_may::<GetTaskLog>(&caller, &fleet, &request.hostname)?;
+            fleet.task_log(request).await.map_err(|error| fault_of(&error))
         })
         .method_of_owners::<ForceDisruptiveUpdate, _>(
             async |ApiState { fleet, tracker }, caller, request| {

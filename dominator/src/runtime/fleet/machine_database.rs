@@ -59,6 +59,7 @@ impl Fleet {
         self.carry_out(admission, outcome.changes);
         self.forget_pauses();
         self.forget_rollbacks();
+        self.forget_task_orders();
         Ok(())
     }
 
@@ -111,6 +112,7 @@ impl Fleet {
             );
             self.forget_pauses();
             self.forget_rollbacks();
+            self.forget_task_orders();
         }
     }
 

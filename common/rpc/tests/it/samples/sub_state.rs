@@ -135,7 +135,7 @@ pub fn get_refused_changes() -> ((), GetRefusedChangesReply) {
     ((), GetRefusedChangesReply { changes: refused.collect() })
 }
 
-fn task_report() -> TaskReport {
+pub(super) fn task_report() -> TaskReport {
     TaskReport {
         name: "logd".to_owned(),
         state: TaskState::Waiting,
