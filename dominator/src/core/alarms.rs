@@ -42,6 +42,15 @@ pub const COMPUTED_FILES: &str = "computed-files";
 /// The kind of the alarm that a change of the content of computed files is stopped.
 pub const CONTENT_STOPPED: &str = "content-stopped";
 
+/// The kind of the alarm, and the name of the event, that a task has been unhealthy for a while.
+pub const TASK_UNHEALTHY: &str = "task-unhealthy";
+
+/// The same of a task that has failed, or cannot be run.
+pub const TASK_FAILED: &str = "task-failed";
+
+/// The same of a task that ends again and again.
+pub const TASK_BACK_OFF: &str = "task-back-off";
+
 /// How many begun alarms, and how many ended ones, one report lists.
 const LISTED_MAX: usize = 100;
 
@@ -50,7 +59,7 @@ const LISTED_MAX: usize = 100;
 pub struct Alarm {
     /// One of the kinds in `docs/OPERATING.md`.
     pub kind: String,
-    /// The machine or the image; empty for the fleet.
+    /// The machine, the image, or a task as `HOST/TASK`; empty for the fleet.
     pub about: String,
     /// When it began, in UTC, if that is known. An alarm that begins again is another alarm.
     pub since: Option<String>,

@@ -56,7 +56,7 @@ pub use claims::{
 };
 pub use event::{
     Call, ContentsToSign, Context, Effect, Event, Failure, FailureKind, ImageState, RequestId,
-    SubOrder,
+    SubOrder, TaskEffect,
 };
 pub use polls::View;
 pub use report::PreviewInput;

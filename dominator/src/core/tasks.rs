@@ -10,6 +10,7 @@ use api::subd::{Health, TaskReport, TaskState};
 use model::display::{ago, counted, utc};
 use model::tree::Time;
 
+use crate::core::alarms::{TASK_BACK_OFF, TASK_FAILED, TASK_UNHEALTHY};
 use crate::core::timing::Now;
 
 /// How long a task has trouble before operators are told, unless it is over for good.
@@ -42,9 +43,9 @@ impl TroubleKind {
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Self::Unhealthy => "task-unhealthy",
-            Self::Failed => "task-failed",
-            Self::BackOff => "task-back-off",
+            Self::Unhealthy => TASK_UNHEALTHY,
+            Self::Failed => TASK_FAILED,
+            Self::BackOff => TASK_BACK_OFF,
         }
     }
 

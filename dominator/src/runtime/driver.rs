@@ -24,7 +24,7 @@ use tokio::sync::{Notify, watch};
 use crate::core::budget;
 use crate::core::claims::{Claim, ClaimKind};
 use crate::core::required_image::required;
-use crate::core::sub::{Context, Effect, Event, ImageState, Sub, SubOrder};
+use crate::core::sub::{Context, Effect, Event, ImageState, Sub, SubOrder, TaskEffect};
 use crate::core::tasks::TaskEvent;
 use crate::runtime::claim_service::ClaimService;
 use crate::runtime::clock::{Clock, jitter};
@@ -345,6 +345,33 @@ impl Driver {
         }))
     }
 
+    fn carry_out_task(
+        &self,
+        client: Client,
+        effect: TaskEffect,
+    ) -> Option<BoxFuture<'static, Event>> {
+        let hostname = &self.machine.hostname;
+        match effect {
+            TaskEffect::Ask(request_id, request) => Some(Box::pin(async move {
+                let told = task_states(&client, &request).await;
+                Event::TasksTold(request_id, Box::new(told))
+            })),
+            TaskEffect::Tell(TaskEvent { name, text }) => {
+                tracing::info!(host = %hostname, event = name, "{text}");
+                self.shared.history.task(hostname, name, text);
+                None
+            }
+            TaskEffect::OrderEnded(task, number) => {
+                let orders = Arc::clone(&self.shared.task_orders);
+                let ended = orders.ended(hostname.clone(), task, number);
+                Some(Box::pin(async move {
+                    ended.await;
+                    Event::Wake
+                }))
+            }
+        }
+    }
+
     fn carry_out(&mut self, effect: Effect) {
         let (client, shared) = (self.client.clone(), Arc::clone(&self.shared));
         let future: BoxFuture<'static, Event> =
@@ -362,21 +389,10 @@ impl Driver {
                 Effect::WantComputed(machine, image) => {
                     return shared.computed.want(&machine, &image, &self.handle.nudge);
                 }
-                Effect::AskTasks(request_id, request) => Box::pin(async move {
-                    let told = task_states(&client, &request).await;
-                    Event::TasksTold(request_id, Box::new(told))
-                }),
-                Effect::TaskEvent(TaskEvent { name, text }) => {
-                    tracing::info!(host = %self.machine.hostname, event = name, "{text}");
-                    return self.shared.history.task(&self.machine.hostname, name, text);
-                }
-                Effect::TaskOrderEnded(task, number) => {
-                    let hostname = self.machine.hostname.clone();
-                    Box::pin(async move {
-                        Arc::clone(&shared.task_orders).ended(hostname, task, number).await;
-                        Event::Wake
-                    })
-                }
+                Effect::Task(effect) => match self.carry_out_task(client, effect) {
+                    Some(doing) => doing,
+                    None => return,
+                },
                 Effect::ReportContent(round, report) => {
                     return shared.computed.report(&self.machine.hostname, round, report);
                 }

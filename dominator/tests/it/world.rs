@@ -788,10 +788,7 @@ impl World {
                 }
                 (call.name(), request_id, Message::Ask(Request::Call(call)), CALL_LIMIT)
             }
-            Effect::OrderAnswered(_)
-            | Effect::AskTasks(..)
-            | Effect::TaskEvent(_)
-            | Effect::TaskOrderEnded(..) => return,
+            Effect::OrderAnswered(_) | Effect::Task(_) => return,
             Effect::WantComputed(machine, image) => return self.want_computed(&machine, &image),
             Effect::ReportContent(round, is) => return self.report_content(host, round, is),
             Effect::Commit(request_id, ordered) => return self.record(host, request_id, ordered),

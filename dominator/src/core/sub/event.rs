@@ -262,13 +262,8 @@ pub enum Effect {
     ReportContent(u64, ContentReport),
     /// Makes a plan.
     Plan(RequestId, Box<PlanJob>),
-    /// Asks the machine how its tasks are.
-    AskTasks(RequestId, GetTaskStatesRequest),
-    /// Tells operators something about a task.
-    TaskEvent(TaskEvent),
-    /// The machine has taken the order about this task with this number, or refuses it, or obeys a
-    /// later one.
-    TaskOrderEnded(String, u64),
+    /// Does something about daemon tasks.
+    Task(TaskEffect),
     /// Calls the sub.
     Call(RequestId, Call),
     /// Records the update in the history, checks [`super::Sub::is_commit_wanted`], and then has the
@@ -293,4 +288,16 @@ pub enum Effect {
     /// another outcome: an update that was done may be undone. The text describes the triggers that
     /// failed, if some did.
     UpdateEnded(u64, UpdateOutcome, String),
+}
+
+/// What the shell must do about daemon tasks.
+#[derive(Clone, Debug)]
+pub enum TaskEffect {
+    /// Asks the machine how its tasks are. [`Event::TasksTold`] brings the answer.
+    Ask(RequestId, GetTaskStatesRequest),
+    /// Tells operators something about a task.
+    Tell(TaskEvent),
+    /// The machine has taken the order about this task with this number, or refuses it, or obeys a
+    /// later one.
+    OrderEnded(String, u64),
 }

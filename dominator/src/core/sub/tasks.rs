@@ -19,8 +19,8 @@ use model::boot_time::BootTime;
 use model::display::safe_text;
 
 use super::calls::CallPurpose;
-use super::{Call, Effect, Failure, FailureKind, RequestId, Step, Sub, View};
-use crate::core::tasks::{Trouble, Troubles};
+use super::{Call, Effect, Failure, FailureKind, RequestId, Step, Sub, TaskEffect, View};
+use crate::core::tasks::{TaskEvent, Trouble, Troubles};
 use crate::core::timing::{Attempt, RETRY_FIRST, RETRY_LONGEST};
 
 /// The longest text of a task that is kept, in bytes. It comes from the machine.
@@ -108,7 +108,7 @@ impl Sub {
     /// Notes that time has passed.
     pub(super) fn look_at_tasks(&mut self, step: &mut Step<'_>) {
         let events = self.tasks.troubles.look(step.now);
-        step.effects.extend(events.into_iter().map(Effect::TaskEvent));
+        step.effects.extend(events.into_iter().map(tell));
         if let Some(next) = self.tasks.troubles.next() {
             self.wake_by(next);
         }
@@ -132,7 +132,7 @@ impl Sub {
         self.tasks.asked = Some((instance, status));
         self.tasks.asked_at = step.now.elapsed;
         let have = self.tasks.told.as_ref().map(|told| told.version);
-        step.effects.push(Effect::AskTasks(request_id, GetTaskStatesRequest { have }));
+        step.effects.push(Effect::Task(TaskEffect::Ask(request_id, GetTaskStatesRequest { have })));
     }
 
     /// Takes the answer of the machine about its tasks.
@@ -171,7 +171,7 @@ impl Sub {
         self.tasks.told = Some(Box::new(Told { version, said_at, encoded: encoded.into() }));
         self.tasks.unknown = None;
         let events = self.tasks.troubles.take(&states.tasks, step.now);
-        step.effects.extend(events.into_iter().map(Effect::TaskEvent));
+        step.effects.extend(events.into_iter().map(tell));
         self.end_superseded_orders(&states.tasks, step);
     }
 
@@ -183,7 +183,7 @@ impl Sub {
             let is_wanted = report.is_none_or(|report| report.order_number < order.number);
             if !is_wanted {
                 let (task, number) = (order.task.clone(), order.number);
-                step.effects.push(Effect::TaskOrderEnded(task, number));
+                step.effects.push(Effect::Task(TaskEffect::OrderEnded(task, number)));
             }
             is_wanted
         });
@@ -323,6 +323,10 @@ impl Tasks {
     }
 }
 
+fn tell(event: TaskEvent) -> Effect {
+    Effect::Task(TaskEffect::Tell(event))
+}
+
 fn is(order: &WantedTaskOrder, task: &str, number: u64) -> bool {
     order.task == task && order.number == number
 }
@@ -332,6 +336,6 @@ impl Giving {
     fn end_sent(&mut self) -> Option<Effect> {
         let (task, number) = self.sent.take()?;
         self.wanted.retain(|order| !is(order, &task, number));
-        Some(Effect::TaskOrderEnded(task, number))
+        Some(Effect::Task(TaskEffect::OrderEnded(task, number)))
     }
 }

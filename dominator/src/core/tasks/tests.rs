@@ -1,3 +1,5 @@
+//! Troubles of tasks, counts and explanations.
+
 use api::subd::PermitReport;
 use model::boot_time::BootTime;
 use model::task_order::TaskOrder;

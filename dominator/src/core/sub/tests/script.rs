@@ -24,7 +24,7 @@ use crate::core::claims::{Claim, ClaimAnswer, ClaimKind, Release};
 use crate::core::computed::rollout::ContentReport;
 use crate::core::identity::{IdentityReport, IdentityVerdict};
 use crate::core::sub::{
-    Call, Context, Effect, Event, Failure, FailureKind, ImageState, Now, RequestId, Sub,
+    Call, Context, Effect, Event, Failure, FailureKind, ImageState, Now, RequestId, Sub, TaskEffect,
 };
 use model::image::required::RequiredImage;
 
@@ -254,9 +254,13 @@ impl Script {
                     next.push(Event::FormerRead(request_id, self.former.clone()));
                 }
                 Effect::WantComputed(..) => {}
-                Effect::AskTasks(request_id, request) => self.asked = Some((request_id, request)),
-                Effect::TaskEvent(event) => done.push(format!("{} {}", event.name, event.text)),
-                Effect::TaskOrderEnded(task, number) => {
+                Effect::Task(TaskEffect::Ask(request_id, request)) => {
+                    self.asked = Some((request_id, request));
+                }
+                Effect::Task(TaskEffect::Tell(event)) => {
+                    done.push(format!("{} {}", event.name, event.text));
+                }
+                Effect::Task(TaskEffect::OrderEnded(task, number)) => {
                     done.push(format!("order {number} about {task} has ended"));
                 }
                 Effect::ReportContent(round, report) => self.reports.push((round, report)),

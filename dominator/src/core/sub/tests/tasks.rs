@@ -1,4 +1,5 @@
 //! Daemon tasks: when the machine is asked for them, and orders about them.
+// tidy: core
 
 use api::dominator::tasks::WantedTaskOrder;
 use api::subd::{
