@@ -63,17 +63,19 @@ pub fn report(known: &Known<'_>) -> TaskReport {
             Phase::Ended { succeeded: false } => TaskState::Failed,
         },
     };
-    let ordered = run.and_then(|run| run.held_by.as_ref());
-    let detail = match (&record.suspended, ordered) {
-        (Some(why), _) => format!("suspended: {why}"),
-        (None, Some(why)) => format!("held: {why}"),
-        (None, None) => condition.reason,
+    let last_end = run.and_then(|run| run.last_end.as_ref());
+    let detail = match (&record.suspended, run, last_end) {
+        (Some(why), _, _) => format!("suspended: {why}"),
+        (None, Some(RunRecord { held_by: Some(why), .. }), _) => format!("held: {why}"),
+        (None, Some(run), Some(end)) if state == TaskState::Waiting => {
+            format!("{} {}, and is started again", run.name, end.exit.describe())
+        }
+        _ => condition.reason,
     };
     let started = run.and_then(|run| match run.phase {
         Phase::Started { at, .. } => Some(time(at)),
         _ => None,
     });
-    let last_end = run.and_then(|run| run.last_end.as_ref());
     TaskReport {
         name: task.name.clone(),
         state,
