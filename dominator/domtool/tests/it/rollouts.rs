@@ -47,16 +47,19 @@ fn a_document_that_is_wrong_is_named() {
     expect![[r#"
         error: environments[0]: missing field `desired` at line 1 column 31
         exit 1
-    "#]].assert_eq(&ask(&["rollout", "decide", "d.json"]));
+    "#]]
+    .assert_eq(&ask(&["rollout", "decide", "d.json"]));
     expect![[r#"
         {
           "error": "missing field `desired` at line 1 column 31",
           "at": "environments[0]"
         }
         exit 1
-    "#]].assert_eq(&ask(&["rollout", "decide", "d.json", "--format", "json"]));
+    "#]]
+    .assert_eq(&ask(&["rollout", "decide", "d.json", "--format", "json"]));
     expect![[r#"
         error: none.json: failed to open file `none.json`: No such file or directory (os error 2)
         exit 1
-    "#]].assert_eq(&ask(&["rollout", "decide", "none.json"]));
+    "#]]
+    .assert_eq(&ask(&["rollout", "decide", "none.json"]));
 }
