@@ -16,6 +16,7 @@ pub mod mdb_admission;
 pub mod mdb_diff;
 pub mod network_budget;
 pub mod orders;
+pub mod permits;
 pub mod required_image;
 pub mod rollback;
 pub mod selectors;

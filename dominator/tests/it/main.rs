@@ -21,6 +21,7 @@ mod model;
 mod operating;
 mod operators;
 mod orders;
+mod permits;
 mod plan;
 mod reload;
 mod settings;
