@@ -131,8 +131,8 @@ impl Permits {
         self.open_at.saturating_sub(now)
     }
 
-    /// Takes what `hostname` said, which was received now.
-    pub fn take(&mut self, hostname: &str, said: PermitsHeard, now: Duration) {
+    /// Takes what `hostname` said, which was received now. Returns true if it has given up a permit.
+    pub fn take(&mut self, hostname: &str, said: PermitsHeard, now: Duration) -> bool {
         let PermitsHeard { said_at, takes_orders, mut permits } = said;
         let is_fenced = self.fenced.contains(hostname);
         for name in permits.keys() {
@@ -140,6 +140,7 @@ impl Permits {
                 self.tasks.insert(name.clone(), TaskPermits::default());
             }
         }
+        let mut has_given_up = false;
         for (name, task) in &mut self.tasks {
             let place = place(name, hostname);
             let Some(permit) = permits.remove(name) else {
@@ -148,29 +149,29 @@ impl Permits {
             };
             let is_candidate = takes_orders && permit.is_wanted;
             let said_at = said_at.clone();
-            task.take(place, Heard { received_at: now, said_at, permit, is_candidate }, is_fenced);
+            let heard = Heard { received_at: now, said_at, permit, is_candidate };
+            has_given_up |= task.take(place, heard, is_fenced);
         }
         self.tasks.retain(|_, task| !task.machines.is_empty());
+        has_given_up
     }
 
     /// Takes that a machine is in the database no more. Others get its permits when they must have
     /// ended.
     pub fn leave(&mut self, hostname: &str, now: Duration) {
-        let said = PermitsHeard::default();
-        self.take(hostname, said, now);
+        self.tasks.iter_mut().for_each(|(name, task)| task.forget(&place(name, hostname), now));
+        self.tasks.retain(|_, task| !task.machines.is_empty());
     }
 
-    /// Takes that a machine is off, as an operator says: others get its permits at once. It gets
-    /// none.
-    pub fn fence(&mut self, hostname: &str) {
-        self.fenced.insert(hostname.into());
-        for (name, task) in &mut self.tasks {
-            task.machines.remove(&place(name, hostname));
+    /// Sets the machines that are off, as operators say: others get their permits at once, and they
+    /// get none.
+    pub fn set_fenced(&mut self, fenced: BTreeSet<Arc<str>>) {
+        for hostname in fenced.difference(&self.fenced) {
+            for (name, task) in &mut self.tasks {
+                task.machines.remove(&place(name, hostname));
+            }
         }
-    }
-
-    pub fn unfence(&mut self, hostname: &str) {
-        self.fenced.remove(hostname);
+        self.fenced = fenced;
     }
 
     /// Returns the permits that `hostname` gets now, and counts them as sent.
@@ -181,8 +182,10 @@ impl Permits {
             if is_open || task.is_adopted {
                 let place = place(name, hostname);
                 let permit = task.give(&place, &self.fenced, self.time, now);
-                given.extend(permit.map(|(number, until)| {
-                    PermitTaskRequest { task: name.clone(), number, until }
+                given.extend(permit.map(|(number, until)| PermitTaskRequest {
+                    task: name.clone(),
+                    number,
+                    until,
                 }));
             }
         }
@@ -223,14 +226,16 @@ impl Permits {
 }
 
 impl TaskPermits {
-    fn take(&mut self, place: Place, heard: Heard, is_fenced: bool) {
+    /// Takes what a machine said. Returns true if it has given up the permit.
+    fn take(&mut self, place: Place, heard: Heard, is_fenced: bool) -> bool {
         let machine = self.machines.entry(place.clone()).or_default();
         let is_late = machine.heard.as_ref().is_some_and(|known| {
             known.said_at.ms_since(&heard.said_at).is_some_and(|late_ms| late_ms > 0)
         });
         if is_late {
-            return;
+            return false;
         }
+        let was_holder = machine.ends_at > heard.received_at;
         let PermitReport { number, until, is_live, .. } = &heard.permit;
         self.highest = self.highest.max(*number);
         if let Some(left) = heard.left() {
@@ -244,7 +249,9 @@ impl TaskPermits {
         if machine.may_run(heard.received_at) || heard.is_left_over() {
             self.holding.insert(place);
         }
+        let has_given_up = was_holder && machine.ends_at.is_zero();
         machine.heard = Some(heard);
+        has_given_up
     }
 
     /// Takes that a machine does not have the task. Its permit may last.
@@ -292,11 +299,12 @@ impl TaskPermits {
 
     /// Forgets machines that run the task no more.
     fn clear(&mut self, now: Duration) {
+        let machines = &mut self.machines;
         self.holding.retain(|place| {
-            let Some(machine) = self.machines.get(place) else { return false };
+            let Some(machine) = machines.get(place) else { return false };
             let may_run = machine.may_run(now);
             if !may_run && machine.heard.is_none() {
-                self.machines.remove(place);
+                machines.remove(place);
             }
             may_run
         });
@@ -350,3 +358,6 @@ fn place(task: &str, hostname: &str) -> Place {
     let first = id.digest().first_chunk::<8>();
     (first.map_or(0, |bytes| u64::from_be_bytes(*bytes)), hostname.into())
 }
+
+#[cfg(test)]
+mod tests;

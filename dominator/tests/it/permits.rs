@@ -35,7 +35,10 @@ struct Clock {
 
 impl Clock {
     fn start(random: &mut Random, now: u64) -> Self {
-        Self { started: now, per_mille: [980, 1_020, 980 + random.below(41)][random.below(3) as usize] }
+        Self {
+            started: now,
+            per_mille: [980, 1_020, 980 + random.below(41)][random.below(3) as usize],
+        }
     }
 
     fn shows(&self, now: u64) -> u64 {
@@ -348,16 +351,19 @@ impl Fleet {
 
     /// Fences a machine that is off then, or ends that.
     fn fence(&mut self, machine: usize) {
-        if self.fenced.remove(&machine) {
-            self.permits.unfence(&name(machine));
-        } else {
+        if !self.fenced.remove(&machine) {
             self.set_off(machine, true);
             self.fenced.insert(machine);
-            self.permits.fence(&name(machine));
-            if self.random.chance(50) {
-                self.set_off(machine, false);
-            }
         }
+        self.tell_fenced();
+        if self.random.chance(50) {
+            self.set_off(machine, false);
+        }
+    }
+
+    fn tell_fenced(&mut self) {
+        let fenced = self.fenced.iter().map(|machine| name(*machine).into());
+        self.permits.set_fenced(fenced.collect());
     }
 
     /// Stops the dominator, or starts it again, on another host perhaps.
@@ -369,7 +375,7 @@ impl Fleet {
         self.start = Some(self.starts);
         self.clock = Clock::start(&mut self.random, 0);
         self.permits = permits(self.clock.shows(self.now));
-        self.fenced.iter().for_each(|machine| self.permits.fence(&name(*machine)));
+        self.tell_fenced();
         for machine in 0..self.machines.len() {
             self.after(0, Event::Ask { start: self.starts, machine });
         }
