@@ -90,6 +90,8 @@ pub const METHODS: &[Decoders] = decoders![
     dominator::rollback::ListLastingOrders,
     dominator::orders::ForceDisruptiveUpdate,
     dominator::orders::GoOn,
+    dominator::permits::FenceMachine,
+    dominator::permits::ListPermits,
     dominator::orders::FastUpdate,
     dominator::orders::WatchSub,
     dominator::orders::SetDefaultImage,

@@ -6,6 +6,7 @@ pub mod explain;
 pub mod kept_files;
 pub mod mdb;
 pub mod orders;
+pub mod permits;
 pub mod plan;
 pub mod rollback;
 pub mod settings;

@@ -78,6 +78,8 @@ pub fn methods() -> Vec<MethodInfo> {
         MethodInfo::of::<dominator::tasks::GetTask>(),
         MethodInfo::of::<dominator::tasks::OrderTasks>(),
         MethodInfo::of::<dominator::tasks::GetTaskLog>(),
+        MethodInfo::of::<dominator::permits::FenceMachine>(),
+        MethodInfo::of::<dominator::permits::ListPermits>(),
         MethodInfo::of::<subd::GetTasks>(),
         MethodInfo::of::<subd::GetTaskStates>(),
         MethodInfo::of::<subd::OrderTask>(),

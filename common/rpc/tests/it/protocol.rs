@@ -82,6 +82,8 @@ fn every_method_is_in_the_table_with_its_access_and_limits() {
         row::<dominator::rollback::ListLastingOrders>(),
         row::<dominator::orders::ForceDisruptiveUpdate>(),
         row::<dominator::orders::GoOn>(),
+        row::<dominator::permits::FenceMachine>(),
+        row::<dominator::permits::ListPermits>(),
         row::<dominator::orders::FastUpdate>(),
         row::<dominator::orders::WatchSub>(),
         row::<dominator::orders::SetDefaultImage>(),

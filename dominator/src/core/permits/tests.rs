@@ -72,6 +72,16 @@ fn one_gets_the_permit_when_former_ones_have_ended_and_keeps_it() {
 }
 
 #[test]
+fn a_machine_that_loses_a_task_which_runs_is_not_waited_for_longer_than_its_permit_lasts() {
+    let mut fleet = Fleet::open();
+    assert_eq!(fleet.says("a", 400, (0, None), false), Some((1, 700)));
+    assert_eq!(fleet.says("a", 410, (1, None), true), None);
+    fleet.0.take("a", PermitsHeard::default(), seconds(420));
+    assert_eq!(fleet.says("b", 714, (0, None), false), None);
+    assert_eq!(fleet.says("b", 715, (0, None), false), Some((2, 1_015)));
+}
+
+#[test]
 fn what_comes_late_changes_nothing() {
     let mut fleet = Fleet::open();
     assert_eq!(fleet.says("a", 400, (0, None), false), Some((1, 700)));

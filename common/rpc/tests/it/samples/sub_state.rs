@@ -5,6 +5,9 @@ use api::dominator::kept_files::{
     CountKeptFilesReply, CountKeptFilesRequest, ImageOfMachine, KeptFiles, KeptNumber,
 };
 use api::dominator::orders::GoOnRequest;
+use api::dominator::permits::{
+    Fence, FenceMachineRequest, ListPermitsReply, PermitHolder, TaskPermits,
+};
 use api::dominator::settings::GetSubLimitsRequest;
 use api::subd::{
     CountOwnersReply, CountOwnersRequest, DirectoryBlock, GetDirectoryBlocksReply,
@@ -34,6 +37,26 @@ pub fn take_over() -> (TakeOverRequest, TakeOverReply) {
 pub fn go_on() -> (GoOnRequest, Done) {
     let (hostname, who) = ("web-1".to_owned(), "ann".to_owned());
     (GoOnRequest { hostname, why: "works".to_owned(), who }, Done {})
+}
+
+pub fn fence_machine() -> (FenceMachineRequest, Done) {
+    let (hostname, who) = ("web-1".to_owned(), "ann".to_owned());
+    (FenceMachineRequest { hostname, is_off: true, why: "burnt".to_owned(), who }, Done {})
+}
+
+pub fn list_permits() -> ListPermitsReply {
+    let holder =
+        PermitHolder { hostname: "web-2".to_owned(), number: 3, ends_in_s: 4, is_live: true };
+    ListPermitsReply {
+        opens_in_s: 5,
+        tasks: vec![TaskPermits { task: "ledger".to_owned(), holders: vec![holder] }],
+        fenced: vec![Fence {
+            hostname: "web-1".to_owned(),
+            who: "ann".to_owned(),
+            why: "burnt".to_owned(),
+            since: Time { seconds: 6, nanoseconds: 7 },
+        }],
+    }
 }
 
 pub fn get_directory_blocks() -> (GetDirectoryBlocksRequest, GetDirectoryBlocksReply) {
