@@ -17,6 +17,7 @@ use daemon::{
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use model::display::error_chain;
+use model::time_parse;
 use rpc::audit_log::{AuditArgs, AuditError, AuditLog};
 use rpc::client::{CallMemory, Client, Peer, PeerError};
 use rpc::page_frame::PageArgs;
@@ -45,6 +46,7 @@ use crate::runtime::history::History;
 use crate::runtime::identities::Identities;
 use crate::runtime::images::Images;
 use crate::runtime::interned::Interned;
+use crate::runtime::permits::PermitService;
 use crate::runtime::shared::{self, DriverCounters, Shared};
 use crate::runtime::task_orders::TaskOrderService;
 use crate::runtime::unused;
@@ -142,6 +144,10 @@ pub struct Arguments {
           value_parser = clap::value_parser!(u32).range(..=3_650))]
     pub renew_expired: u32,
 
+    /// How long the permit of an exclusive task lasts that is not prolonged
+    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = permit_time)]
+    pub permit_time: Duration,
+
     #[command(flatten)]
     pub budgets: BudgetArgs,
 
@@ -231,6 +237,7 @@ impl Arguments {
             history_days,
             subd_port,
             renew_expired,
+            permit_time,
             budgets: _,
             log: LogArgs { filter: _, format },
             security: SecurityArgs { insecure, tls },
@@ -252,6 +259,7 @@ impl Arguments {
             ("history-days", *history_days != new.history_days),
             ("subd-port", *subd_port != new.subd_port),
             ("renew-expired", *renew_expired != new.renew_expired),
+            ("permit-time", *permit_time != new.permit_time),
             ("log-format", *format != new.log.format),
             ("insecure", *insecure != new.security.insecure),
             ("tls", *tls != new.security.tls),
@@ -298,6 +306,14 @@ impl ServerPeers {
     }
 }
 
+/// Parses the time of a permit, in whole seconds.
+fn permit_time(text: &str) -> Result<Duration, String> {
+    let time = time_parse::duration(text).map_err(|error| error.to_string())?;
+    let (least, most) = (Duration::from_secs(15), Duration::from_secs(3_600));
+    let is_fit = (least..=most).contains(&time);
+    is_fit.then_some(time).ok_or_else(|| "it is from 15s to 1h".to_owned())
+}
+
 /// Runs the daemon until `stop` is cancelled. New arguments come through `changed`; those that can
 /// change while the daemon runs are applied.
 pub async fn run(
@@ -329,6 +345,7 @@ pub async fn run(
     until_stop(unused::forget_regularly(Arc::clone(&shared)).boxed());
     tracker.spawn(Arc::clone(&shared.claim_service).run(stop.clone()));
     tracker.spawn(Arc::clone(&shared.task_orders).run(stop.clone()));
+    until_stop(Arc::clone(&shared.permits).save_time().boxed());
     until_stop(Arc::clone(&shared.computed).clean_regularly().boxed());
     until_stop(Arc::clone(&shared.computed).advance_regularly().boxed());
     tracker.spawn(Arc::clone(&shared.identities).save_behind(stop.clone()));
@@ -396,6 +413,7 @@ fn share(
         claim_service: Arc::new(ClaimService::new(clock, claims, Arc::clone(&state))),
         computed: Arc::new(computed),
         task_orders: Arc::new(TaskOrderService::new(Arc::clone(&state))),
+        permits: Arc::new(PermitService::open(arguments.permit_time, Arc::clone(&state), clock)),
         state,
         default_image_changed: watch::Sender::default(),
         metrics: DriverCounters::default(),

@@ -38,6 +38,7 @@ pub mod runtime {
     pub mod identities;
     pub mod images;
     pub mod interned;
+    pub mod permits;
     pub mod recent;
     pub mod saver;
     pub mod shared;

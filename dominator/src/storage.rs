@@ -30,6 +30,7 @@ use ::database::DatabaseError;
 use api::dominator::Brake;
 use api::dominator::events::{ListEventsReply, ListEventsRequest};
 use api::dominator::orders::{DefaultImage, StoppedImage};
+use api::dominator::permits::Fence;
 use model::image::ImageName;
 use model::mdb::Machine;
 use model::object::ObjectId;
@@ -150,6 +151,10 @@ pub struct Storage {
     pub pauses: StoredValue<Pauses, PausesJson>,
     /// The machines that operators keep at their former images.
     pub rollbacks: StoredValue<Rollbacks>,
+    /// The machines that are off, as operators say, by host name.
+    pub fences: StoredValue<BTreeMap<String, Fence>>,
+    /// The longest time of a permit that may have been given, in seconds.
+    pub permit_seconds: StoredValue<Option<u64>>,
     /// The orders about tasks that machines have not taken.
     pub task_orders: StoredValue<TaskOrders>,
     /// The image of machines whose record names none.
@@ -212,6 +217,8 @@ impl Storage {
             brake: StoredValue::load_or_default_as(row("brake"), RowJson)?,
             pauses: StoredValue::load_or_default_as(row("pauses"), PausesJson)?,
             rollbacks: StoredValue::load_or_default_as(row("rollbacks"), RowJson)?,
+            fences: StoredValue::load_or_default_as(row("fences"), RowJson)?,
+            permit_seconds: StoredValue::load_or_default_as(row("permit-seconds"), RowJson)?,
             task_orders: StoredValue::load_or_default_as(row("task-orders"), RowJson)?,
             default_image: StoredValue::load_or_default_as(row("default-image"), RowJson)?,
             settings: StoredValue::load_or_default_as(row("subs"), RowJson)?,

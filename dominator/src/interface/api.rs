@@ -9,6 +9,7 @@ use api::dominator::explain::Explain;
 use api::dominator::kept_files::CountKeptFiles;
 use api::dominator::mdb::ShowMdb;
 use api::dominator::orders::WatchSub;
+use api::dominator::permits::ListPermits;
 use api::dominator::plan::{CheckMdb, PlanMachine, PlanMachines};
 use api::dominator::rollback::ListLastingOrders;
 use api::dominator::settings::{GetSubConfiguration, GetSubLimits};
@@ -47,6 +48,7 @@ pub fn methods(router: Router<ApiState>) -> Router<ApiState> {
         })
         .method::<GetStatus, _>(async |api, _, ()| Ok(api.fleet.status()))
         .method::<ListLastingOrders, _>(async |api, _, ()| Ok(api.fleet.lasting_orders()))
+        .method::<ListPermits, _>(async |api, _, ()| Ok(api.fleet.shared().permits.report()))
         .method::<ShowMdb, _>(async |api, _, request| {
             api.fleet.mdb(request.held).map_err(|error| fault_of(&error))
         })
@@ -115,6 +117,7 @@ pub fn fault_of(error: &OrderError) -> Fault {
                 | RollbackError::NotRolledBack { .. },
         }
         | OrderError::NotStopped { .. }
+        | OrderError::NotFenced { .. }
         | OrderError::Content(_)
         | OrderError::NotChanged { .. }
         | OrderError::NoTask { .. }

@@ -32,6 +32,7 @@ use crate::runtime::driver::calls::{call_sub, commit, plan, poll, read_tree, sca
 use crate::runtime::driver::running::Running;
 use crate::runtime::identities::Registration;
 use crate::runtime::images::Images;
+use crate::runtime::permits::{self, ExclusiveTasks};
 use crate::runtime::shared::Shared;
 
 /// The handle of the driver of one machine: what others read from it, and how they give it orders.
@@ -44,6 +45,7 @@ pub struct Handle {
     /// Notified when the driver must read its claims or its effects.
     nudge: Arc<Notify>,
     registration: Registration,
+    pub exclusive_tasks: Arc<ExclusiveTasks>,
     /// Notified when the state that callers wait for has changed.
     news: Notify,
     claimant: budget::ClaimantId,
@@ -92,6 +94,7 @@ impl Handle {
             machine: watch::Sender::new(machine),
             nudge,
             registration,
+            exclusive_tasks: Arc::default(),
             news: Notify::new(),
             claimant,
             claim_service,
@@ -197,6 +200,9 @@ pub async fn drive(handle: Arc<Handle>, shared: Arc<Shared>) {
     }
     let mut verdicts = handle.registration.verdicts();
     let mut driver = Driver::new(handle, shared);
+    let (handle, client) = (Arc::clone(&driver.handle), driver.client.clone());
+    let permits = permits::give(handle, client, Arc::clone(&driver.shared));
+    tokio::pin!(permits);
     let mut defaults = driver.shared.default_image_changed.subscribe();
     driver.step(Event::DefaultImage(driver.shared.default_image()));
     let mut event = driver.assigned(Arc::clone(&machines.borrow_and_update()));
@@ -225,6 +231,7 @@ pub async fn drive(handle: Arc<Handle>, shared: Arc<Shared>) {
             }
             () = driver.handle.nudge.notified() => driver.nudged(),
             event = driver.running.next() => event,
+            never = &mut permits => match never {},
             () = wake(driver.wake, driver.shared.clock) => Event::Wake,
         };
     }
@@ -323,7 +330,12 @@ impl Driver {
     }
 
     fn step(&mut self, event: Event) {
+        let is_of_tasks = matches!(event, Event::TasksTold(..));
         self.wake = self.handle.step(event, &self.shared).wake;
+        if is_of_tasks {
+            let has_any = self.handle.with_sub(|sub| sub.tasks_said_at().is_some());
+            self.handle.exclusive_tasks.set(has_any);
+        }
         for effect in self.handle.take_effects() {
             self.carry_out(effect);
         }

@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use api::access::OwnedItem;
 use api::dominator::kept_files::COUNTING_MAX;
 use api::dominator::orders::DefaultImage;
+use api::dominator::permits::TaskPermits;
 use api::dominator::plan::{MACHINES_MAX, NoPlanReason};
 use api::dominator::{Brake, DominatorStatus, MDB_REMARK, Status, SubDetail, SubSummary};
 use api::image_server::expiry::AcceptClockReply;
@@ -26,7 +27,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::core::alarms::{
-    AlarmSet, COMPUTED_FILES, CONTENT_STOPPED, IMAGE_CHANGED, OTHER_DOMINATOR,
+    AlarmSet, COMPUTED_FILES, CONTENT_STOPPED, IMAGE_CHANGED, OTHER_DOMINATOR, PERMIT_CONFLICT,
+    conflict_text,
 };
 use crate::core::computed::rollout::ContentOrderError;
 use crate::core::event_filter::FilterError;
@@ -104,6 +106,8 @@ pub enum OrderError {
     NotStopped { image: ImageName },
     #[error(transparent)]
     Content(#[from] ContentOrderError),
+    #[error("{hostname} is not fenced; domtool list-permits tells which machines are")]
+    NotFenced { hostname: String },
     #[error("{image} has not changed; domtool status tells which images have")]
     NotChanged { image: ImageName },
     #[error(transparent)]
@@ -358,6 +362,11 @@ impl Fleet {
         for change in self.shared.computed.changes("") {
             if let Some(text) = change.stopped_text().filter(|_| change.waiting > 0) {
                 raised.add(CONTENT_STOPPED, &change.id.to_string(), Some(change.since), text);
+            }
+        }
+        for TaskPermits { task, holders } in self.shared.permits.report().tasks {
+            if let Some(text) = conflict_text(&task, &holders) {
+                raised.add(PERMIT_CONFLICT, &task, None, text);
             }
         }
         let inner = self.locked();

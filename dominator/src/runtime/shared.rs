@@ -29,6 +29,7 @@ use crate::runtime::history::History;
 use crate::runtime::identities::Identities;
 use crate::runtime::images::Images;
 use crate::runtime::interned::Interned;
+use crate::runtime::permits::PermitService;
 use crate::runtime::task_orders::TaskOrderService;
 use crate::storage::Storage;
 
@@ -50,6 +51,7 @@ pub struct Shared {
     pub claim_service: Arc<ClaimService>,
     pub computed: Arc<ComputedService>,
     pub task_orders: Arc<TaskOrderService>,
+    pub permits: Arc<PermitService>,
     pub sources: Sources,
     /// This dominator, as subs know it.
     pub holder: HoldMachineRequest,

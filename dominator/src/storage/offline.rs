@@ -28,7 +28,7 @@ const SOURCE: &str = "dominator.redb.source";
 pub const REPLACED: &str = "dominator.redb.replaced";
 
 /// The settings that are salvaged.
-const SAVED_SETTINGS: [&str; 9] = [
+const SAVED_SETTINGS: [&str; 11] = [
     "brake",
     "pauses",
     "rollbacks",
@@ -37,6 +37,8 @@ const SAVED_SETTINGS: [&str; 9] = [
     "machines",
     "stopped-images",
     "known-images",
+    "fences",
+    "permit-seconds",
     "name",
 ];
 

@@ -13,6 +13,7 @@ use api::dominator::orders::{
     ResumeImage, ResumeUpdates, ResumeUpdatesRequest, SetDefaultImage, SetDefaultImageRequest,
     Trust,
 };
+use api::dominator::permits::{FenceMachine, FenceMachineRequest};
 use api::dominator::rollback::{EndRollback, EndRollbackRequest, RollBack, RollBackRequest};
 use api::dominator::settings::{
     SetSubConfiguration, SetSubConfigurationReply, SetSubConfigurationRequest,
@@ -66,6 +67,13 @@ pub(super) fn methods(router: Router<ApiState>) -> Router<ApiState> {
             let order = async move { fleet.go_on(&request.hostname, &who, &request.why).await };
             finish(tracker, order).await
         })
+        .method_of_owners::<FenceMachine, _>(
+            async |ApiState { fleet, tracker }, caller, request| {
+                expect_may::<FenceMachine>(&caller, &fleet, &request.hostname)?;
+                let request = FenceMachineRequest { who: caller.name_or(request.who), ..request };
+                finish(tracker, async move { fleet.fence(request).await }).await
+            },
+        )
         .method::<AcceptImage, _>(async |ApiState { fleet, tracker }, caller, request| {
             let who = caller.name_or(request.who);
             let order = move || fleet.accept_image(&request.image, &who, &request.why);

@@ -28,6 +28,7 @@ use crate::runtime::computed::ComputedService;
 use crate::runtime::history::History;
 use crate::runtime::identities::Identities;
 use crate::runtime::interned::Interned;
+use crate::runtime::permits::PermitService;
 use crate::runtime::shared::{self, DriverCounters};
 use crate::runtime::task_orders::TaskOrderService;
 use crate::storage::tests::HeldDisk;
@@ -79,6 +80,7 @@ pub(crate) fn shared(state: &Arc<Storage>, stop: &CancellationToken) -> Shared {
         claim_service: Arc::new(ClaimService::new(clock, settings, Arc::clone(state))),
         computed: Arc::new(computed.unwrap()),
         task_orders: Arc::new(TaskOrderService::new(Arc::clone(state))),
+        permits: Arc::new(PermitService::open(Duration::from_secs(300), Arc::clone(state), clock)),
         sources: Sources::new(&[]),
         redials: shared::redials(),
         caches: Interned::default(),

@@ -170,6 +170,7 @@ impl Fleet {
                     stop(inner, &hostname);
                     self.shared.identities.leave(&hostname);
                     self.shared.computed.forget(&hostname);
+                    self.shared.permits.leave(&hostname);
                 }
             }
         }

@@ -1,6 +1,6 @@
 //! Orders about single machines, about stopped images, and about the default image.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ use api::dominator::orders::{
     SetDefaultImageReply, SetDefaultImageRequest, WATCH_WAIT_MS_MAX, WatchSubReply,
     WatchSubRequest,
 };
+use api::dominator::permits::{Fence, FenceMachineRequest};
 use model::display::{counted, error_chain, safe_text, utc};
 use model::image::ImageName;
 use model::lock::locked;
@@ -227,6 +228,40 @@ impl Fleet {
         self.audit(Order::new("fast-update", who).about(hostname).why(why)).await?;
         handle.order(SubOrder::FastUpdate, &self.shared);
         tracing::warn!(who, why, host = hostname, "the machine is updated now");
+        Ok(())
+    }
+
+    /// Fences a machine, or ends that. On an error nothing is changed.
+    pub async fn fence(
+        self: &Arc<Self>,
+        FenceMachineRequest { hostname, is_off, why, who }: FenceMachineRequest,
+    ) -> Result<(), OrderError> {
+        if is_off && !self.shared.permits.is_holder(&hostname) {
+            self.handle(&hostname)?;
+        }
+        let verb = if is_off { "fence" } else { "unfence" };
+        let order = Order::new(verb, &who).about(&hostname).why(&why);
+        let order = order.reasoned("the machine is known to be off, or to be one of all again")?;
+        let since = self.shared.clock.now().wall;
+        let (named, ordered_by, reason) = (hostname.clone(), who.clone(), why.clone());
+        let save = move |fleet: &Self| {
+            let change = |fences: &mut BTreeMap<String, Fence>| {
+                if !is_off {
+                    let hostname = hostname.clone();
+                    let ended = fences.remove(&hostname);
+                    return ended.map(drop).ok_or(OrderError::NotFenced { hostname });
+                }
+                let fence =
+                    Fence { hostname: hostname.clone(), who: ordered_by, why: reason, since };
+                fences.insert(hostname.clone(), fence);
+                Ok(())
+            };
+            fleet.state().fences.modify_through(change, with_order(&order))?;
+            fleet.shared.permits.take_fences();
+            Ok(())
+        };
+        self.on_thread(save).await?;
+        tracing::warn!(who, why, host = named, "{verb} is carried out");
         Ok(())
     }
 
