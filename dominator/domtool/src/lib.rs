@@ -14,6 +14,7 @@ mod machine_database;
 mod machine_orders;
 mod methods;
 mod orders;
+mod permits;
 mod plan;
 mod rollout;
 mod settings;
@@ -100,6 +101,8 @@ enum Command {
     Order(orders::Command),
     #[command(flatten)]
     MachineOrder(machine_orders::Command),
+    #[command(flatten)]
+    Permit(permits::Command),
     /// List the images whose rollout was stopped automatically after too many failures
     ListStopped,
     /// Show the changes of the content of computed files, and stop, undo or hasten them
@@ -244,6 +247,7 @@ impl Command {
         match self {
             Self::ShowSub { .. }
             | Self::MachineOrder(_)
+            | Self::Permit(_)
             | Self::SetConfig(_)
             | Self::GetConfig(_) => true,
             Self::Order(command) => command.is_about_machines(),
@@ -377,6 +381,7 @@ async fn run_command(
         Command::ShowSub { hostname } => status::show_sub(client, format, hostname).await,
         Command::Order(command) => orders::run(client, format, command).await,
         Command::MachineOrder(command) => machine_orders::run(client, format, command).await,
+        Command::Permit(command) => permits::run(client, format, command).await,
         Command::ListStopped => status::list_stopped(client, format).await,
         Command::Computed { command } => content::run(client, format, command).await,
         Command::Mdb { command } => machine_database::run(client, format, command).await,

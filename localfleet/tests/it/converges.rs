@@ -62,7 +62,12 @@ impl Scenario {
 
     /// With subds that run tasks in their roots.
     pub fn start_with_tasks(subs: usize) -> Self {
-        Self::make(subs, &[], &[("--supervisor", "direct")], false)
+        Self::start_with_tasks_and(subs, &[])
+    }
+
+    /// The same, with more flags for the dominator.
+    pub fn start_with_tasks_and(subs: usize, dominator_flags: &[(&'static str, &str)]) -> Self {
+        Self::make(subs, dominator_flags, &[("--supervisor", "direct")], false)
     }
 
     fn make(

@@ -12,6 +12,7 @@ mod converges;
 mod disks;
 mod documents;
 mod events;
+mod exclusive;
 mod faults;
 mod first_machine;
 mod fleet_tasks;

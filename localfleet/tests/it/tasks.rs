@@ -15,7 +15,7 @@ use testing::eventually;
 
 use crate::converges::{CONVERGE_MAX, Scenario};
 
-const TRIGGERS: &str = r#"[{"MatchLines": ["/opt/job/.*", "/etc/dominator/tasks.d/job\\.json"],
+pub const TRIGGERS: &str = r#"[{"MatchLines": ["/opt/job/.*", "/etc/dominator/tasks.d/job\\.json"],
     "Service": "job", "Kind": "task"}]"#;
 
 const TASK: &str = r#"{"name": "job", "argv": ["/opt/job/run"], "stop_timeout_s": 10}"#;
