@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use api::dominator::permits::{ListPermits, PermitHolder};
 use api::subd::GetTasks;
-use localfleet::fleet::Sub;
+use localfleet::fleet::{Sub, client_of};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use subd::tasks::processes::descendants;
@@ -67,7 +67,9 @@ fn started(scenario: &Scenario, count: usize) -> (usize, Duration) {
 }
 
 fn holders(scenario: &Scenario) -> Vec<PermitHolder> {
-    let reply = scenario.fleet.call::<ListPermits>(&()).unwrap();
+    let fleet = &scenario.fleet;
+    let client = client_of(fleet.addresses().dominator, fleet.security());
+    let reply = fleet.call::<ListPermits>(&client, &()).unwrap();
     reply.tasks.into_iter().flat_map(|task| task.holders).collect()
 }
 
