@@ -7,7 +7,6 @@
 use std::collections::BTreeMap;
 
 use api::dominator::DominatorStatus;
-use api::dominator::permits::PermitHolder;
 use model::display::utc;
 use model::tree::Time;
 use serde::Serialize;
@@ -134,20 +133,6 @@ pub fn clock_text(seconds: i64) -> String {
         "the clock of the dominator's machine jumped by {seconds} s: nothing of the history is \
          removed for its age until it is back, or you say that it is right: domtool accept-clock"
     )
-}
-
-/// Says that the machines may run an exclusive task, if there is more than one.
-#[must_use]
-pub fn conflict_text(task: &str, holders: &[PermitHolder]) -> Option<String> {
-    let names: Vec<&str> = holders.iter().map(|holder| holder.hostname.as_str()).collect();
-    (names.len() > 1).then(|| {
-        format!(
-            "the exclusive task {task} may run on {}: no machine gets a permit for it until the \
-             others have none; stop it there, or turn the machine off and say so: domtool fence \
-             HOST",
-            names.join(" and ")
-        )
-    })
 }
 
 /// The content of one report.

@@ -19,6 +19,7 @@ use core::time::Duration;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use api::dominator::permits::PermitHolder;
 use api::subd::{PermitReport, PermitTaskRequest};
 use model::boot_time::BootTime;
 use model::object::Algorithm;
@@ -337,6 +338,40 @@ impl Heard {
     /// True if the machine wants the permit, and a permit that counts from here lasts a while.
     fn is_of_use(&self, time: Duration, now: Duration) -> bool {
         self.is_candidate && now.saturating_sub(self.received_at) < time / 2
+    }
+}
+
+/// Says that the machines may run an exclusive task, if there is more than one.
+#[must_use]
+pub fn conflict_text(task: &str, holders: &[PermitHolder]) -> Option<String> {
+    let names: Vec<&str> = holders.iter().map(|holder| holder.hostname.as_str()).collect();
+    (names.len() > 1).then(|| {
+        format!(
+            "the exclusive task {task} may run on {}: no machine gets a permit for it until the \
+             others have none; stop it there, or turn the machine off and say so: domtool fence \
+             HOST",
+            names.join(" and ")
+        )
+    })
+}
+
+/// Says which machine has the permit of an exclusive task.
+#[must_use]
+pub fn permit_text(holders: &[PermitHolder], opens_in_s: u32) -> String {
+    match holders {
+        [] if opens_in_s > 0 => format!(
+            "no machine has the permit: the dominator has just started, and gives it within \
+             {opens_in_s} s, when a former one must have ended"
+        ),
+        [] => "no machine has the permit".to_owned(),
+        [PermitHolder { hostname, number, ends_in_s, .. }] => format!(
+            "{hostname} has the permit, number {number}; another machine may get it in {ends_in_s} \
+             s if it is not prolonged"
+        ),
+        _ => {
+            holders.iter().map(|holder| holder.hostname.as_str()).collect::<Vec<_>>().join(" and ")
+                + " may run it, which is a conflict: see the alarms"
+        }
     }
 }
 

@@ -264,6 +264,13 @@ pub fn explain(known: &Known<'_>) -> Vec<String> {
     lines
 }
 
+/// True if all is well, but for the permit of an exclusive task, which one machine has.
+#[must_use]
+pub fn waits_for_permit(report: &TaskReport) -> bool {
+    let has_none = report.permit.as_ref().is_some_and(|permit| permit.until.is_none());
+    report.state == TaskState::Held && has_none && !report.detail.starts_with("held:")
+}
+
 /// Says when the task will run, or stop, and what an operator can do about it.
 fn next_text(known: &Known<'_>) -> String {
     let Known { hostname, report, .. } = *known;
@@ -278,10 +285,7 @@ fn next_text(known: &Known<'_>) -> String {
             "it runs when its definition can be read, or the machine has what it needs".to_owned()
         }
         TaskState::Suspended => format!("it runs again after: {}", order("resume")),
-        TaskState::Held
-            if report.permit.as_ref().is_some_and(|permit| permit.until.is_none())
-                && !report.detail.starts_with("held:") =>
-        {
+        TaskState::Held if waits_for_permit(report) => {
             "it runs when this machine has the permit, which one machine has at a time".to_owned()
         }
         TaskState::Held => format!("it runs again after: {}", order("release")),

@@ -28,7 +28,6 @@ use tokio_util::task::TaskTracker;
 
 use crate::core::alarms::{
     AlarmSet, COMPUTED_FILES, CONTENT_STOPPED, IMAGE_CHANGED, OTHER_DOMINATOR, PERMIT_CONFLICT,
-    conflict_text,
 };
 use crate::core::computed::rollout::ContentOrderError;
 use crate::core::event_filter::FilterError;
@@ -36,6 +35,7 @@ use crate::core::mdb_admission::{AcceptError, MdbAdmission};
 use crate::core::mdb_diff::{EditLimits, count_statuses};
 use crate::core::orders::PauseError;
 use crate::core::orders::{Order, OrderTextError};
+use crate::core::permits::conflict_text;
 use crate::core::required_image::DefaultImageError;
 use crate::core::required_image::warning_text;
 use crate::core::rollback::{RollbackError, Rollbacks};

@@ -186,10 +186,14 @@ async fn ask(handle: &Handle, client: &Client, service: &PermitService, limit: D
         Err(error) => return tracing::debug!(%host, "no news of tasks: {}", error_chain(&error)),
     };
     let takes_orders = handle.with_sub(|sub| sub.held_by_other().is_none());
-    for request in service.take(host, said(reply, takes_orders)) {
+    let said = said(reply, takes_orders);
+    let numbers: BTreeMap<String, u64> =
+        said.permits.iter().map(|(task, permit)| (task.clone(), permit.number)).collect();
+    for request in service.take(host, said) {
         let PermitTaskRequest { task, number, .. } = &request;
         match client.call_within::<PermitTask>(&request, limit).await {
-            Ok(_said_at) => tracing::debug!(%host, task, number, "it has the permit"),
+            Ok(_said_at) if numbers.get(task) == Some(number) => {}
+            Ok(_said_at) => tracing::info!(%host, task, number, "it may run the exclusive task"),
             Err(error) => {
                 tracing::warn!(%host, task, number, "it has no permit: {}", error_chain(&error));
             }

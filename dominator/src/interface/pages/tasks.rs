@@ -1,18 +1,19 @@
 //! The page of daemon tasks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use api::dominator::permits::Fence;
 use api::dominator::tasks::{ListTasksRequest, TaskOfMachine};
 use api::dominator::{ListSubsRequest, TagFilter};
 use api::fault::{Fault, FaultCode};
-use api::subd::TaskState;
+use api::subd::{TaskReport, TaskState};
 use askama::Template;
-use model::display::counted;
+use model::display::{counted, utc};
 use rpc::page_frame::path_escape;
 use rpc::server::Query;
 
 use super::ROWS_MAX;
-use crate::core::tasks::{TaskCounts, counts_text};
+use crate::core::tasks::{TaskCounts, counts_text, waits_for_permit};
 use crate::interface::api::fault_of;
 use crate::runtime::fleet::{Fleet, OrderError};
 
@@ -25,6 +26,7 @@ pub(super) struct TasksPage {
     counts: String,
     /// How many machines have tasks that are not known, and why it is so of one of them.
     unknown: Option<String>,
+    fenced: Vec<String>,
     heading: &'static str,
     rows: Vec<TaskRow>,
     /// How many more there are.
@@ -48,10 +50,10 @@ impl TaskRow {
         let away = task.away.iter().map(|why| format!("; as of before: {why}"));
         let more: String = orders.chain(away).collect();
         Self {
+            class: class_of(&task.report),
             host: task.hostname,
             task: task.report.name,
             state: task.report.state.name(),
-            class: class_of(task.report.state),
             starts: task.report.starts,
             detail: task.report.detail + &more,
         }
@@ -94,26 +96,41 @@ impl TasksPage {
         let mut reply = fleet.tasks(request)?;
         let mut all = TaskCounts::new();
         let mut by_task: BTreeMap<String, TaskCounts> = BTreeMap::new();
+        let mut exclusive = BTreeSet::new();
         for task in &reply.tasks {
             let state = task.report.state;
             let counts = by_task.entry(task.report.name.clone()).or_default();
             *counts.entry(state).or_default() += 1;
             *all.entry(state).or_default() += 1;
+            if task.report.permit.is_some() {
+                exclusive.insert(task.report.name.clone());
+            }
         }
+        let fenced = fleet.shared().permits.report().fenced.into_iter();
+        let fenced = fenced.map(|Fence { hostname, who, why, since }| {
+            format!("{hostname} is fenced by {who} since {}: {why}", utc(since))
+        });
         let unknown = reply.unknown.first().map(|(host, why)| {
             let count = counted(reply.unknown.len() as u64, "machine");
             format!("The tasks of {count} are not known, such as {host}: {why}")
         });
         if is_all {
-            reply.tasks.retain(|task| class_of(task.report.state) != GOOD);
+            reply.tasks.retain(|task| class_of(&task.report) != GOOD);
         }
         let hidden = reply.tasks.len().saturating_sub(ROWS_MAX);
         let rows = reply.tasks.into_iter().take(ROWS_MAX).map(TaskRow::of).collect();
-        let counted = |(name, counts): (String, TaskCounts)| (name, counts_text(&counts));
+        let counted = |(name, counts): (String, TaskCounts)| {
+            let permit = exclusive.contains(&name).then(|| fleet.permit_text(&name));
+            let counts = permit
+                .into_iter()
+                .fold(counts_text(&counts), |counts, permit| format!("{counts}; {permit}"));
+            (name, counts)
+        };
         Ok(Self {
             by_task: by_task.into_iter().map(counted).collect(),
             counts: counts_text(&all),
             unknown,
+            fenced: fenced.collect(),
             heading: if is_all { "Not running" } else { "Tasks" },
             rows,
             hidden,
@@ -124,9 +141,10 @@ impl TasksPage {
 /// The style class of tasks that are as they should be.
 const GOOD: &str = "good";
 
-/// Returns the style class of a state: its colour.
-fn class_of(state: TaskState) -> &'static str {
-    match state {
+/// Returns the style class of a task: its colour.
+fn class_of(report: &TaskReport) -> &'static str {
+    match report.state {
+        _ if waits_for_permit(report) => GOOD,
         TaskState::Running | TaskState::Succeeded => GOOD,
         TaskState::Starting | TaskState::Stopping => "busy",
         TaskState::Idle | TaskState::NotRun => "quiet",

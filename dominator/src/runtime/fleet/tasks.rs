@@ -18,6 +18,7 @@ use tokio::time::Instant;
 use super::orders::named;
 use super::{Fleet, FleetState, OrderError};
 use crate::core::orders::Order;
+use crate::core::permits::permit_text;
 use crate::core::selectors::{Selection, host_patterns};
 use crate::core::sub::{Sub, SubOrder};
 use crate::core::task_orders::TaskOrders;
@@ -122,9 +123,20 @@ impl Fleet {
                 seen,
                 now,
             };
-            let explanation = explain(&known);
+            let mut explanation = explain(&known);
+            if task.report.permit.is_some() {
+                explanation.push(self.permit_text(&task.report.name));
+            }
             Ok(GetTaskReply { task, seen, explanation })
         })
+    }
+
+    /// Says which machine has the permit of an exclusive task.
+    pub fn permit_text(&self, task: &str) -> String {
+        let reply = self.shared.permits.report();
+        let mut tasks = reply.tasks.into_iter();
+        let holders = tasks.find(|one| one.task == task).map(|one| one.holders);
+        permit_text(&holders.unwrap_or_default(), reply.opens_in_s)
     }
 
     /// Gives an order about tasks. It is recorded and saved before machines are told. On an error
