@@ -57,6 +57,7 @@ fn sets_may_call_what_they_must() {
             Subd.OfferContents
             Subd.OfferImage
             Subd.OrderTask
+            Subd.PermitTask
             Subd.Poll
             Subd.Prepare
             Subd.PreviewScan
@@ -89,6 +90,7 @@ fn sets_may_call_what_they_must() {
             Dominator.EndRollback
             Dominator.Explain
             Dominator.FastUpdate
+            Dominator.FenceMachine
             Dominator.ForceDisruptiveUpdate
             Dominator.GetConfiguration
             Dominator.GetStatus
@@ -99,6 +101,7 @@ fn sets_may_call_what_they_must() {
             Dominator.ListContentChanges
             Dominator.ListEvents
             Dominator.ListLastingOrders
+            Dominator.ListPermits
             Dominator.ListSubs
             Dominator.ListTasks
             Dominator.OrderContentChange
@@ -176,6 +179,7 @@ fn sets_may_call_what_they_must() {
             Dominator.GetSubLimits
             Dominator.GetTask
             Dominator.ListEvents
+            Dominator.ListPermits
             Dominator.ListSubs
             Dominator.ListTasks
             Dominator.PlanMachine
