@@ -308,7 +308,7 @@ impl ServerPeers {
 
 /// Parses the time of a permit, in whole seconds.
 fn permit_time(text: &str) -> Result<Duration, String> {
-    let time = time_parse::duration(text).map_err(|error| error.to_string())?;
+    let time = time_parse::duration(text)?;
     let (least, most) = (Duration::from_secs(15), Duration::from_secs(3_600));
     let is_fit = (least..=most).contains(&time);
     is_fit.then_some(time).ok_or_else(|| "it is from 15s to 1h".to_owned())
