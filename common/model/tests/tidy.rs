@@ -78,7 +78,7 @@ const EVERYTHING: &[&str] = &[
 ];
 
 /// What tests may depend on besides.
-const TESTS: &[&str] = &["certs", "daemon", "domtool", "mdbd", "testing"];
+const TESTS: &[&str] = &["certs", "daemon", "domtool", "mdbd", "tasks", "testing"];
 
 /// Crates that decide and do not act, whole: every file of theirs is a core.
 const PURE_CRATES: [&str; 5] = [

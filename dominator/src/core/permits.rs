@@ -132,7 +132,8 @@ impl Permits {
         self.open_at.saturating_sub(now)
     }
 
-    /// Takes what `hostname` said, which was received now. Returns true if it has given up a permit.
+    /// Takes what `hostname` said, which was received now. Returns true if it has given up a
+    /// permit.
     pub fn take(&mut self, hostname: &str, said: PermitsHeard, now: Duration) -> bool {
         let PermitsHeard { said_at, takes_orders, mut permits } = said;
         let is_fenced = self.fenced.contains(hostname);

@@ -142,10 +142,10 @@ fn one_machine_of_three_runs_an_exclusive_task() {
     assert_ne!(third, second);
     assert!(after < PERMIT_TIME / 2, "it took {after:?}");
     println!("after {after:?} another machine runs what a fenced one did");
+    // The kernel was not started again, so what the machine had lasts a while.
+    std::thread::sleep(PERMIT_TIME);
     scenario.fleet.subs[second].daemon.start_again().unwrap();
     scenario.fleet.wait_ready().unwrap();
-    // The machine was not rebooted, so what it had lasts a while.
-    std::thread::sleep(PERMIT_TIME);
     domtool(&scenario, &["unfence", &hostname, "--why", "it has power"]);
     std::thread::sleep(PERMIT_TIME);
     runs_on(&scenario, third);

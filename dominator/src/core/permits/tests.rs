@@ -1,3 +1,6 @@
+//! Permits of a few machines, step by step.
+// tidy: core
+
 use super::*;
 
 const TIME: Duration = Duration::from_secs(300);
