@@ -109,7 +109,7 @@ fn words_of_json_stay() {
 }
 
 /// The alarms that the dominator raises by itself; those of machines are among the words of JSON.
-const ALARMS: [&str; 14] = [
+const ALARMS: [&str; 15] = [
     alarms::COMPUTED_FILES,
     alarms::CONTENT_STOPPED,
     alarms::IMAGE_CHANGED,
@@ -120,6 +120,7 @@ const ALARMS: [&str; 14] = [
     alarms::MDB_NOT_KEPT,
     alarms::MDB_REFUSED,
     alarms::OTHER_DOMINATOR,
+    alarms::PERMIT_CONFLICT,
     alarms::TASK_BACK_OFF,
     alarms::TASK_FAILED,
     alarms::TASK_UNHEALTHY,
