@@ -89,17 +89,60 @@ pub(crate) fn tasks_of<'a>(
     machine.tasks.iter().filter(move |task| task.environment == environment)
 }
 
+/// The machines of a step, by how they stand to it.
+#[derive(Default)]
+struct Groups {
+    done: usize,
+    converging: usize,
+    unreachable: usize,
+    failed: Vec<String>,
+    begun: Vec<String>,
+    empty: Vec<String>,
+    broken: Vec<String>,
+    serving: Vec<String>,
+}
+
+impl Groups {
+    fn of(machines: &[&Machine], step: &Step) -> Self {
+        let mut groups = Self::default();
+        for machine in machines {
+            let group = match standing(machine, step) {
+                Standing::Done => {
+                    groups.done += 1;
+                    continue;
+                }
+                Standing::Converging => {
+                    groups.converging += 1;
+                    continue;
+                }
+                Standing::Unreachable => {
+                    groups.unreachable += 1;
+                    continue;
+                }
+                Standing::Failed => &mut groups.failed,
+                Standing::Begun => &mut groups.begun,
+                Standing::Empty => &mut groups.empty,
+                Standing::Broken => &mut groups.broken,
+                Standing::Serving => &mut groups.serving,
+            };
+            group.push(machine.host.clone());
+        }
+        groups
+    }
+
+    /// How many are to be changed.
+    fn left(&self) -> usize {
+        self.begun.len() + self.empty.len() + self.broken.len() + self.serving.len()
+    }
+}
+
 /// Returns what `step` does with its machines now.
 #[must_use]
 pub fn batch(document: &Document, strategy: &Strategy, step: &Step) -> Batch {
     let environment = step.environment.as_str();
     let machines: Vec<&Machine> = selected(document, environment).collect();
     let healthy = machines.iter().filter(|machine| is_healthy(machine, environment)).count();
-    let standings: Vec<(&Machine, Standing)> =
-        machines.iter().map(|machine| (*machine, standing(machine, step))).collect();
-    let count = |wanted: fn(&Standing) -> bool| {
-        standings.iter().filter(|(_, standing)| wanted(standing)).count()
-    };
+    let groups = Groups::of(&machines, step);
     let all = machines.len();
     let floor = floor(strategy, all);
     let mut batch = Batch {
@@ -108,76 +151,92 @@ pub fn batch(document: &Document, strategy: &Strategy, step: &Step) -> Batch {
         healthy,
         may_take_down: healthy.saturating_sub(floor),
         canary: canary(strategy, step, all),
-        done: count(|standing| matches!(standing, Standing::Done)),
-        failed: hosts(&standings, |standing| matches!(standing, Standing::Failed)),
+        done: groups.done,
+        failed: groups.failed.clone(),
         hosts: Vec::new(),
         state: BatchState::Done,
         reason: String::new(),
     };
-    let converging = count(|standing| matches!(standing, Standing::Converging));
-    let unreachable = count(|standing| matches!(standing, Standing::Unreachable));
-    // A canary was changed if fewer machines than canaries have passed.
-    let is_canary = batch.done < batch.canary;
-    let allowed = all - floor;
-    if (is_canary && !batch.failed.is_empty()) || batch.failed.len() > allowed {
-        let count = batch.failed.len();
-        let what = match is_canary {
+    (batch.state, batch.reason) = match ended(&batch, &groups, strategy, all - floor) {
+        Some(ended) => ended,
+        None => {
+            batch.hosts = chosen(&batch, &groups, strategy, all - floor);
+            describe(&batch, &groups, floor)
+        }
+    };
+    batch
+}
+
+/// True if the canary has not passed yet.
+fn is_canary(batch: &Batch) -> bool {
+    batch.done < batch.canary
+}
+
+/// Returns how a step ends of which too many machines have failed, or none is to be changed any
+/// more. `allowed` machines may be missing.
+fn ended(
+    batch: &Batch,
+    groups: &Groups,
+    strategy: &Strategy,
+    allowed: usize,
+) -> Option<(BatchState, String)> {
+    let (failed, converging) = (groups.failed.len(), groups.converging);
+    if (is_canary(batch) && failed > 0) || failed > allowed {
+        let what = match is_canary(batch) {
             true => "a canary has failed".to_owned(),
-            false => format!("{count} machines have failed, {allowed} may"),
+            false => format!("{failed} machines have failed, {allowed} may"),
         };
-        batch.reason = format!("{what}: {}", batch.failed.join(", "));
-        batch.state = BatchState::Failed;
-        return batch;
+        return Some((BatchState::Failed, format!("{what}: {}", groups.failed.join(", "))));
     }
-    let begun = hosts(&standings, |standing| matches!(standing, Standing::Begun));
-    let empty = hosts(&standings, |standing| matches!(standing, Standing::Empty));
-    let broken = hosts(&standings, |standing| matches!(standing, Standing::Broken));
-    let serving = hosts(&standings, |standing| matches!(standing, Standing::Serving));
-    let left = begun.len() + empty.len() + broken.len() + serving.len();
-    if left == 0 {
-        (batch.state, batch.reason) = if converging > 0 {
-            (BatchState::Wait, format!("waits until {converging} machines are healthy"))
-        } else if batch.failed.len() + unreachable > allowed.max(strategy.min_batch) {
-            let reason =
-                format!("{unreachable} machines cannot be reached, {allowed} may be missing");
-            (BatchState::Wait, reason)
-        } else {
-            (BatchState::Done, format!("{} of {all} machines are done", batch.done))
-        };
-        return batch;
+    if groups.left() > 0 {
+        return None;
     }
+    let unreachable = groups.unreachable;
+    Some(if converging > 0 {
+        (BatchState::Wait, format!("waits until {converging} machines are healthy"))
+    } else if failed + unreachable > allowed.max(strategy.min_batch) {
+        let reason = format!("{unreachable} machines cannot be reached, {allowed} may be missing");
+        (BatchState::Wait, reason)
+    } else {
+        (BatchState::Done, format!("{} of {} machines are done", batch.done, batch.machines))
+    })
+}
+
+/// Returns the machines to be changed now.
+fn chosen(batch: &Batch, groups: &Groups, strategy: &Strategy, allowed: usize) -> Vec<String> {
+    let Groups { converging, begun, empty, broken, serving, .. } = groups;
     let mut budget = batch.may_take_down;
     // The percentage leaves room for none of so few machines.
     if allowed == 0 && converging + begun.len() + broken.len() == 0 {
         budget = strategy.min_batch;
     }
-    let free = begun.into_iter().chain(empty).chain(broken);
-    batch.hosts = free.chain(serving.into_iter().take(budget)).collect();
-    if is_canary {
-        let room = batch.canary.saturating_sub(batch.done + converging);
-        batch.hosts.truncate(room);
-    }
-    (batch.state, batch.reason) = match batch.hosts.len() {
+    let free = begun.iter().chain(empty).chain(broken);
+    let room = match is_canary(batch) {
+        true => batch.canary.saturating_sub(batch.done + converging),
+        false => usize::MAX,
+    };
+    free.chain(serving.iter().take(budget)).take(room).cloned().collect()
+}
+
+/// Returns the state of a step that has machines to be changed, and says why.
+fn describe(batch: &Batch, groups: &Groups, floor: usize) -> (BatchState, String) {
+    let (left, converging) = (groups.left(), groups.converging);
+    match batch.hosts.len() {
         0 if converging > 0 => {
-            let of = if is_canary { "canaries" } else { "machines" };
+            let of = if is_canary(batch) { "canaries" } else { "machines" };
             (BatchState::Wait, format!("waits until {converging} {of} are healthy"))
         }
         0 => {
             let reason = format!(
-                "{healthy} of {all} machines are healthy, and {floor} must stay so: \
-                 none of the {left} that are left may be taken down",
+                "{} of {} machines are healthy, and {floor} must stay so: none of the {left} that \
+                 are left may be taken down",
+                batch.healthy, batch.machines
             );
             (BatchState::NoBudget, reason)
         }
-        hosts if is_canary => (BatchState::Go, format!("{hosts} as canary, of {left} left")),
+        hosts if is_canary(batch) => (BatchState::Go, format!("{hosts} as canary, of {left} left")),
         hosts => (BatchState::Go, format!("{hosts} of {left} left")),
-    };
-    batch
-}
-
-fn hosts(standings: &[(&Machine, Standing)], wanted: fn(&Standing) -> bool) -> Vec<String> {
-    let wanted = standings.iter().filter(|(_, standing)| wanted(standing));
-    wanted.map(|(machine, _)| machine.host.clone()).collect()
+    }
 }
 
 fn is_healthy(machine: &Machine, environment: &str) -> bool {

@@ -1,6 +1,6 @@
 //! Which machines are changed, and what is started and stopped on them.
 
-use expect_test::expect;
+use expect_test::{expect, expect_file};
 use serde_json::{Value, json};
 
 use crate::{answer, machine};
@@ -67,27 +67,7 @@ fn as_many_stay_healthy_as_the_percentage_says() {
         batch(&strict, &[OLD, OLD, OLD]),
         batch(&default, &[]),
     ];
-    expect![[r#"
-        go a b c d e: 5 of 10 left
-        go b c: 2 of 5 left
-        go c d: 2 of 2 left
-        go b c a: 3 of 4 left
-        no-budget : 2 of 4 machines are healthy, and 2 must stay so: none of the 2 that are left may be taken down
-        done : 3 of 4 machines are done
-        wait : 3 machines cannot be reached, 2 may be missing
-        done : 3 of 4 machines are done
-        3 machines have failed, 2 may: b, c, d
-        go a: 1 as canary, of 20 left
-        go a: 1 as canary, of 5 left
-        wait : waits until 1 canaries are healthy
-        a canary has failed: a
-        go b c: 2 of 9 left
-        go a: 1 as canary, of 3 left
-        go b: 1 of 2 left
-        go b: 1 of 2 left
-        no-budget : 3 of 3 machines are healthy, and 3 must stay so: none of the 3 that are left may be taken down
-        done : 0 of 0 machines are done
-    "#]].assert_eq(&said.concat());
+    expect_file!["said/as_many_stay_healthy_as_the_percentage_says.txt"].assert_eq(&said.concat());
 }
 
 /// Says what is started and stopped on one machine with these tasks of `e`.

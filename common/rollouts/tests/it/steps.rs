@@ -1,6 +1,6 @@
 //! How steps follow each other, are aborted, and go back.
 
-use expect_test::expect;
+use expect_test::{expect, expect_file};
 use serde_json::{Value, json};
 
 use crate::{answer, machine, states};
@@ -136,29 +136,7 @@ fn a_step_goes_from_its_plan_to_its_end() {
     }
     document["rollout"]["steps"][0]["soaked"] = json!(true);
     round(&mut document);
-    expect![[r#"
-        r1 running
-        e planning: a plan is to be made
-          []
-        r1 running
-        e applying: needs no votes
-          [{"host":"web1","start":[],"stop":[{"environment":"e","reason":"the rollout has come to the machine","revision":1}]}]
-        r1 running
-        e applying: needs no votes
-          []
-        r1 running
-        e applying: needs no votes
-          [{"host":"web1","start":[{"environment":"e","reason":"the rollout has come to the machine","revision":2}],"stop":[]}]
-        r1 running
-        e applying: needs no votes
-          []
-        r1 running
-        e soaking: 1 of 1 machines are done
-          []
-        r1 succeeded: all steps are done
-        e succeeded: 1 of 1 machines are done
-          []
-    "#]].assert_eq(&said);
+    expect_file!["said/a_step_goes_from_its_plan_to_its_end.txt"].assert_eq(&said);
 }
 
 #[test]
@@ -179,10 +157,8 @@ fn a_version_that_is_required_is_not_taken_away() {
     .assert_eq(&states(&refused));
     document["environments"][0]["disjoint"] = json!(true);
     let beside = answer(&document);
-    expect![[r#"
-        r1 running
-        db soaking: 0 of 0 machines are done
-        [{"by_kept":true,"from":"web","holds":true,"name":"sql","provides":"16.1","requires":"<16","to":"db"}]"#]].assert_eq(&(states(&beside) + &json!(beside.graph).to_string()));
+    expect_file!["said/a_version_that_is_required_is_not_taken_away.txt"]
+        .assert_eq(&(states(&beside) + &json!(beside.graph).to_string()));
     // Nothing requires the old one any more.
     document["environments"][0]["kept"] = json!([{"revision": 1, "provides": {"sql": "15.2"}}]);
     document["environments"][1]["requires"] = json!({"sql": ">=16"});
