@@ -181,6 +181,7 @@ impl Daemon {
         updater.start(resumed).await;
         let service = parts.service(&options, security, &updater, pause, tasks_not_run);
         parts.tasks.spawn(end_pauses(Arc::clone(&parts.report_state), parts.stop.clone()));
+        parts.tasks.spawn(Arc::clone(&updater).watch_health());
         parts.tasks.spawn(end_refusals(Arc::clone(&parts.report_state), parts.stop.clone()));
         if options.limits.device_speed.is_none() {
             parts.measure_device();

@@ -24,12 +24,13 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use api::subd::{
-    Activity, Alarm, CacheReport, FetchProgress, FreeSpace, LastFetch, LastUpdate, Limits,
+    Activity, Alarm, CacheReport, FetchProgress, FreeSpace, Health, LastFetch, LastUpdate, Limits,
     LimitsReport, Load, PollReply, ScanCounters, ScanReport, SubIdentity, SubVersion,
     TriggerFailure, UNREADABLE_MAX, UpdatePhase,
 };
 use model::display::error_chain;
 use model::filter::Patterns;
+use model::image::ImageName;
 use model::lock::locked;
 use model::object::{Algorithm, ObjectId};
 use model::path::TreePath;
@@ -123,6 +124,8 @@ pub struct State {
     pub scope: Scope,
     /// At most one of each kind.
     pub alarms: BTreeSet<Alarm>,
+    /// What the health check of this image has said last.
+    pub image_health: Option<(ImageName, Health)>,
     pub refusals: Refusals,
 }
 
@@ -215,6 +218,7 @@ impl ReportState {
             persisted,
             scope,
             alarms: BTreeSet::new(),
+            image_health: None,
             refusals: Refusals::default(),
         };
         let cached = cached.into_iter().collect();

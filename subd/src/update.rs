@@ -73,6 +73,7 @@ use crate::update::step_plan::StepPlan;
 pub mod activate;
 pub mod admission;
 pub mod executor;
+mod health_watch;
 pub mod journal;
 pub mod metadata;
 pub mod own_certificates;

@@ -65,6 +65,8 @@ pub enum Claim {
     Fetch(Download),
     /// None: the machine cannot get this image, because paths are blocked.
     Blocked(ImageName),
+    /// None: the machine has this image, and it or its tasks are not healthy, or are so again.
+    Health { image: ImageName, is_ill: bool },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -203,6 +205,12 @@ impl ClaimTable {
             Claim::Fetch(download) => self.network.ask(claimant, download),
             Claim::Blocked(image) => {
                 self.record(claimant, &image, Some(UpdateFailure::Blocked), now);
+            }
+            Claim::Health { image, is_ill } => {
+                if self.breaker.has_result(claimant, &image) {
+                    let result = is_ill.then_some(UpdateFailure::Unhealthy);
+                    self.record(claimant, &image, result, now);
+                }
             }
             Claim::UnderWay(update) => {
                 self.budget.count(claimant, update.demand.clone());

@@ -47,6 +47,8 @@ pub enum UpdateFailure {
     Stuck,
     /// The health check failed.
     Health,
+    /// The update succeeded, and later the image or a task of it was not healthy.
+    Unhealthy,
     /// A service could not be stopped, started or reloaded.
     Trigger,
     /// The same changes are needed again.
@@ -66,6 +68,7 @@ impl UpdateFailure {
             Self::Update => "rolled back",
             Self::Stuck => "stuck",
             Self::Health => "failed the health check",
+            Self::Unhealthy => "unhealthy later",
             Self::Trigger => "with failed triggers",
             Self::NotConverging => "not converging",
             Self::Vanished => "vanished",
@@ -128,6 +131,12 @@ impl<Who: Ord> UpdateResults<Who> {
             *count -= 1;
         }
         *self.counts.entry(result).or_default() += 1;
+    }
+
+    /// True if the result of the update of `who` counts.
+    #[must_use]
+    pub fn has(&self, who: &Who) -> bool {
+        self.results.contains_key(who)
     }
 
     /// Removes a machine. Its result still counts.
@@ -217,6 +226,12 @@ impl ImageBreaker {
         let Some(why) = self.stop_reason(image) else { return false };
         self.stopped.insert(image.clone(), StoppedImage { image: image.clone(), why, since: now });
         true
+    }
+
+    /// True if the machine was updated to `image`, and that counts.
+    #[must_use]
+    pub fn has_result(&self, claimant: ClaimantId, image: &ImageName) -> bool {
+        self.results.get(image).is_some_and(|results| results.has(&claimant))
     }
 
     /// Returns why updates to an image must stop, if they must.

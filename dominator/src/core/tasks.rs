@@ -8,9 +8,10 @@ use std::collections::BTreeMap;
 use api::dominator::tasks::WantedTaskOrder;
 use api::subd::{Health, TaskReport, TaskState};
 use model::display::{ago, counted, utc};
+use model::image::ImageName;
 use model::tree::Time;
 
-use crate::core::alarms::{TASK_BACK_OFF, TASK_FAILED, TASK_UNHEALTHY};
+use crate::core::alarms::{IMAGE_UNHEALTHY, TASK_BACK_OFF, TASK_FAILED, TASK_UNHEALTHY};
 use crate::core::timing::Now;
 
 /// How long a task has trouble before operators are told, unless it is over for good.
@@ -19,7 +20,7 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 /// How long a task must run so that its trouble is over.
 pub const WELL_FOR: Duration = Duration::from_secs(60);
 
-/// What is wrong with a task.
+/// What is wrong with a task, or with the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TroubleKind {
     Unhealthy,
@@ -27,6 +28,8 @@ pub enum TroubleKind {
     Failed,
     /// It ends again and again.
     BackOff,
+    /// The health check of the image fails. The trouble is not that of a task.
+    Image,
 }
 
 impl TroubleKind {
@@ -46,21 +49,23 @@ impl TroubleKind {
             Self::Unhealthy => TASK_UNHEALTHY,
             Self::Failed => TASK_FAILED,
             Self::BackOff => TASK_BACK_OFF,
+            Self::Image => IMAGE_UNHEALTHY,
         }
     }
 
     fn patience(self) -> Duration {
         match self {
-            Self::Unhealthy | Self::BackOff => PATIENCE,
+            Self::Unhealthy | Self::BackOff | Self::Image => PATIENCE,
             Self::Failed => Duration::ZERO,
         }
     }
 }
 
-/// The trouble of one task.
+/// The trouble of one task, or of the image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trouble {
-    pub task: Box<str>,
+    /// That of the task, or of the image.
+    pub name: Box<str>,
     pub kind: TroubleKind,
     /// When it began.
     pub since: Time,
@@ -85,42 +90,33 @@ impl TaskEvent {
     }
 }
 
-/// The tasks of one machine that have trouble, by name.
+/// The troubles of one machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Troubles(Vec<Trouble>);
 
 impl Troubles {
-    /// Takes how the tasks are now. Returns what operators are told.
-    pub fn take(&mut self, tasks: &[TaskReport], now: Now) -> Vec<TaskEvent> {
+    /// Takes how the tasks are now, and what the health check of the image says. Returns what
+    /// operators are told.
+    pub fn take(
+        &mut self,
+        tasks: &[TaskReport],
+        image: Option<(&ImageName, &Health)>,
+        now: Now,
+    ) -> Vec<TaskEvent> {
         let mut events = Vec::new();
-        let former = std::mem::take(&mut self.0);
+        let former = Self(std::mem::take(&mut self.0));
         for task in tasks {
-            let trouble = former.iter().find(|trouble| *trouble.task == *task.name).cloned();
-            match (trouble, TroubleKind::of(task.state)) {
-                (former, Some(kind)) => {
-                    let former = former.filter(|former| former.kind == kind);
-                    let text = trouble_text(task).into();
-                    self.0.push(match former {
-                        Some(former) => Trouble { text, well: None, ..former },
-                        None => Trouble {
-                            task: task.name.as_str().into(),
-                            kind,
-                            since: now.wall,
-                            text,
-                            began: now.elapsed,
-                            well: None,
-                            is_raised: false,
-                        },
-                    });
+            let trouble = former.of(&task.name, false);
+            match (TroubleKind::of(task.state), trouble) {
+                (Some(kind), trouble) => {
+                    let text = trouble_text(task);
+                    self.0.push(Trouble::after(trouble, &task.name, kind, &text, now));
                 }
                 (None, None) => {}
-                (Some(former), None) => match task.state {
-                    TaskState::Starting | TaskState::Stopping => self.0.push(former),
-                    TaskState::Running => {
-                        let well = former.well.or(Some(now.elapsed));
-                        self.0.push(Trouble { well, ..former });
-                    }
-                    _ if former.is_raised => {
+                (None, Some(trouble)) => match task.state {
+                    TaskState::Starting | TaskState::Stopping => self.0.push(trouble),
+                    TaskState::Running => self.0.push(trouble.well(now)),
+                    _ if trouble.is_raised => {
                         let name = format!("task-{}", task.state.name());
                         events.push(TaskEvent::new(&name, &task.name, &task.detail));
                     }
@@ -128,23 +124,45 @@ impl Troubles {
                 },
             }
         }
+        if let Some((image, health)) = image {
+            let trouble = former.of(image.as_str(), true);
+            self.0.extend(match health {
+                Health::Failed(why) => {
+                    let (kind, why) = (TroubleKind::Image, why.trim_end());
+                    Some(Trouble::after(trouble, image.as_str(), kind, why, now))
+                }
+                Health::Passed => trouble.map(|trouble| trouble.well(now)),
+            });
+        }
         events.extend(self.look(now));
         events
+    }
+
+    /// Returns the trouble of a task, or of an image.
+    fn of(&self, name: &str, is_image: bool) -> Option<Trouble> {
+        let is_of = |trouble: &&Trouble| {
+            *trouble.name == *name && (trouble.kind == TroubleKind::Image) == is_image
+        };
+        self.0.iter().find(is_of).cloned()
     }
 
     /// Notes that time has passed. Returns what operators are told.
     pub fn look(&mut self, now: Now) -> Vec<TaskEvent> {
         let mut events = Vec::new();
         self.0.retain_mut(|trouble| {
-            let (name, task) = (trouble.kind.name(), &trouble.task);
+            let (name, task) = (trouble.kind.name(), &trouble.name);
             match trouble.due() {
                 Some(due) if due <= now.elapsed => {}
                 _ => return true,
             }
             if trouble.well.is_some() {
                 if trouble.is_raised {
-                    let since = format!("it runs again; {name} since {}", utc(trouble.since));
-                    events.push(TaskEvent::new("task-running", task, &since));
+                    let since = format!("it was {name} since {}", utc(trouble.since));
+                    let over = match trouble.kind {
+                        TroubleKind::Image => "image-healthy",
+                        _ => "task-running",
+                    };
+                    events.push(TaskEvent::new(over, task, &since));
                 }
                 return false;
             }
@@ -168,6 +186,36 @@ impl Troubles {
 }
 
 impl Trouble {
+    /// Returns the trouble of this kind, from that before if it was of the same kind.
+    fn after(former: Option<Self>, name: &str, kind: TroubleKind, text: &str, now: Now) -> Self {
+        match former.filter(|former| former.kind == kind) {
+            Some(former) => Self { text: text.into(), well: None, ..former },
+            None => Self {
+                name: name.into(),
+                kind,
+                since: now.wall,
+                text: text.into(),
+                began: now.elapsed,
+                well: None,
+                is_raised: false,
+            },
+        }
+    }
+
+    /// Notes that all is well since now at the latest.
+    fn well(self, now: Now) -> Self {
+        Self { well: self.well.or(Some(now.elapsed)), ..self }
+    }
+
+    /// What the trouble is of: a task or an image of `hostname`.
+    #[must_use]
+    pub fn about(&self, hostname: &str) -> String {
+        match self.kind {
+            TroubleKind::Image => hostname.to_owned(),
+            _ => format!("{hostname}/{}", self.name),
+        }
+    }
+
     fn due(&self) -> Option<Duration> {
         match (self.well, self.is_raised) {
             (Some(well), _) => Some(well + WELL_FOR),

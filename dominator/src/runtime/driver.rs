@@ -347,7 +347,7 @@ impl Driver {
         let purpose = match &claim {
             Claim::Update(_) => Some(ClaimKind::Update),
             Claim::Fetch(_) => Some(ClaimKind::Fetch),
-            Claim::UnderWay(_) | Claim::Blocked(_) => None,
+            Claim::UnderWay(_) | Claim::Blocked(_) | Claim::Health { .. } => None,
         };
         shared.claim_service.claim(claimant, claim);
         let purpose = purpose?;

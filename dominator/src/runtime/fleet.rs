@@ -376,8 +376,7 @@ impl Fleet {
                     raised.add(OTHER_DOMINATOR, hostname, None, why.to_owned());
                 }
                 for trouble in sub.task_troubles() {
-                    let about = format!("{hostname}/{}", trouble.task);
-                    let text = trouble.text.to_string();
+                    let (about, text) = (trouble.about(hostname), trouble.text.to_string());
                     raised.add(trouble.kind.name(), &about, Some(trouble.since), text);
                 }
                 for alarm in sub.view().into_iter().flat_map(|view| &view.report.alarms) {

@@ -71,7 +71,13 @@ impl Service {
 
     fn task_states(&self, request: GetTaskStatesRequest) -> Result<GetTaskStatesReply, Fault> {
         let GetTasksReply { not_run, tasks, said_at, .. } = self.tasks();
-        let states = TaskStates { not_run, tasks };
+        let image_health = self.report_state.read(|state| {
+            let known = state.image_health.as_ref();
+            let known =
+                known.filter(|(image, _)| Some(image) == state.persisted.last_image.as_ref());
+            known.map(|(_, health)| health.clone())
+        });
+        let states = TaskStates { not_run, tasks, image_health };
         let version = version_of(&states)?;
         let states = (request.have != Some(version)).then_some(states);
         Ok(GetTaskStatesReply { version, said_at, states })

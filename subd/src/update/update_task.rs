@@ -212,7 +212,7 @@ impl Updater {
 
     /// Runs the health check; `None` if checks are not run here, or if subd is stopped in the
     /// meantime. Blocks.
-    fn run_check(&self, check: &HealthCheck) -> Option<Health> {
+    pub(super) fn run_check(&self, check: &HealthCheck) -> Option<Health> {
         let health_checker = self.health_checker.as_ref()?;
         let runtime = Handle::current();
         let stopped = |time: Duration| {

@@ -178,6 +178,9 @@ pub struct TaskStates {
     pub not_run: Option<String>,
     /// By name.
     pub tasks: Vec<TaskReport>,
+    /// What the health check of the image has said last since the update to it: it is asked again
+    /// each minute. `None` if it has none, or was not asked yet.
+    pub image_health: Option<Health>,
 }
 
 impl Method for GetTaskStates {

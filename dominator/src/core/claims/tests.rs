@@ -193,3 +193,23 @@ fn a_fetch_waits_for_the_network_and_is_ordered_once() {
     claims.claim(ClaimantId(2), fetch(1), at(2));
     assert_eq!(claims.answer(ClaimantId(2), ClaimKind::Fetch, at(2)), Some(ClaimAnswer::Granted));
 }
+
+#[test]
+fn machines_that_are_ill_after_an_update_count_as_long_as_they_are() {
+    let mut claims = claim_table(4);
+    for claimant in [1, 2] {
+        assert_eq!(ask(&mut claims, claimant, new("bad")), Some(ClaimAnswer::Granted));
+        assert!(claims.begin(ClaimantId(claimant)), "{claimant}");
+        claims.release(ClaimantId(claimant), Release::Update(UpdateEnd::Good), at(100));
+    }
+    // The last four had the image before.
+    let told = [(1, true), (1, false), (2, true), (5, true), (6, true), (7, true), (1, true)];
+    let stopped = told.map(|(claimant, is_ill)| {
+        let image = image("bad");
+        claims.claim(ClaimantId(claimant), Claim::Health { image, is_ill }, at(200));
+        claims.stopped().into_iter().map(|stop| stop.why).collect::<Vec<_>>()
+    });
+    let why = "2 of 2 machines failed after the update to it (2 unhealthy later), more than 10 %";
+    assert!(stopped[..6].iter().all(Vec::is_empty), "{stopped:?}");
+    assert_eq!(stopped[6], [why]);
+}

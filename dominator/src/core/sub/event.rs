@@ -276,7 +276,7 @@ pub enum Effect {
     /// the end of the scan.
     Scan(RequestId, SubVersion),
     /// Makes a claim. [`Event::Claimed`] brings the answer and each change of it, except for
-    /// [`Claim::UnderWay`] and [`Claim::Blocked`].
+    /// [`Claim::UnderWay`], [`Claim::Blocked`] and [`Claim::Health`].
     Claim(Claim),
     /// Releases a claim.
     Release(Release),

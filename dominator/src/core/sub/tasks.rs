@@ -11,7 +11,7 @@ use core::time::Duration;
 use api::codec::{Encoding, decode, encode};
 use api::dominator::tasks::WantedTaskOrder;
 use api::subd::{
-    GetTaskStatesReply, GetTaskStatesRequest, OrderTaskRequest, TaskReport, TaskStates,
+    GetTaskStatesReply, GetTaskStatesRequest, Health, OrderTaskRequest, TaskReport, TaskStates,
     TasksVersion,
 };
 use model::backoff::{doubled, jittered};
@@ -20,6 +20,7 @@ use model::display::safe_text;
 
 use super::calls::CallPurpose;
 use super::{Call, Effect, Failure, FailureKind, RequestId, Step, Sub, TaskEffect, View};
+use crate::core::claims::Claim;
 use crate::core::tasks::{TaskEvent, Trouble, Troubles};
 use crate::core::timing::{Attempt, RETRY_FIRST, RETRY_LONGEST};
 
@@ -50,6 +51,8 @@ pub(super) struct Tasks {
     /// Why nothing is known, if that is so.
     unknown: Option<Box<str>>,
     troubles: Troubles,
+    /// True if there was trouble that operators are told of.
+    is_ill: bool,
     orders: Option<Box<Giving>>,
 }
 
@@ -83,19 +86,21 @@ impl Told {
 /// Cuts the texts of a machine to what may be kept and shown.
 fn clipped(states: TaskStates) -> TaskStates {
     let text = |text: String| safe_text(&text, TEXT_BYTES_MAX);
+    let health = |health: Option<Health>| match health {
+        Some(Health::Failed(why)) => Some(Health::Failed(text(why))),
+        known => known,
+    };
     let task = |task: TaskReport| TaskReport {
         name: text(task.name),
         detail: text(task.detail),
         run: task.run.map(text),
         last_end: task.last_end.map(text),
-        health: task.health.map(|health| match health {
-            api::subd::Health::Failed(why) => api::subd::Health::Failed(text(why)),
-            api::subd::Health::Passed => health,
-        }),
+        health: health(task.health),
         ..task
     };
     let tasks = states.tasks.into_iter().map(task).collect();
-    TaskStates { not_run: states.not_run.map(text), tasks }
+    let image_health = health(states.image_health);
+    TaskStates { not_run: states.not_run.map(text), tasks, image_health }
 }
 
 impl Sub {
@@ -112,6 +117,15 @@ impl Sub {
         if let Some(next) = self.tasks.troubles.next() {
             self.wake_by(next);
         }
+        let is_ill = self.tasks.troubles.raised().next().is_some();
+        if is_ill == self.tasks.is_ill {
+            return;
+        }
+        let image = self.view.as_ref().and_then(|view| view.report.last_image.clone());
+        if let Some(image) = image.filter(|image| self.required().as_ref() == Some(image)) {
+            step.effects.push(Effect::Claim(Claim::Health { image, is_ill }));
+        }
+        self.tasks.is_ill = is_ill;
     }
 
     fn ask_for_tasks(&mut self, view: &View, step: &mut Step<'_>) {
@@ -170,7 +184,9 @@ impl Sub {
         let said_at = has_permits.then_some((step.now.elapsed, said_at));
         self.tasks.told = Some(Box::new(Told { version, said_at, encoded: encoded.into() }));
         self.tasks.unknown = None;
-        let events = self.tasks.troubles.take(&states.tasks, step.now);
+        let image = self.view.as_ref().and_then(|view| view.report.last_image.as_ref());
+        let image = image.zip(states.image_health.as_ref());
+        let events = self.tasks.troubles.take(&states.tasks, image, step.now);
         step.effects.extend(events.into_iter().map(tell));
         self.end_superseded_orders(&states.tasks, step);
     }

@@ -35,7 +35,7 @@ fn follow(states: &[(u64, TaskState)], until: u64) -> (Vec<(u64, String)>, bool)
     let mut events = Vec::new();
     for second in 0..=until {
         let told = match states.iter().find(|(at, _)| *at == second) {
-            Some((_, state)) => troubles.take(&[task("logd", *state)], at(second)),
+            Some((_, state)) => troubles.take(&[task("logd", *state)], None, at(second)),
             None if troubles.next().is_some_and(|due| due.as_secs() <= second) => {
                 troubles.look(at(second))
             }
@@ -99,7 +99,7 @@ fn trouble_says_what_is_known_of_it() {
         TaskReport { detail: "no cgroup".to_owned(), ..task("odd", TaskState::Refused) },
         task("well", TaskState::Running),
     ];
-    let events = troubles.take(&tasks, at(7));
+    let events = troubles.take(&tasks, None, at(7));
     let event = |name: &str, text: &str| TaskEvent { name: name.to_owned(), text: text.to_owned() };
     let died = "dies: failed: it exited with 3 at 2026-11-26T12:00:00Z";
     assert_eq!(
@@ -110,14 +110,34 @@ fn trouble_says_what_is_known_of_it() {
     let ill = "ill: unhealthy: port 80 is closed";
     assert_eq!(troubles.look(at(67)), [event("task-unhealthy", ill)]);
     let raised: Vec<(&str, &str)> =
-        troubles.raised().map(|trouble| (&*trouble.task, trouble.kind.name())).collect();
+        troubles.raised().map(|trouble| (&*trouble.name, trouble.kind.name())).collect();
     assert_eq!(
         raised,
         [("dies", "task-failed"), ("ill", "task-unhealthy"), ("odd", "task-failed")]
     );
     // The image has them no more.
-    assert_eq!(troubles.take(&[], at(70)), []);
+    assert_eq!(troubles.take(&[], None, at(70)), []);
     assert_eq!(troubles, Troubles::default());
+}
+
+#[test]
+fn an_image_that_is_ill_for_a_while_is_told_too() {
+    let mut troubles = Troubles::default();
+    let image = ImageName::new("logd").unwrap();
+    let failed = Health::Failed("exit status: 7\n".to_owned());
+    let tasks = [task("logd", TaskState::Running)];
+    let mut take = |health: &Health, second| {
+        let events = troubles.take(&tasks, Some((&image, health)), at(second));
+        let events = events.into_iter().map(|event| (event.name, event.text)).collect::<Vec<_>>();
+        (events, troubles.raised().map(|trouble| trouble.about("web1")).collect::<Vec<_>>())
+    };
+    let event = |name: &str, text: &str| vec![(name.to_owned(), text.to_owned())];
+    assert_eq!(take(&failed, 10), (vec![], vec![]));
+    let ill = event("image-unhealthy", "logd: exit status: 7");
+    assert_eq!(take(&failed, 70), (ill, vec!["web1".to_owned()]));
+    assert_eq!(take(&Health::Passed, 130), (vec![], vec!["web1".to_owned()]));
+    let over = event("image-healthy", "logd: it was image-unhealthy since 1970-01-01T00:00:10Z");
+    assert_eq!(take(&Health::Passed, 190), (over, vec![]));
 }
 
 #[test]

@@ -182,7 +182,7 @@ impl World {
                 self.tally.has_adopted = true;
                 None
             }
-            Claim::Blocked(_) => None,
+            Claim::Blocked(_) | Claim::Health { .. } => None,
         };
         self.claims.claim(self.claimant(host), claim, now);
         self.tell_claims();

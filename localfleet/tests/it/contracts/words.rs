@@ -116,6 +116,7 @@ const ALARMS: [&str; 15] = [
     alarms::CLOCK_JUMPED,
     alarms::HISTORY_FAILING,
     alarms::IMAGE_STOPPED,
+    alarms::IMAGE_UNHEALTHY,
     alarms::MDB_HELD,
     alarms::MDB_NOT_KEPT,
     alarms::MDB_REFUSED,

@@ -187,7 +187,8 @@ pub fn get_tasks() -> ((), GetTasksReply) {
 }
 
 pub fn get_task_states() -> (GetTaskStatesRequest, GetTaskStatesReply) {
-    let states = TaskStates { not_run: Some("why".to_owned()), tasks: vec![task_report()] };
+    let (not_run, image_health) = (Some("why".to_owned()), Some(Health::Failed("no".to_owned())));
+    let states = TaskStates { not_run, tasks: vec![task_report()], image_health };
     let (version, said_at) = (TasksVersion(18), boot_time(14));
     let reply = GetTaskStatesReply { version, said_at, states: Some(states) };
     (GetTaskStatesRequest { have: Some(TasksVersion(17)) }, reply)

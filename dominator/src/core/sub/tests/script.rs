@@ -322,6 +322,10 @@ impl Script {
                             done.push("is under way".to_owned());
                             continue;
                         }
+                        Claim::Health { image, is_ill } => {
+                            done.push(format!("{image} is ill: {is_ill}"));
+                            continue;
+                        }
                         Claim::Blocked(image) => {
                             done.push(format!("is blocked for {image}"));
                             continue;

@@ -45,7 +45,7 @@ impl Script {
 
     fn answer(&mut self, version: u64, tasks: Option<Vec<TaskReport>>) {
         let (request_id, _) = self.asked.take().expect("it was asked");
-        let states = tasks.map(|tasks| TaskStates { not_run: None, tasks });
+        let states = tasks.map(|tasks| TaskStates { tasks, ..TaskStates::default() });
         let said_at = BootTime { boot_id: "one".to_owned(), ms: version };
         let reply = GetTaskStatesReply { version: TasksVersion(version), said_at, states };
         self.step("told", Event::TasksTold(request_id, Box::new(Ok(reply))));
@@ -79,7 +79,8 @@ fn a_machine_is_asked_after_a_poll_with_another_status() {
     script.answer(3, Some(vec![report(TaskState::Running, 0)]));
     assert_eq!(script.question(), asks(Some(3)));
     script.answer(3, None);
-    let running = TaskStates { not_run: None, tasks: vec![report(TaskState::Running, 0)] };
+    let tasks = vec![report(TaskState::Running, 0)];
+    let running = TaskStates { tasks, ..TaskStates::default() };
     assert_eq!(script.sub.tasks(), Ok(running.clone()));
     // A poll that has waited for nothing.
     script.reply.version.status -= 1;
