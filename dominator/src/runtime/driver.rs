@@ -357,29 +357,24 @@ impl Driver {
         }))
     }
 
-    fn carry_out_task(
-        &self,
-        client: Client,
-        effect: TaskEffect,
-    ) -> Option<BoxFuture<'static, Event>> {
+    fn carry_out_task(&mut self, client: Client, effect: TaskEffect) {
         let hostname = &self.machine.hostname;
         match effect {
-            TaskEffect::Ask(request_id, request) => Some(Box::pin(async move {
+            TaskEffect::Ask(request_id, request) => self.running.push(Box::pin(async move {
                 let told = task_states(&client, &request).await;
                 Event::TasksTold(request_id, Box::new(told))
             })),
             TaskEffect::Tell(TaskEvent { name, text }) => {
                 tracing::info!(host = %hostname, event = name, "{text}");
                 self.shared.history.task(hostname, name, text);
-                None
             }
             TaskEffect::OrderEnded(task, number) => {
                 let orders = Arc::clone(&self.shared.task_orders);
                 let ended = orders.ended(hostname.clone(), task, number);
-                Some(Box::pin(async move {
+                self.running.push(Box::pin(async move {
                     ended.await;
                     Event::Wake
-                }))
+                }));
             }
         }
     }
@@ -401,10 +396,7 @@ impl Driver {
                 Effect::WantComputed(machine, image) => {
                     return shared.computed.want(&machine, &image, &self.handle.nudge);
                 }
-                Effect::Task(effect) => match self.carry_out_task(client, effect) {
-                    Some(doing) => doing,
-                    None => return,
-                },
+                Effect::Task(effect) => return self.carry_out_task(client, effect),
                 Effect::ReportContent(round, report) => {
                     return shared.computed.report(&self.machine.hostname, round, report);
                 }
