@@ -109,7 +109,7 @@ fn words_of_json_stay() {
 }
 
 /// The alarms that the dominator raises by itself; those of machines are among the words of JSON.
-const ALARMS: [&str; 15] = [
+const ALARMS: [&str; 16] = [
     alarms::COMPUTED_FILES,
     alarms::CONTENT_STOPPED,
     alarms::IMAGE_CHANGED,
