@@ -41,6 +41,9 @@ use crate::machine::disruption::DisruptionGate;
 use crate::machine::health::HealthChecker;
 use crate::machine::probe::Probe;
 use crate::machine::services::{self, ServiceDriver};
+use crate::provisioning;
+use crate::provisioning::plugins::Plugins;
+use crate::provisioning::provisioner::Provisioner;
 use crate::root::{Root, RootError};
 use crate::scan::pace::Pace;
 use crate::scan::{Pause, Scanner, watch_for_stalls};
@@ -49,7 +52,7 @@ use crate::state::persisted_state::{PersistError, PersistedState, SavedState, St
 use crate::state::{ReportState, State};
 use crate::tasks::records::{self, SavedRecords};
 use crate::tasks::runner::Tasks;
-use crate::tasks::supervisor::{Backend, Supervisor};
+use crate::tasks::supervisor::{Backend, Supervisor, SupervisorChoice};
 use crate::trust::Trust;
 use crate::update::Updater;
 use crate::update::end_refusals;
@@ -97,6 +100,8 @@ struct Opened {
     resumed: Resumed,
     /// What runs tasks, and their records; or why they are not run.
     supervision: Result<Supervision, String>,
+    /// The records of resources, and how plugins are run; `None` if nothing is provisioned here.
+    provisioning: Option<(provisioning::records::SavedRecords, Plugins)>,
     /// Where the audit log is, unless a flag names another directory.
     audit: PathBuf,
 }
@@ -137,7 +142,8 @@ impl Daemon {
             what: "open the root",
             source: io::Error::other(error),
         })??;
-        let Opened { root, directories, state, saved, cache, resumed, supervision, audit } = opened;
+        let Opened { root, directories, state, saved, cache, resumed, supervision, .. } = opened;
+        let (provisioning, audit) = (opened.provisioning, opened.audit);
         let audit = open_audit(&options, &audit, &resumed).await;
         let persisted = saved.get();
         let budgets = budgets(&options.limits, &persisted);
@@ -149,15 +155,10 @@ impl Daemon {
             saved,
             cache.ids(),
         );
-        let scanner = Scanner::start(
-            Arc::clone(&root),
-            exclusions,
-            persisted.configuration.scan.clone(),
-            Pace::default(),
-            Arc::clone(&budgets),
-        );
+        let scan = persisted.configuration.scan.clone();
         let scanner =
-            scanner.map_err(|source| StartError::System { what: "start the scanner", source })?;
+            Scanner::start(Arc::clone(&root), exclusions, scan, Pace::default(), budgets.clone())
+                .map_err(|source| StartError::System { what: "start the scanner", source })?;
         let parts = Parts {
             root,
             state,
@@ -177,7 +178,9 @@ impl Daemon {
         };
         let (daemon_tasks, tasks_not_run) =
             start_tasks(&options, supervision, &persisted.tasks, &resumed, &parts.report_state)?;
-        let updater = parts.updater(&options, security, directories, daemon_tasks);
+        let provisioner = provisioning.map(|provisioning| parts.provisioner(provisioning));
+        let running = (daemon_tasks, provisioner);
+        let updater = parts.updater(&options, security, directories, running);
         updater.start(resumed).await;
         let service = parts.service(&options, security, &updater, pause, tasks_not_run);
         parts.tasks.spawn(end_pauses(Arc::clone(&parts.report_state), parts.stop.clone()));
@@ -250,12 +253,27 @@ impl Parts {
         self.tasks.spawn(measure(root, report_state, budgets, self.stop.clone()));
     }
 
+    /// Starts to provision what was ordered before this start.
+    fn provisioner(
+        &self,
+        (records, plugins): (provisioning::records::SavedRecords, Plugins),
+    ) -> Arc<Provisioner> {
+        let name = self.identity.read(&self.root).hostname;
+        let report_state = Arc::clone(&self.report_state);
+        let tell = Box::new(move || report_state.change(|_| ()));
+        let provisioner = Provisioner::new(records, plugins, &name, tell, self.stop.clone());
+        let provisioner = Arc::new(provisioner);
+        let running = Arc::clone(&provisioner);
+        self.tasks.spawn_blocking(move || running.run());
+        provisioner
+    }
+
     fn updater(
         &self,
         options: &Options,
         security: &Security,
         directories: Arc<Directories>,
-        daemon_tasks: Option<Arc<Tasks>>,
+        (daemon_tasks, provisioner): (Option<Arc<Tasks>>, Option<Arc<Provisioner>>),
     ) -> Arc<Updater> {
         let (tasks, stop) = (&self.tasks, &self.stop);
         let command = options.disruption_command.as_deref().unwrap_or_default();
@@ -298,6 +316,7 @@ impl Parts {
                 options.put_back_after,
             ),
             daemon_tasks,
+            provisioner,
             tasks: tasks.clone(),
             stop: stop.clone(),
             prepared: Mutex::new(None),
@@ -514,6 +533,7 @@ fn open(options: &Options, boot_id: &str) -> Result<Opened, StartError> {
     if let Err(why) = &supervision {
         tracing::info!("daemon tasks are not run: {why}");
     }
+    let provisioning = provisioning_of(options, &audit, &state)?;
     let tasks = supervision.as_ref().ok().map(|one| TaskControl::AtStart(&one.supervisor));
     let services = TimedServices { driver: &driver, tasks, time_max };
     let executor =
@@ -534,7 +554,34 @@ fn open(options: &Options, boot_id: &str) -> Result<Opened, StartError> {
     tracing::info!(objects, removed, root = %path.display(), "the object cache is checked");
     let (root, directories) = (Arc::new(root), Arc::new(directories));
     let (state, cache) = (Arc::new(state), Arc::new(cache));
-    Ok(Opened { root, directories, state, saved, cache, resumed, supervision, audit })
+    Ok(Opened { root, directories, state, saved, cache, resumed, supervision, provisioning, audit })
+}
+
+/// Opens what is recorded of resources; `None` if nothing is provisioned here. Copies of plugins
+/// are in `plugins` below `base`.
+fn provisioning_of(
+    options: &Options,
+    base: &Path,
+    state: &StateDirectory,
+) -> Result<Option<(provisioning::records::SavedRecords, Plugins)>, StartError> {
+    if !manages_this_machine(options) && options.supervisor != SupervisorChoice::Direct {
+        return Ok(None);
+    }
+    let absolute = |path: &Path| {
+        let failed = |source| StartError::System { what: "find a directory", source };
+        path.canonicalize().map_err(failed)
+    };
+    let program = std::env::current_exe()
+        .map_err(|source| StartError::System { what: "find the program of subd", source })?;
+    let plugins = Plugins {
+        copies: absolute(base)?.join("plugins"),
+        root: absolute(&options.root)?,
+        program,
+        uses_installed: options.trust.trusted_keys.is_none(),
+    };
+    let records = provisioning::records::load(state)
+        .map_err(|source| StartError::State { path: options.root.clone(), source })?;
+    Ok(Some((records, plugins)))
 }
 
 /// Opens what runs daemon tasks, in `tasks` below `base`. The inner error is why they are not run.

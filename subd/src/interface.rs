@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`operator`] | the methods that operators call |
 //! | [`pages`] | the status page |
+//! | [`resources`] | the methods about resources |
 //! | [`tasks`](mod@tasks) | the methods about daemon tasks |
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -49,6 +50,7 @@ use crate::update::Updater;
 mod metrics;
 pub mod operator;
 pub mod pages;
+pub mod resources;
 pub mod tasks;
 
 /// How much of directories one reply carries, in bytes.
@@ -256,7 +258,7 @@ pub fn router(service: &Arc<Service>, security: &Security) -> Router<Arc<Service
     let metrics = SubMetrics(Arc::clone(service));
     let router = router.metrics(|registry| registry.register_collector(Box::new(metrics)));
     let router = pages::add_pages(router, Frame::new("subd", security));
-    tasks::add_methods(operator::add_methods(router))
+    resources::add_methods(tasks::add_methods(operator::add_methods(router)))
         .method::<Poll, _>(async |service, caller, request| {
             if let Some(own) = &service.updater.own_certificates {
                 own.note_caller(&caller);

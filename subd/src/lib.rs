@@ -32,6 +32,7 @@ pub mod fetch;
 pub mod interface;
 pub mod limits;
 pub mod machine;
+pub mod provisioning;
 pub mod root;
 pub mod scan;
 pub mod state;

@@ -54,6 +54,8 @@ use crate::machine::IdentitySource;
 use crate::machine::disruption::DisruptionGate;
 use crate::machine::health::HealthChecker;
 use crate::machine::services::ServiceDriver;
+use crate::provisioning::provisioner::{NOT_HERE, Provisioner};
+use crate::provisioning::staged::resources_after;
 use crate::root::Root;
 use crate::scan::Scanner;
 use crate::state::directories::Directories;
@@ -127,6 +129,8 @@ pub struct Updater {
     pub own_certificates: Option<OwnCertificates>,
     /// Runs the daemon tasks of the image; `None` if they are not run here.
     pub daemon_tasks: Option<Arc<Tasks>>,
+    /// Makes what images need; `None` if that is not done here.
+    pub provisioner: Option<Arc<Provisioner>>,
     pub tasks: TaskTracker,
     /// When staged updates are discarded.
     pub stop: CancellationToken,
@@ -296,7 +300,11 @@ impl Updater {
         let scanned = snapshot.tree.as_ref().expect("an update is admitted only with a scan");
         let tasks = tasks_after(&spec.triggers, plan, scanned, &self.root, &self.cache)
             .map_err(|source| StageError::Tasks { source })?;
-        let spec = UpdateSpec { tasks, ..spec };
+        let plugins = self.provisioner.as_ref().map(|provisioner| &provisioner.plugins);
+        let (root, cache) = (&*self.root, &*self.cache);
+        let resources = resources_after(&spec.triggers, plan, scanned, (root, cache), plugins)
+            .map_err(|source| StageError::Resources { source })?;
+        let spec = UpdateSpec { tasks, resources, ..spec };
         let context = StageContext {
             root: &self.root,
             directories: &self.directories,
@@ -362,13 +370,51 @@ impl Updater {
         self.report_state.change(|state| state.update = UpdatePhase::Idle);
     }
 
+    /// Starts to provision what the staged update needs. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if it is not staged, `Unavailable` if the machine does not provision.
+    pub fn provision(&self, update_id: u64) -> Result<(), Fault> {
+        let staged = self.staged(update_id, |spec| {
+            (spec.image.clone(), spec.image_digest, spec.resources.clone())
+        });
+        let (image, digest, resources) = staged.ok_or_else(|| not_staged(update_id))?;
+        match &self.provisioner {
+            Some(provisioner) => provisioner.provision(&image, digest, &resources),
+            None if resources.is_empty() => Ok(()),
+            None => Err(not_provisioned()),
+        }
+    }
+
+    /// Looks at the update that is staged, if it is `update_id`.
+    fn staged<T>(&self, update_id: u64, look: impl FnOnce(&UpdateSpec) -> T) -> Option<T> {
+        let slot = self.lock_prepared();
+        let spec = slot.as_ref().map(|staged| &staged.prepared.spec);
+        spec.filter(|spec| spec.update_id == update_id).map(look)
+    }
+
+    /// Refuses a Commit before the resources of the update are there.
+    fn check_resources(&self, update_id: u64) -> Result<(), Fault> {
+        let staged = self.staged(update_id, |spec| (spec.image_digest, spec.resources.clone()));
+        match (staged, &self.provisioner) {
+            (Some((digest, resources)), Some(provisioner)) => {
+                provisioner.check_commit(digest, &resources)
+            }
+            (Some((_, resources)), None) if !resources.is_empty() => Err(not_provisioned()),
+            _ => Ok(()),
+        }
+    }
+
     /// Accepts the Commit of the staged update, and starts to carry it out.
     ///
     /// # Errors
     ///
     /// `NotFound` if it is not staged, `Busy` during another update, `Stale` if the scan settings
-    /// have changed since it was staged, `Held` during a pause.
+    /// have changed since it was staged, `Held` during a pause, `Unavailable` if its resources are
+    /// not provisioned.
     pub fn commit(self: &Arc<Self>, update_id: u64) -> Result<(), Fault> {
+        self.check_resources(update_id)?;
         let scope = self.lock_prepared().as_ref().map(|prepared| prepared.scope);
         let started = self.report_state.try_change(|state| {
             let last = state.persisted.last_update.as_ref();
@@ -394,10 +440,7 @@ impl Updater {
                     let text = format!("update {current} is under way");
                     Err(Fault::new(FaultCode::Busy, text))
                 }
-                UpdatePhase::Idle | UpdatePhase::Prepared(_) => {
-                    let text = format!("update {update_id} is not staged: prepare it again");
-                    Err(Fault::new(FaultCode::NotFound, text))
-                }
+                UpdatePhase::Idle | UpdatePhase::Prepared(_) => Err(not_staged(update_id)),
             }
         })?;
         if started.is_some() {
@@ -475,6 +518,16 @@ pub async fn end_refusals(report_state: Arc<ReportState>, stop: CancellationToke
             () = stop.cancelled() => return,
         }
     }
+}
+
+fn not_staged(update_id: u64) -> Fault {
+    let text = format!("update {update_id} is not staged: prepare it again");
+    Fault::new(FaultCode::NotFound, text)
+}
+
+/// Why an image with resources does not come to a machine whose root is another one.
+fn not_provisioned() -> Fault {
+    Fault::new(FaultCode::Unavailable, format!("this machine does not provision: {NOT_HERE}"))
 }
 
 fn internal(error: &dyn std::error::Error) -> Fault {

@@ -8,6 +8,7 @@ pub mod mdb;
 pub mod orders;
 pub mod permits;
 pub mod plan;
+pub mod resources;
 pub mod rollback;
 pub mod settings;
 pub mod tasks;
@@ -89,10 +90,14 @@ pub enum Status {
     WaitingForComputedFiles,
     /// Differs, but its subd is of a release that lacks what its image needs.
     SubdTooOld,
+    /// Plugins make the resources of its image, before anything of the update is carried out.
+    Provisioning,
+    /// A resource of its image could not be made, and nothing of the update was carried out.
+    ProvisionFailed,
 }
 
 impl Status {
-    pub const ALL: [Self; 30] = [
+    pub const ALL: [Self; 32] = [
         Self::Connecting,
         Self::Unreachable,
         Self::PollFailed,
@@ -123,6 +128,8 @@ impl Status {
         Self::PartlySynced,
         Self::WaitingForComputedFiles,
         Self::SubdTooOld,
+        Self::Provisioning,
+        Self::ProvisionFailed,
     ];
 
     /// Returns the name in JSON, commands and metrics.
@@ -159,6 +166,8 @@ impl Status {
             Self::FetchFailed => "fetch-failed",
             Self::WaitingForComputedFiles => "waiting-for-computed-files",
             Self::SubdTooOld => "subd-too-old",
+            Self::Provisioning => "provisioning",
+            Self::ProvisionFailed => "provision-failed",
         }
     }
 }

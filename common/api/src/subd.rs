@@ -17,6 +17,7 @@ mod offer_contents;
 mod operator;
 mod poll;
 mod preview_scan;
+mod provisioning;
 mod refused;
 mod replace_certificate;
 mod tasks;
@@ -67,6 +68,11 @@ pub use poll::{
     SubIdentity, SubVersion, TriggerFailure, UNREADABLE_MAX, UpdateOutcome, UpdatePhase,
 };
 pub use preview_scan::{PreviewScan, PreviewScanReply, PreviewScanRequest};
+pub use provisioning::{
+    ContinueProvisioning, ContinueProvisioningRequest, GetResources, GetResourcesReply,
+    GetResourcesRequest, Provision, ProvisionRequest, ProvisioningReport, ProvisioningStage,
+    ResourceReport, ResourceState, ResourcesReport,
+};
 pub use refused::{GetRefusedChanges, GetRefusedChangesReply, REFUSED_MAX};
 pub use replace_certificate::{OWN_CERTIFICATE, ReplaceCertificate, ReplaceCertificateRequest};
 pub use tasks::{

@@ -1,9 +1,10 @@
 //! Common parts of all daemons and tools: security flags, configuration files, logging, memory,
-//! listening and stopping.
+//! listening and stopping, and running programs and plugins.
 
 pub mod config;
 pub mod mdb_file;
 pub mod memory;
+pub mod plugins;
 pub mod program;
 mod run;
 mod security;

@@ -26,7 +26,8 @@ pub enum Kind {
     Service,
     /// A daemon task, whose name is the service. What else is asked of it says the crate `tasks`.
     Task,
-    /// A step of provisioning. Reserved: an image that has one is refused for now.
+    /// Resource files: the resources are provisioned before the change. What else is asked of it
+    /// says the crate `provisioning`.
     Provision,
 }
 
@@ -110,14 +111,6 @@ pub enum TriggerError {
         /// Describes them.
         keys: String,
     },
-    /// A trigger is of a kind that this release does not know how to run.
-    #[error("trigger {number} (`{service}`) is of kind `{kind}`, which is not implemented yet")]
-    Kind {
-        /// Which one, from 1.
-        number: usize,
-        service: String,
-        kind: &'static str,
-    },
     /// A trigger names no service, or one that is no service name.
     #[error("trigger {number}: `{service}` is no name of a service")]
     Service {
@@ -181,9 +174,6 @@ impl Triggers {
     pub fn verify(&self) -> Result<(), TriggerError> {
         for (index, trigger) in self.0.iter().enumerate() {
             let (number, service) = (index + 1, trigger.service.clone());
-            if trigger.kind == Kind::Provision {
-                return Err(TriggerError::Kind { number, service, kind: trigger.kind.name() });
-            }
             // The name becomes an argument of a command that runs as root.
             let plain = |character: char| {
                 character.is_ascii_alphanumeric() || "@._:-\\".contains(character)
@@ -208,6 +198,12 @@ impl Triggers {
     #[must_use]
     pub fn have_tasks(&self) -> bool {
         self.0.iter().any(|trigger| trigger.kind == Kind::Task)
+    }
+
+    /// True if there are resources to provision.
+    #[must_use]
+    pub fn have_resources(&self) -> bool {
+        self.0.iter().any(|trigger| trigger.kind == Kind::Provision)
     }
 
     /// The triggers that a change of any of `paths` fires, in the order in which they run.
@@ -293,10 +289,6 @@ mod tests {
     #[test]
     fn refuses_what_it_cannot_run() {
         let table = [
-            (
-                r#"[{"MatchLines": ["/x"], "Service": "x", "Kind": "provision"}]"#,
-                "trigger 1 (`x`) is of kind `provision`, which is not implemented yet",
-            ),
             (
                 r#"[{"MatchLines": ["/x"], "Service": "-rf /"}]"#,
                 "trigger 1: `-rf /` is no name of a service",

@@ -6,6 +6,8 @@
 //! * [`protocol`]: what plugins are asked and what they answer.
 //! * [`state`]: what has been provisioned, and what is under way.
 //! * [`plan`](mod@plan): what differs, and the next calls.
+//! * [`image`]: what an image says of provisioning, and what it cannot say.
+//! * [`machine`]: what a machine keeps of provisioning, and what it does next.
 //!
 //! Everything here is a function of its arguments.
 //!
@@ -18,6 +20,8 @@
 //! * Nothing is forgotten: a resource leaves the state only after its plugin has destroyed it.
 
 pub mod binding;
+pub mod image;
+pub mod machine;
 pub mod order;
 pub mod plan;
 pub mod protocol;

@@ -26,6 +26,8 @@ pub struct Plan {
     pub unchanged: Vec<String>,
     /// The resources that nothing asks for any more, and that stay.
     pub orphans: Vec<Orphan>,
+    /// The resources that nothing asks for, and that are not to be removed yet.
+    pub left: Vec<String>,
     /// The kinds of resources that no provisioner is bound to.
     pub unbound: Vec<String>,
     /// The kinds that more than one provisioner is bound to.
@@ -149,12 +151,22 @@ impl Call {
 /// Compares what files ask for with what there is.
 #[must_use]
 pub fn plan(resources: &Resources, bindings: &Bindings, state: &State) -> Plan {
+    let mut plan = plan_without_removal(resources, bindings, state);
+    plan.left.clear();
+    plan.remove(resources, bindings, state);
+    plan
+}
+
+/// As [`plan`], for a time when nothing is removed: what no file asks for stays as it is.
+#[must_use]
+pub fn plan_without_removal(resources: &Resources, bindings: &Bindings, state: &State) -> Plan {
     let needs: Needs = resources.iter().map(|one| (one.id.as_str(), &*one.needs)).collect();
     let order = order(&needs);
     let mut plan = Plan { waves: order.waves, cycle: order.cycle, ..Plan::default() };
     plan.find_problems(resources, bindings, state);
     plan.compare(resources, bindings, state);
-    plan.remove(resources, bindings, state);
+    let left = state.resources.keys().filter(|id| resources.get(id).is_none());
+    plan.left = left.cloned().collect();
     plan
 }
 
@@ -178,7 +190,7 @@ impl Plan {
         let Some(first) = self.calls.first() else { return Next::Finished };
         let of_wave = self.calls.iter().filter(|call| call.wave == first.wave).cloned();
         let complete = |mut call: Provision| {
-            let all = self.unchanged.iter().filter(|id| {
+            let all = self.unchanged.iter().chain(&self.left).filter(|id| {
                 state.resources.get(*id).is_some_and(|one| one.provisioner == call.provisioner)
             });
             call.request.unchanged = all.flat_map(|id| previous(id, None, state)).collect();

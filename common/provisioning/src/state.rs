@@ -166,6 +166,12 @@ impl State {
         Some((&made.resource, &made.outputs))
     }
 
+    /// Returns the resources that are there or may be, with their provisioners, by id.
+    pub fn known(&self) -> impl Iterator<Item = (&str, &str, &Resource)> {
+        let known = self.resources.iter();
+        known.filter_map(|(id, record)| Some((&**id, &*record.provisioner, record.resource()?)))
+    }
+
     /// Returns a request as people may see it: without outputs that are secret.
     #[must_use]
     pub fn without_secrets(&self, request: &Request) -> Request {
@@ -219,11 +225,17 @@ impl State {
         self.resources.iter().filter(is_cut_short).map(|(id, _)| id.clone()).collect()
     }
 
-    /// Takes back all failures, so that what has failed is asked for again.
-    pub fn retry(&mut self) {
-        for attempt in self.resources.values_mut().filter_map(|record| record.attempt.as_mut()) {
+    /// Takes back the failures of resources that `is_gone` names: nothing waits for these.
+    pub fn forgive(&mut self, is_gone: impl Fn(&str) -> bool) {
+        let gone = self.resources.iter_mut().filter(|(id, _)| is_gone(id));
+        for attempt in gone.filter_map(|(_, record)| record.attempt.as_mut()) {
             (attempt.error, attempt.forgotten) = (None, 0);
         }
+    }
+
+    /// Takes back all failures, so that what has failed is asked for again.
+    pub fn retry(&mut self) {
+        self.forgive(|_| true);
         for open in &mut self.open {
             open.error = None;
         }

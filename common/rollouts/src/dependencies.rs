@@ -77,7 +77,7 @@ impl<'a> Dependencies<'a> {
         reduced
     }
 
-    /// Returns what each depends on, for [`cycle_of`].
+    /// Returns what each depends on.
     #[must_use]
     pub fn needs(&self) -> BTreeMap<String, Vec<String>> {
         let owned = |needed: &BTreeSet<&str>| needed.iter().map(|&name| name.to_owned()).collect();

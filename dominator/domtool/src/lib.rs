@@ -16,6 +16,7 @@ mod methods;
 mod orders;
 mod permits;
 mod plan;
+mod resource;
 mod rollout;
 mod settings;
 mod status;
@@ -167,6 +168,11 @@ enum Command {
         domtool plan web1 --image web/7\n  \
         domtool plan --mdb fleet.json --verbose")]
     Plan(plan::Command),
+    /// Show the resources that plugins have made for machines, as their images ask for
+    Resource {
+        #[command(subcommand)]
+        command: resource::Command,
+    },
     /// Limit the resources that subs use: for the fleet, a tag or one machine
     ///
     /// A value for a host overrides values for its tags, and these override the value for the
@@ -384,6 +390,7 @@ async fn run_command(
         Command::Permit(command) => permits::run(client, format, command).await,
         Command::ListStopped => status::list_stopped(client, format).await,
         Command::Computed { command } => content::run(client, format, command).await,
+        Command::Resource { command } => resource::run(client, format, command).await,
         Command::Mdb { command } => machine_database::run(client, format, command).await,
         Command::Events(arguments) => events::list(client, format, arguments).await,
         Command::Audit(arguments) => events::audit(client, format, arguments).await,

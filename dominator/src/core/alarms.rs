@@ -36,6 +36,9 @@ pub const CLOCK_JUMPED: &str = "clock-jumped";
 /// The kind of the alarm that machines take orders from another dominator.
 pub const OTHER_DOMINATOR: &str = "other-dominator";
 
+/// The kind of the alarm that a resource of a machine could not be made.
+pub const PROVISION_FAILED: &str = "provision-failed";
+
 /// The kind of the alarm that computed files could not be made again.
 pub const COMPUTED_FILES: &str = "computed-files";
 

@@ -14,6 +14,7 @@
 //! * Each Commit comes with the update that it orders, which is recorded first. Without a record no
 //!   Commit is sent. Recording takes time, so before sending it is checked that the update is still
 //!   wanted ([`Sub::is_commit_wanted`]).
+//! * No Commit before plugins have made the resources of the image (`provisioning`).
 //! * A machine gets no call before its identity was checked: another machine may answer.
 //! * A machine gets no orders while another dominator holds it (`holding`).
 //! * `synced` means: the plan from a complete scan in the scope of the required image is empty, no
@@ -34,6 +35,7 @@ mod orders;
 mod plans;
 mod polls;
 mod prefetch;
+mod provisioning;
 mod report;
 mod room;
 mod status_texts;
@@ -72,6 +74,7 @@ use orders::Orders;
 use plans::{KnownScope, Planning, Trees};
 use polls::{Polling, Polls};
 use prefetch::Prefetch;
+use provisioning::Provisioning;
 use report::{ShownStatus, StatusHistory};
 use room::Room;
 use tasks::Tasks;
@@ -134,6 +137,7 @@ pub struct Sub {
     room: Option<Room>,
     tasks: Tasks,
     prefetch: Prefetch,
+    provisioning: Provisioning,
     /// The generation in which the object cache was last cleaned up.
     cleaned_generation: Option<u64>,
 
@@ -175,6 +179,7 @@ impl Sub {
             room: None,
             tasks: Tasks::default(),
             prefetch: Prefetch::default(),
+            provisioning: Provisioning::default(),
             cleaned_generation: None,
             shown: ShownStatus {
                 status: Status::Connecting,
@@ -243,6 +248,9 @@ impl Sub {
             Event::TreeFailed(request_id, failure) => {
                 self.trees.failed(request_id, failure, step);
             }
+            Event::ResourcesRead(request_id, result) => {
+                self.take_resources(request_id, result, step);
+            }
             Event::ComputedKnown(known) => self.take_computed(*known),
             Event::Planned(request_id, result) => {
                 if !self.prefetch.plan.take(request_id, &result) {
@@ -281,6 +289,7 @@ impl Sub {
             self.updates.approved_plan = None;
             self.orders.forced_plan = None;
             self.blocked.image_changed();
+            self.provisioning.image_changed();
             self.kept = None;
         }
         self.image = image;
@@ -295,6 +304,7 @@ impl Sub {
         self.updates.failures = 0;
         self.calls.attempt = Attempt::default();
         self.holding.ask_again();
+        self.provisioning.clear_failures();
     }
 
     fn wake_by(&mut self, at: Duration) {

@@ -11,6 +11,7 @@ use api::dominator::mdb::ShowMdb;
 use api::dominator::orders::WatchSub;
 use api::dominator::permits::ListPermits;
 use api::dominator::plan::{CheckMdb, PlanMachine, PlanMachines};
+use api::dominator::resources::GetResources;
 use api::dominator::rollback::ListLastingOrders;
 use api::dominator::settings::{GetSubConfiguration, GetSubLimits};
 use api::dominator::tasks::{GetTask, ListTasks};
@@ -81,6 +82,11 @@ pub fn methods(router: Router<ApiState>) -> Router<ApiState> {
             // Each could make all others read their disks, and learn which files they keep.
             caller.refuse_machines("a machine may not have files of other machines counted")?;
             api.fleet.count_kept_files(request).await.map_err(|error| fault_of(&error))
+        })
+        .method::<GetResources, _>(async |api, caller, request| {
+            // Each could make all others answer.
+            caller.refuse_machines("a machine may not have other machines asked")?;
+            Ok(api.fleet.resources(&selection(request)?).await)
         })
         .method::<ListTasks, _>(async |api, _, request| {
             api.fleet.tasks(request).map_err(|error| fault_of(&error))

@@ -1,6 +1,7 @@
 //! The pages for browsers.
 
 mod events;
+mod resources;
 mod shared_page;
 mod tasks;
 
@@ -67,6 +68,7 @@ pub fn pages<S: Clone + Send + Sync + 'static>(
             Some(why) => Err(Fault::new(FaultCode::Unavailable, why)),
         })
         .page("/sub", async |pages, request| machine_page(&pages, &request.query))
+        .page("/resources", async |pages, request| resources::page(&pages, &request.query).await)
         .page("/mdb", async |pages, _| {
             Ok(pages.html("Machine database", &HeldMdbPage::new(&pages.fleet)))
         })
@@ -278,6 +280,7 @@ fn class_of(status: &Status) -> &'static str {
         | Status::Rescanning
         | Status::Fetching
         | Status::Preparing
+        | Status::Provisioning
         | Status::Updating
         | Status::Rebooting
         | Status::WaitingForBudget => "busy",
@@ -302,7 +305,8 @@ fn class_of(status: &Status) -> &'static str {
         | Status::TriggerFailed
         | Status::FetchFailed
         | Status::WaitingForComputedFiles
-        | Status::SubdTooOld => "bad",
+        | Status::SubdTooOld
+        | Status::ProvisionFailed => "bad",
     }
 }
 

@@ -28,7 +28,9 @@ use crate::core::sub::{Context, Effect, Event, ImageState, Sub, SubOrder, TaskEf
 use crate::core::tasks::TaskEvent;
 use crate::runtime::claim_service::ClaimService;
 use crate::runtime::clock::{Clock, jitter};
-use crate::runtime::driver::calls::{call_sub, commit, plan, poll, read_tree, scan, task_states};
+use crate::runtime::driver::calls::{
+    call_sub, commit, plan, poll, read_resources, read_tree, scan, task_states,
+};
 use crate::runtime::driver::running::Running;
 use crate::runtime::identities::Registration;
 use crate::runtime::images::Images;
@@ -124,7 +126,8 @@ impl Handle {
     /// Steps the state machine. Its effects wait in `effects` for the driver.
     fn step(&self, event: Event, shared: &Shared) -> Stepped {
         let sources = shared.sources.of(&self.machine.borrow().location);
-        let context = Context { jitter: jitter(), sources: &sources };
+        let stopped = shared.state.stopped_images.get();
+        let context = Context { jitter: jitter(), sources: &sources, stopped: &stopped };
         let now = shared.clock.now();
         let mut sub = self.locked();
         let has_cache = matches!(&event, Event::Polled(_, reply) if reply.cache.is_some());
@@ -393,6 +396,7 @@ impl Driver {
                 Effect::ReadFormer(request_id, name) => Box::pin(async move {
                     Event::FormerRead(request_id, shared.images.former(&name).await)
                 }),
+                Effect::ReadResources(id, request) => Box::pin(read_resources(client, id, request)),
                 Effect::WantComputed(machine, image) => {
                     return shared.computed.want(&machine, &image, &self.handle.nudge);
                 }
@@ -416,12 +420,8 @@ impl Driver {
                     })
                 }
                 Effect::ReportIdentity(news) => {
-                    let hostname = &self.machine.hostname;
-                    return self.shared.identities.take_report(
-                        hostname,
-                        &self.handle.registration,
-                        news,
-                    );
+                    let (host, registration) = (&self.machine.hostname, &self.handle.registration);
+                    return self.shared.identities.take_report(host, registration, news);
                 }
                 Effect::Scan(request_id, have) => Box::pin(scan(client, request_id, have)),
                 Effect::Claim(claim) => match self.claim(claim) {

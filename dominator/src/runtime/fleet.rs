@@ -5,6 +5,7 @@ mod machine_database;
 mod orders;
 mod plan;
 mod records;
+mod resources;
 mod rollback;
 mod settings;
 mod tasks;
@@ -28,6 +29,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::core::alarms::{
     AlarmSet, COMPUTED_FILES, CONTENT_STOPPED, IMAGE_CHANGED, OTHER_DOMINATOR, PERMIT_CONFLICT,
+    PROVISION_FAILED,
 };
 use crate::core::computed::rollout::ContentOrderError;
 use crate::core::event_filter::FilterError;
@@ -374,6 +376,9 @@ impl Fleet {
             watched.handle.with_sub(|sub| {
                 if let Some(why) = sub.held_by_other() {
                     raised.add(OTHER_DOMINATOR, hostname, None, why.to_owned());
+                }
+                if let Some(why) = sub.provision_failure() {
+                    raised.add(PROVISION_FAILED, hostname, None, why.to_owned());
                 }
                 for trouble in sub.task_troubles() {
                     let (about, text) = (trouble.about(hostname), trouble.text.to_string());

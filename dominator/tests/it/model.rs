@@ -321,9 +321,14 @@ impl Model {
                 }
                 Ok(None)
             }
-            // A model trusts everybody.
+            // A model trusts everybody, and no image of it has resources.
             Request::Call(
-                Call::Offer(_) | Call::Hold | Call::RetryTriggers | Call::OrderTask(_),
+                Call::Offer(_)
+                | Call::Hold
+                | Call::RetryTriggers
+                | Call::Provision(_)
+                | Call::ContinueProvisioning(_)
+                | Call::OrderTask(_),
             ) => Ok(None),
             Request::Call(Call::Fetch(request)) => self.sub.fetch(request),
             Request::Call(Call::Prepare(request, _)) => {

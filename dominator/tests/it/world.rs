@@ -737,7 +737,7 @@ impl World {
         let now = self.time();
         let jitter = self.random.below(1_000) as u16;
         let sources = ["images:6971".to_owned()];
-        let context = Context { jitter, sources: &sources };
+        let context = Context { jitter, sources: &sources, stopped: &[] };
         let Some(driver) = &mut self.drivers[host] else { return };
         let effects = driver.sub.step(now, event, &context);
         let wake = driver.sub.wake_at();
@@ -788,7 +788,8 @@ impl World {
                 }
                 (call.name(), request_id, Message::Ask(Request::Call(call)), CALL_LIMIT)
             }
-            Effect::OrderAnswered(_) | Effect::Task(_) => return,
+            // No image of the simulation has resources.
+            Effect::OrderAnswered(_) | Effect::Task(_) | Effect::ReadResources(..) => return,
             Effect::WantComputed(machine, image) => return self.want_computed(&machine, &image),
             Effect::ReportContent(round, is) => return self.report_content(host, round, is),
             Effect::Commit(request_id, ordered) => return self.record(host, request_id, ordered),

@@ -191,6 +191,11 @@ pub enum AdmissionError {
         #[source]
         source: ImageTaskError,
     },
+    #[error("the resources of the image cannot be provisioned")]
+    Resources {
+        #[from]
+        source: provisioning::image::ImageError,
+    },
     #[error("cannot look through the image")]
     Store {
         #[source]

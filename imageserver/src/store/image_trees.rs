@@ -15,6 +15,7 @@ use model::path::TreePath;
 use model::tree::assembly::Assembly;
 use model::tree::encode::{DIRECTORY_BYTES_MAX, references};
 use model::tree::{Leaf, Node, Totals, Tree};
+use provisioning::image::{ImageFile, definition};
 
 use super::error::{AdmissionError, WalkError};
 use crate::core::collection::removal::NeededObjects;
@@ -58,7 +59,8 @@ fn checked_tree(
     Ok((CheckedTree { totals: tree.root().totals(), pins }, tree))
 }
 
-/// As [`check_tree_for`], for an image that is new: its daemon tasks must be ones that can run.
+/// As [`check_tree_for`], for an image that is new: its daemon tasks must be ones that can run,
+/// and its resources ones that can be provisioned.
 pub fn check_new_tree_for(
     reader: &Reader,
     store: &dyn Objects,
@@ -66,6 +68,7 @@ pub fn check_new_tree_for(
 ) -> Result<CheckedTree, AdmissionError> {
     let (checked, tree) = checked_tree(reader, store, content)?;
     check_tasks(store, content, &tree)?;
+    check_resources(store, content, &tree)?;
     Ok(checked)
 }
 
@@ -77,15 +80,31 @@ fn check_tasks(store: &dyn Objects, content: &Content, tree: &Tree) -> Result<()
         return Err(refused(first));
     }
     for pair in pairs {
-        let read = store.open_verified(&pair.file)?;
-        // It was there a moment ago.
-        let missing =
-            || AdmissionError::MissingObject { path: pair.path.clone(), id: pair.file, more: 0 };
-        let bytes = read.ok_or_else(missing)?.into_bytes();
-        let bytes = bytes.map_err(failed(format!("read {}", pair.path)))?;
+        let bytes = read_file(store, &pair.path, pair.file)?;
         pair.task(&bytes, jiff::tz::db()).map_err(refused)?;
     }
     Ok(())
+}
+
+/// Refuses resources that no machine could provision.
+fn check_resources(
+    store: &dyn Objects,
+    content: &Content,
+    tree: &Tree,
+) -> Result<(), AdmissionError> {
+    let read = |file: &ImageFile| read_file(store, &file.path, file.object);
+    definition(&content.triggers, tree, read).map(drop)
+}
+
+fn read_file(
+    store: &dyn Objects,
+    path: &TreePath,
+    id: ObjectId,
+) -> Result<Vec<u8>, AdmissionError> {
+    // It was there a moment ago.
+    let missing = || AdmissionError::MissingObject { path: path.clone(), id, more: 0 };
+    let bytes = store.open_verified(&id)?.ok_or_else(missing)?.into_bytes();
+    Ok(bytes.map_err(failed(format!("read {path}")))?.into())
 }
 
 /// An image that may be added. While this lives, nothing that it needs is removed.

@@ -250,12 +250,14 @@ pub(super) async fn make_image(
     report(context, &name, reply.digest, tree, sent).await
 }
 
-/// Refuses an image that no machine could equal, and a daemon task without its trigger or its file.
-/// What task files say the server checks.
+/// Refuses an image that no machine could equal, and daemon tasks and resources without their
+/// triggers or files. What these files say the server checks.
 pub(super) fn verify(content: &Content, tree: &Tree) -> Result<(), Failure> {
     content.verify(tree).map_err(|error| Failure::new(&error))?;
     let (_, errors) = tasks::image::pairs(&content.triggers, tree);
-    errors.first().map_or(Ok(()), |error| Err(Failure::new(error)))
+    errors.first().map_or(Ok(()), |error| Err(Failure::new(error)))?;
+    let files = provisioning::image::files(&content.triggers, tree);
+    files.map(drop).map_err(|error| Failure::new(&error))
 }
 
 /// Reads the packages of `tree`, which must be uploaded.

@@ -341,7 +341,7 @@ fn bad_input_is_refused_before_anything_is_sent() {
     place.write("good.tar", archive([Member::file(b"good", b"1")]));
     place.write("bad-filter", "/ok\n/bad(\n");
     place.write("inverted", "!\n");
-    place.write("bad-triggers", r#"[{"MatchLines": ["/x"], "Service": "x", "Kind": "provision"}]"#);
+    place.write("bad-triggers", r#"[{"MatchLines": ["/x"], "Service": "-x"}]"#);
     place.write("bad-computed", "/good\n");
     let add = |arguments: &[&str]| place.run(&[&["add"], arguments].concat());
     let all = [

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use api::codec::{self, Encoding};
 use api::dominator::kept_files::CountKeptFiles;
+use api::dominator::resources::GetResources;
 use api::file_generator::GetGenerators;
 use api::image_server::replication::{Forward, ForwardRequest};
 use api::object_server::GetObjects;
@@ -393,8 +394,10 @@ fn each_method_is_for_those_who_may_call_it_and_for_nobody_else() {
                 target.check(by, form, name, &bodies, want).await;
                 let want = match name {
                     GetObjects::NAME => Outcome::LetIn,
-                    // Whatever its powers: it could learn of the files of other machines.
-                    CountKeptFiles::NAME | GetGenerators::NAME => Outcome::Denied,
+                    // Whatever its powers: it could learn of other machines.
+                    CountKeptFiles::NAME | GetGenerators::NAME | GetResources::NAME => {
+                        Outcome::Denied
+                    }
                     _ => want,
                 };
                 target.check(("by another machine", &machine), form, name, &bodies, want).await;

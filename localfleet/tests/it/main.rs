@@ -25,6 +25,7 @@ mod orders;
 mod own_certificates;
 mod plan;
 mod private;
+mod provisioning;
 mod rollback;
 mod signed;
 mod simulated;

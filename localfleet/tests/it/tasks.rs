@@ -30,15 +30,20 @@ const RUN: &str = "#!/bin/sh\n# VERSION\n\
 /// Makes a tree in which scripts run.
 pub fn make_tree(tree: &Path) {
     for program in ["/bin/sh", "/usr/bin/sleep", "/usr/bin/flock"] {
-        copy(program, tree);
-        let output = Command::new("ldd").arg(program).output().unwrap();
-        let text = String::from_utf8(output.stdout).unwrap();
-        let libraries = text.split_whitespace().filter(|word| word.starts_with('/'));
-        libraries.filter(|word| !word.ends_with(':')).for_each(|library| copy(library, tree));
+        copy_program(program, tree);
     }
     for directory in ["dev", "etc", "proc", "var/log", "srv/data"] {
         fs::create_dir_all(tree.join(directory)).unwrap();
     }
+}
+
+/// Copies a program with its libraries.
+pub fn copy_program(program: &str, tree: &Path) {
+    copy(program, tree);
+    let output = Command::new("ldd").arg(program).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let libraries = text.split_whitespace().filter(|word| word.starts_with('/'));
+    libraries.filter(|word| !word.ends_with(':')).for_each(|library| copy(library, tree));
 }
 
 fn copy(path: &str, tree: &Path) {

@@ -178,7 +178,7 @@ pub struct Options {
 
 /// Runs the program, with the arguments of this process.
 pub fn main() -> ExitCode {
-    if let Some(code) = tasks::dispatch() {
+    if let Some(code) = tasks::dispatch().or_else(crate::provisioning::dispatch) {
         return code;
     }
     let options: Options = config::parse("subd");

@@ -26,7 +26,7 @@ use crate::tasks::processes::ATTEMPT_VARIABLE;
 use crate::tasks::{STAGE, cgroup};
 
 /// The search path for programs.
-const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+pub const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// The devices in another root.
 const DEVICES: [&str; 5] = ["null", "zero", "full", "random", "urandom"];
@@ -116,7 +116,7 @@ fn execute(directory: &TaskDirectory, part: Part) -> Result<std::convert::Infall
     if let Some(root) = &spec.root {
         enter_root(root).map_err(failed("enter the root"))?;
     }
-    let account = Account::find(&spec)?;
+    let account = Account::find(&spec.user, &spec.groups)?;
     if let Some(files) = spec.limits.open_files {
         setrlimit(Resource::RLIMIT_NOFILE, files.into(), files.into())
             .map_err(of_errno("limit the open files"))?;
@@ -164,7 +164,7 @@ fn directory_guard(spec: &Spec, directory: &TaskDirectory) -> Option<i32> {
 }
 
 /// Makes `root` the root of this process, with mounts of its own.
-fn enter_root(root: &Path) -> io::Result<()> {
+pub fn enter_root(root: &Path) -> io::Result<()> {
     const NONE: Option<&str> = None;
     unshare(CloneFlags::CLONE_NEWNS)?;
     mount(NONE, "/", NONE, MsFlags::MS_REC | MsFlags::MS_PRIVATE, NONE)?;
@@ -195,23 +195,23 @@ fn make_devices(dev: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The user of a task, with its numbers.
+/// The user of a program, with its numbers.
 #[derive(Debug, PartialEq, Eq)]
-struct Account {
-    user: Uid,
-    group: Gid,
-    groups: Vec<Gid>,
-    home: String,
+pub struct Account {
+    pub user: Uid,
+    pub group: Gid,
+    pub groups: Vec<Gid>,
+    pub home: String,
 }
 
 impl Account {
     /// Looks the user up in the files of the root. Other databases are not asked.
-    fn find(spec: &Spec) -> Result<Self, String> {
+    pub fn find(user: &str, further: &[String]) -> Result<Self, String> {
         let read = |path: &str| match std::fs::read_to_string(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
             text => text.map_err(|error| format!("cannot read {path}: {error}")),
         };
-        Self::of(&spec.user, &spec.groups, &read("/etc/passwd")?, &read("/etc/group")?)
+        Self::of(user, further, &read("/etc/passwd")?, &read("/etc/group")?)
     }
 
     fn of(user: &str, further: &[String], passwd: &str, group: &str) -> Result<Self, String> {

@@ -84,7 +84,8 @@ pub fn tasks_after(
     }
     let mut tasks = ImageTasks::default();
     for pair in pairs {
-        let bytes = read(&pair.path, &pair.file, root, cache).map_err(fail)?;
+        let bytes_max = FILE_BYTES_MAX as u64;
+        let bytes = read(&pair.path, &pair.file, bytes_max, root, cache).map_err(fail)?;
         let text =
             String::from_utf8(bytes).map_err(|_| fail(format!("{} is no text", pair.path)))?;
         tasks.0.insert(pair.name, Definition { text, programs: pair.programs });
@@ -92,9 +93,15 @@ pub fn tasks_after(
     Ok(tasks)
 }
 
-/// Reads the object that is to be at `path`: from the cache, or from the file that has it already.
-fn read(path: &TreePath, id: &ObjectId, root: &Root, cache: &Cache) -> Result<Vec<u8>, String> {
-    let bytes_max = FILE_BYTES_MAX as u64;
+/// Reads the object that is to be at `path`, of at most `bytes_max` bytes: from the cache, or from
+/// the file that has it already.
+pub fn read(
+    path: &TreePath,
+    id: &ObjectId,
+    bytes_max: u64,
+    root: &Root,
+    cache: &Cache,
+) -> Result<Vec<u8>, String> {
     let bytes = if cache.size_of(id).is_some() {
         cache.read(id, bytes_max).map_err(|error| error_chain(&error))?
     } else {

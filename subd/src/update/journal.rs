@@ -19,6 +19,7 @@ use model::object::{Algorithm, Hasher, ObjectId};
 use model::scope::Attributes;
 use model::trigger::Triggers;
 use model::trigger::services::ServiceCalls;
+use provisioning::image::Definition;
 use serde::{Deserialize, Serialize};
 
 use crate::root::{Directory, RootError, is_full};
@@ -69,6 +70,9 @@ pub struct JournalHead {
     /// What the update does to daemon tasks.
     #[serde(default, skip_serializing_if = "TaskChange::is_nothing")]
     pub tasks: TaskChange,
+    /// What the image asks for.
+    #[serde(default, skip_serializing_if = "Definition::is_empty")]
+    pub resources: Definition,
 }
 
 /// The whole journal.

@@ -13,6 +13,7 @@ use model::scope::Attributes;
 use model::tree::Tree;
 use model::trigger::Triggers;
 use model::trigger::services::{SUBD_SERVICE, ServiceCalls, service_calls};
+use provisioning::image::Definition;
 use system::clock::wall;
 
 use tokio_util::sync::CancellationToken;
@@ -54,6 +55,8 @@ pub struct UpdateSpec {
     pub accepted: Option<AcceptedImage>,
     /// The daemon tasks of the image.
     pub tasks: ImageTasks,
+    /// What the image asks for, which is to be there before it.
+    pub resources: Definition,
 }
 
 impl UpdateSpec {
@@ -73,6 +76,7 @@ impl UpdateSpec {
             touched: touched_paths(&plan),
             accepted: None,
             tasks: ImageTasks::default(),
+            resources: Definition::default(),
         }
     }
 
@@ -185,6 +189,7 @@ impl Prepared {
             managed: script.managed,
             accepted: spec.accepted,
             tasks,
+            resources: spec.resources,
         };
         Journal { head, taken, script }
     }

@@ -23,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::cache::{Cache, CacheError, Retrieved, Visible};
 use crate::fetch::policy::shortage;
+use crate::provisioning::staged::ResourcesError;
 use crate::root::{Directory, Kind, Locks, Root, RootError, Status};
 use crate::state::directories::remove_all;
 use crate::state::persisted_state::PersistError;
@@ -63,6 +64,11 @@ pub enum StageError {
     Tasks {
         #[source]
         source: TasksError,
+    },
+    #[error("the resources of the image cannot be read")]
+    Resources {
+        #[source]
+        source: ResourcesError,
     },
     #[error("{path} changed since it was scanned: {what}")]
     Changed { path: TreePath, what: &'static str },

@@ -12,10 +12,12 @@ use api::subd::{CheckHealthReply, Health, LastUpdate, TriggerFailure, UpdateOutc
 use model::display::error_chain;
 use model::image::HealthCheck;
 use model::lock::locked;
+use model::object::ObjectId;
 use model::path::TreePath;
 use model::plan::RefusedChange;
 use model::trigger::Triggers;
 use model::trigger::services::ServiceCall;
+use provisioning::image::Definition;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
@@ -95,6 +97,8 @@ pub(super) struct DaemonMachine<'a> {
     accepted: Option<AcceptedImage>,
     /// The daemon tasks of the image.
     tasks: ImageTasks,
+    /// The digest of the image, and the resources that it needs.
+    image: (ObjectId, Definition),
 }
 
 impl Machine for DaemonMachine<'_> {
@@ -133,6 +137,14 @@ impl Machine for DaemonMachine<'_> {
             && !last.awaits_boot
         {
             running.define(&self.tasks);
+        }
+        if let Some(provisioner) = &self.updater.provisioner {
+            let (digest, resources) = &self.image;
+            match (done, &last.outcome) {
+                (Some(_), _) => provisioner.activated(*digest, resources)?,
+                (None, UpdateOutcome::Undone(_)) => provisioner.undone(*digest)?,
+                _ => {}
+            }
         }
         // First, so that no update is recorded as done before its image is recorded as accepted.
         if let (Some(_), Some(accepted)) = (done, &self.accepted) {
@@ -194,10 +206,12 @@ impl Updater {
         let updater = Arc::clone(self);
         let (check, accepted) = (head.health_check.clone(), head.accepted.clone());
         let tasks = head.tasks.new.clone();
+        let image = (head.image_digest, head.resources.clone());
         let running = tokio::task::spawn_blocking(move || {
             let services = updater.services();
             let (pause, scanning) = (Mutex::new(pause), Mutex::new(None));
-            let host = DaemonMachine { updater: &updater, pause, scanning, check, accepted, tasks };
+            let host =
+                DaemonMachine { updater: &updater, pause, scanning, check, accepted, tasks, image };
             let (update, ended) = work(&updater.executor(&services), &host);
             let scanning = host.scanning.into_inner().unwrap_or_else(PoisonError::into_inner);
             (update, ended, scanning)

@@ -4,36 +4,26 @@ mod directory;
 mod plugins;
 mod report;
 
+use std::cell::RefCell;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use daemon::plugins::{Caller, Ended, Host, Plugin, program};
 use daemon::{EXIT_DONE, EXIT_FAILED, exit, print_error};
-use model::backoff::doubled;
 use model::display::{counted, error_chain};
-use provisioning::protocol::{Answer, PlanAnswer, Verb};
+use provisioning::protocol::{PlanAnswer, Verb};
 use provisioning::state::Failure;
 use provisioning::{Call, Next, Plan, State};
 use system::durable::DurableError;
-use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tool::{EXIT_DIFFERENT, Format, Output, PlacedError};
 
 use crate::progress::Progress;
 use directory::{Directory, SavedState};
-use plugins::{Plugin, Plugins};
+use plugins::Plugins;
 use report::{Asked, Report, Shown};
-
-/// The shortest and the longest wait between two questions about work under way.
-const POLL_MIN: Duration = Duration::from_millis(50);
-const POLL_MAX: Duration = Duration::from_secs(30);
-
-/// How many plugins run at the same time.
-const PLUGINS_MAX: usize = 8;
-
-/// How long plugins may go on after a signal to stop.
-const STOP_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Arguments {
@@ -158,17 +148,9 @@ async fn provision(
     let stopped = daemon::stop_on_signals()
         .map_err(|error| PlacedError::new("signals", error.to_string()))?;
     let former = saved.get();
-    let mut work = Work {
-        directory,
-        plugins,
-        saved,
-        stopped,
-        deadline: Instant::now() + timeout,
-        progress: Progress::default(),
-        questions: 0,
-    };
-    let ended = work.go_on().await;
-    drop(work);
+    let deadline = Instant::now() + timeout;
+    let progress = RefCell::default();
+    let ended = go_on(Work { directory, plugins, saved, stopped, deadline, progress }).await;
     let report = Report::new(directory, &former, &saved.get());
     let mut faults: Vec<String> = report.failed.iter().map(fault).collect();
     match ended {
@@ -190,7 +172,7 @@ async fn provision(
 
 fn fault(failure: &Failure) -> String {
     let Failure { id, provisioner, error } = failure;
-    format!("{id}: {}: {error}", plugins::program(provisioner))
+    format!("{id}: {}: {error}", program(provisioner))
 }
 
 /// One run of the command.
@@ -200,127 +182,74 @@ struct Work<'a> {
     saved: &'a SavedState,
     stopped: CancellationToken,
     deadline: Instant,
-    progress: Progress,
-    /// How often in succession work under way was asked about.
-    questions: u32,
+    progress: RefCell<Progress>,
 }
 
-impl Work<'_> {
-    async fn go_on(&mut self) -> Result<(), Stop> {
-        self.change(State::retry)?;
-        loop {
-            let state = self.saved.get();
-            let plan = self.directory.plan(&state);
-            match plan.next(&state) {
-                Next::Calls(calls) => self.carry_out(calls).await?,
-                Next::Refused | Next::Failed => return Ok(()),
-                Next::Finished => {
-                    self.change(|state| state.settle(&self.directory.resources))?;
-                    let count = counted(plan.unchanged.len() as u64, "resource");
-                    self.progress.stage(&format!("as asked for: {count}"));
-                    return Ok(());
-                }
+async fn go_on(work: Work<'_>) -> Result<(), Stop> {
+    let mut caller = Caller::new(work);
+    caller.host.change(State::retry)?;
+    loop {
+        let work = &caller.host;
+        let state = work.saved.get();
+        let plan = work.directory.plan(&state);
+        match plan.next(&state) {
+            Next::Calls(calls) => match caller.carry_out(calls).await? {
+                Ended::Answered => {}
+                Ended::Over if caller.host.stopped.is_cancelled() => return Err(Stop::Signal),
+                Ended::Over => return Err(Stop::TooLong),
+            },
+            Next::Refused | Next::Failed => return Ok(()),
+            Next::Finished => {
+                work.change(|state| state.settle(&work.directory.resources))?;
+                let count = counted(plan.unchanged.len() as u64, "resource");
+                work.tell(&format!("as asked for: {count}"));
+                return Ok(());
             }
         }
     }
+}
+
+impl Work<'_> {
+    fn tell(&self, text: &str) {
+        self.progress.borrow_mut().stage(text);
+    }
+}
+
+impl Host for Work<'_> {
+    type Error = Stop;
 
     fn change(&self, change: impl FnOnce(&mut State)) -> Result<(), Stop> {
         self.saved.modify(change).map_err(Stop::State)
     }
 
-    /// Makes calls at the same time, and notes each answer at once.
-    async fn carry_out(&mut self, calls: Vec<Call>) -> Result<(), Stop> {
-        let is_question = calls.iter().all(|call| matches!(call, Call::Status(_)));
-        if is_question {
-            self.wait(&calls).await?;
-        } else {
-            self.questions = 0;
-        }
-        let mut waiting = calls.into_iter();
-        let mut running = JoinSet::new();
-        loop {
-            while running.len() < PLUGINS_MAX
-                && !self.stopped.is_cancelled()
-                && let Some(call) = waiting.next()
-            {
-                self.change(|state| state.begin(&call))?;
-                self.announce(&call);
-                let (name, user) = call.provisioner();
-                let plugin = self.plugins.find(name, user);
-                running.spawn(async move {
-                    let answer = ask(plugin, &call).await;
-                    (call, answer)
-                });
-            }
-            let next = async {
-                tokio::select! {
-                    done = running.join_next() => Ok(done),
-                    () = over(&self.stopped, self.deadline) => Err(()),
-                }
-            };
-            match next.await {
-                Ok(Some(Ok((call, answer)))) => self.change(|state| state.end(&call, answer))?,
-                // Nothing else ends a task but a mistake in it.
-                Ok(Some(Err(error))) => std::panic::resume_unwind(error.into_panic()),
-                Ok(None) if self.stopped.is_cancelled() => return Err(Stop::Signal),
-                Ok(None) => return Ok(()),
-                Err(()) => return Err(self.stop(running).await),
-            }
-        }
+    fn plugin(&self, call: &Call) -> Result<Plugin, String> {
+        let (name, user) = call.provisioner();
+        self.plugins.find(name, user)
     }
 
-    /// Lets plugins end for a while, and then kills them.
-    async fn stop(&self, mut running: JoinSet<(Call, Result<Answer, String>)>) -> Stop {
-        let deadline = tokio::time::Instant::now() + STOP_MAX;
-        while let Ok(Some(Ok((call, answer)))) =
-            tokio::time::timeout_at(deadline, running.join_next()).await
-        {
-            if let Err(stop) = self.change(|state| state.end(&call, answer)) {
-                return stop;
-            }
-        }
-        running.shutdown().await;
-        if self.stopped.is_cancelled() { Stop::Signal } else { Stop::TooLong }
+    fn is_over(&self) -> bool {
+        self.stopped.is_cancelled() || Instant::now() >= self.deadline
     }
 
-    /// Waits until work under way is to be asked about.
-    async fn wait(&mut self, calls: &[Call]) -> Result<(), Stop> {
-        self.questions = self.questions.saturating_add(1);
-        let ids: Vec<String> = calls.iter().flat_map(Call::ids).collect();
-        let pause = doubled(POLL_MIN, POLL_MAX, self.questions);
-        if self.questions > 4 {
-            self.progress.stage(&format!("waiting for {}", ids.join(", ")));
-        }
+    async fn over(&self) {
         tokio::select! {
-            () = tokio::time::sleep(pause) => Ok(()),
-            () = over(&self.stopped, self.deadline) => match self.stopped.is_cancelled() {
-                true => Err(Stop::Signal),
-                false => Err(Stop::TooLong),
-            },
+            () = self.stopped.cancelled() => {}
+            () = tokio::time::sleep_until(self.deadline.into()) => {}
         }
     }
 
-    fn announce(&mut self, call: &Call) {
+    fn wait(&self, calls: &[Call], times: u32) {
+        if times > 4 {
+            let ids: Vec<String> = calls.iter().flat_map(Call::ids).collect();
+            self.tell(&format!("waiting for {}", ids.join(", ")));
+        }
+    }
+
+    fn announce(&self, call: &Call) {
         let Call::Provision(provision) = call else { return };
         let verb = if provision.destroys() { "destroy" } else { "provision" };
         let ids: Vec<String> = call.ids().into_iter().collect();
-        let program = plugins::program(&provision.provisioner);
-        self.progress.stage(&format!("{verb} {} with {program}", ids.join(", ")));
+        let program = program(&provision.provisioner);
+        self.tell(&format!("{verb} {} with {program}", ids.join(", ")));
     }
-}
-
-async fn over(stopped: &CancellationToken, deadline: Instant) {
-    tokio::select! {
-        () = stopped.cancelled() => {}
-        () = tokio::time::sleep_until(deadline.into()) => {}
-    }
-}
-
-async fn ask(plugin: Result<Plugin, String>, call: &Call) -> Result<Answer, String> {
-    let verb = match call {
-        Call::Provision(_) => Verb::Provision,
-        Call::Status(_) => Verb::Status,
-    };
-    let printed = plugin?.ask(verb, call.request()).await?;
-    Answer::parse(&printed).map_err(|error| error.to_string())
 }

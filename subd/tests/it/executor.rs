@@ -168,6 +168,7 @@ impl Place {
             &want,
         );
         let order = UpdateSpec {
+            resources: provisioning::image::Definition::default(),
             update_id: 7,
             image: ImageName::new("test/7").unwrap(),
             image_digest: want.digest(),

@@ -307,6 +307,7 @@ impl Place {
     fn carry_out(&self, have: &Tree, plan: &Plan) -> Option<FinalTree> {
         let step_plan = plan_steps(plan, |_| None).ok()?;
         let order = UpdateSpec {
+            resources: provisioning::image::Definition::default(),
             update_id: 7,
             image: ImageName::new("test/7").unwrap(),
             image_digest: have.digest(),

@@ -271,6 +271,7 @@ impl Status {
             | Self::Rescanning
             | Self::Fetching
             | Self::Preparing
+            | Self::Provisioning
             | Self::Updating
             | Self::Rebooting
             | Self::WaitingForBudget => true,
@@ -294,7 +295,8 @@ impl Status {
             | Self::TriggerFailed
             | Self::FetchFailed
             | Self::WaitingForComputedFiles
-            | Self::SubdTooOld => false,
+            | Self::SubdTooOld
+            | Self::ProvisionFailed => false,
         }
     }
 }

@@ -43,12 +43,14 @@ fn sets_may_call_what_they_must() {
             Subd.AddObjects
             Subd.Cleanup
             Subd.Commit
+            Subd.ContinueProvisioning
             Subd.CountOwners
             Subd.Fetch
             Subd.GetDirectories
             Subd.GetDirectoryBlocks
             Subd.GetLimits
             Subd.GetRefusedChanges
+            Subd.GetResources
             Subd.GetTaskLog
             Subd.GetTaskStates
             Subd.GetTasks
@@ -61,6 +63,7 @@ fn sets_may_call_what_they_must() {
             Subd.Poll
             Subd.Prepare
             Subd.PreviewScan
+            Subd.Provision
             Subd.ReplaceCertificate
             Subd.RetryTriggers
             Subd.ScanNow
@@ -93,6 +96,7 @@ fn sets_may_call_what_they_must() {
             Dominator.FenceMachine
             Dominator.ForceDisruptiveUpdate
             Dominator.GetConfiguration
+            Dominator.GetResources
             Dominator.GetStatus
             Dominator.GetSubLimits
             Dominator.GetTask
@@ -140,6 +144,7 @@ fn sets_may_call_what_they_must() {
             Subd.GetDirectoryBlocks
             Subd.GetLimits
             Subd.GetRefusedChanges
+            Subd.GetResources
             Subd.GetTaskStates
             Subd.GetTasks
             Subd.OrderTask
@@ -175,6 +180,7 @@ fn sets_may_call_what_they_must() {
             Dominator.CountKeptFiles
             Dominator.Explain
             Dominator.GetConfiguration
+            Dominator.GetResources
             Dominator.GetStatus
             Dominator.GetSubLimits
             Dominator.GetTask
@@ -204,6 +210,7 @@ fn sets_may_call_what_they_must() {
             Subd.GetDirectoryBlocks
             Subd.GetLimits
             Subd.GetRefusedChanges
+            Subd.GetResources
             Subd.GetTaskStates
             Subd.GetTasks
             Subd.Poll

@@ -3,6 +3,8 @@
 
 mod bindings;
 mod decisions;
+mod images;
+mod machine;
 mod orders;
 mod properties;
 mod protocol;

@@ -120,6 +120,10 @@ fn methods_of_subd_have_these_bytes() {
     pinned.method::<subd::OrderTask>((samples::order_task(), Default::default()));
     pinned.method::<subd::GetTaskLog>(samples::get_task_log());
     pinned.method::<subd::PermitTask>(samples::permit_task());
+    pinned.method::<subd::Provision>((samples::provision(), Default::default()));
+    let go_on = samples::continue_provisioning();
+    pinned.method::<subd::ContinueProvisioning>((go_on, Default::default()));
+    pinned.method::<subd::GetResources>(samples::get_resources());
     pinned.check("Subd.", expect_file!["golden/subd.txt"]);
 }
 
@@ -209,6 +213,7 @@ fn methods_of_the_dominator_have_these_bytes() {
     pinned.method::<dominator::tasks::OrderTasks>(samples::order_tasks());
     pinned.method::<dominator::tasks::GetTaskLog>(samples::get_fleet_task_log());
     pinned.method::<dominator::kept_files::CountKeptFiles>(samples::count_kept_files());
+    pinned.method::<dominator::resources::GetResources>(samples::machine_resources());
     pinned.check("Dominator.", expect_file!["golden/dominator.txt"]);
 }
 

@@ -5,6 +5,7 @@ mod fleet_tasks;
 mod image_life;
 mod machine_database;
 mod replication;
+mod resources;
 mod sub_state;
 
 use std::collections::BTreeMap;
@@ -45,6 +46,7 @@ pub use fleet_tasks::*;
 pub use image_life::*;
 pub use machine_database::*;
 pub use replication::*;
+pub use resources::*;
 pub use sub_state::*;
 
 /// An id of digits that are easy to find in a dump.

@@ -38,6 +38,7 @@ pub(super) enum CallPurpose {
     RetryTriggers,
     /// The last of the objects.
     AddObjects(ObjectId),
+    Provision,
     OrderTask,
 }
 
@@ -183,6 +184,7 @@ impl Sub {
             CallPurpose::Commit(id) => self.await_end(id),
             CallPurpose::OfferSignatures => self.offer_accepted(),
             CallPurpose::RetryTriggers => self.orders.retry_triggers = false,
+            CallPurpose::Provision => self.provisioning.ask_again(),
             _ => {}
         }
         // A poll may have overtaken the answer to the call.
@@ -212,6 +214,7 @@ impl Sub {
             }
             // The objects may still be in the cache.
             CallPurpose::Cleanup => self.cleaned_generation = None,
+            CallPurpose::Provision => self.provisioning.ask_again(),
             CallPurpose::Commit(id) => self.commit_failed(id, failure.kind),
             _ => {}
         }
@@ -279,6 +282,11 @@ impl Sub {
             | CallPurpose::Hold => {
                 self.calls.attempt.hold(retry_at, failure.text);
                 return;
+            }
+            // An update has not failed.
+            CallPurpose::Provision => {
+                let why = format!("the machine refused to provision: {}", failure.text);
+                return self.hold_provisioning(why, step);
             }
             CallPurpose::Fetch(_) | CallPurpose::Prefetch(_) => (Status::FetchFailed, "to fetch"),
             // Prepare itself is known to every release.
@@ -404,6 +412,7 @@ fn is_shown(purpose: CallPurpose, view: &View) -> bool {
         CallPurpose::Limits
         | CallPurpose::Cleanup
         | CallPurpose::RetryTriggers
+        | CallPurpose::Provision
         | CallPurpose::Hold
         | CallPurpose::OrderTask
         | CallPurpose::OfferSignatures => true,

@@ -12,6 +12,7 @@ use core::time::Duration;
 use api::dominator::Status;
 use api::planning::Planned;
 use api::subd::{Activity, Health, LastUpdate, UpdateOutcome};
+use model::image::ImageName;
 use model::image::required::RequiredImage;
 use model::object::ObjectId;
 
@@ -218,12 +219,7 @@ impl Sub {
                 (Status::WaitingForBudget, format!("{todo}; {why}"))
             }
             Some(Some((ClaimAnswer::Stopped(why), _))) => {
-                let name = image.name();
-                let detail = format!(
-                    "{todo}; updates to {name} have stopped: {why}; another image goes on, or: \
-                     domtool resume-image {name} --why TEXT"
-                );
-                (Status::ImageStopped, detail)
+                (Status::ImageStopped, stopped_text(&todo, image.name(), why))
             }
             Some(None) => return self.stop_unchanged(),
             None => {
@@ -454,6 +450,14 @@ impl Sub {
         }
         end
     }
+}
+
+/// Says that updates to an image have stopped.
+pub(super) fn stopped_text(todo: &str, image: &ImageName, why: &str) -> String {
+    format!(
+        "{todo}; updates to {image} have stopped: {why}; another image goes on, or: domtool \
+         resume-image {image} --why TEXT"
+    )
 }
 
 /// Returns how the update with the outcome `last` has ended for the budgets. `None` while that is

@@ -144,6 +144,7 @@ impl Sub {
             | Status::HealthFailed
             | Status::NotConverging
             | Status::TriggerFailed
+            | Status::ProvisionFailed
             | Status::PartlySynced => ContentReport::Is(Standing::Settled),
             _ => ContentReport::Is(Standing::Away),
         };

@@ -4,12 +4,13 @@
 use std::sync::Arc;
 
 use api::dominator::Status;
-use api::dominator::orders::{DefaultImage, UpdatePause};
+use api::dominator::orders::{DefaultImage, StoppedImage, UpdatePause};
 use api::dominator::rollback::Rollback;
 use api::dominator::tasks::WantedTaskOrder;
 use api::subd::{
-    CleanupRequest, FetchRequest, GetTaskStatesReply, GetTaskStatesRequest, Limits,
-    OfferImageRequest, OrderTaskRequest, PollReply, PollRequest, PrepareRequest,
+    CleanupRequest, ContinueProvisioningRequest, FetchRequest, GetResourcesReply,
+    GetResourcesRequest, GetTaskStatesReply, GetTaskStatesRequest, Limits, OfferImageRequest,
+    OrderTaskRequest, PollReply, PollRequest, PrepareRequest, ProvisionRequest,
     SetConfigurationRequest, SubVersion, UpdateOutcome,
 };
 use model::image::{ComputedRule, ImageName};
@@ -35,6 +36,8 @@ pub struct Context<'a> {
     pub jitter: u16,
     /// The object servers from which this sub fetches, as `host:port`.
     pub sources: &'a [String],
+    /// The images to which updates have stopped.
+    pub stopped: &'a [StoppedImage],
 }
 
 /// Identifies a request of the state machine. The answer carries the same id; an answer to an
@@ -136,6 +139,10 @@ pub enum Call {
     RetryTriggers,
     /// Puts this content of computed files into the cache.
     AddObjects(Arc<[ObjectId]>),
+    /// Has plugins make the resources of the staged update.
+    Provision(ProvisionRequest),
+    /// Has plugins go on with them.
+    ContinueProvisioning(ContinueProvisioningRequest),
     /// Gives an order about a daemon task.
     OrderTask(OrderTaskRequest),
 }
@@ -153,6 +160,8 @@ impl Call {
             Self::Offer(_) => "offer-image",
             Self::RetryTriggers => "retry-triggers",
             Self::AddObjects(_) => "add-objects",
+            Self::Provision(_) => "provision",
+            Self::ContinueProvisioning(_) => "continue-provisioning",
             Self::OrderTask(_) => "order-task",
         }
     }
@@ -225,6 +234,8 @@ pub enum Event {
     TreeFailed(RequestId, Failure),
     /// The former image was loaded; `None` if it cannot be.
     FormerRead(RequestId, Option<Arc<RequiredImage>>),
+    /// What the machine says of its resources.
+    ResourcesRead(RequestId, Result<GetResourcesReply, Failure>),
     /// What is known of the computed files of the machine.
     ComputedKnown(Box<KnownFiles>),
     /// The plan was made, or could not be made for this reason.
@@ -255,6 +266,8 @@ pub enum Effect {
     ReadTree(RequestId, ObjectId, Option<Tree>),
     /// Loads an image that the machine had before.
     ReadFormer(RequestId, ImageName),
+    /// Asks the machine how its resources are.
+    ReadResources(RequestId, GetResourcesRequest),
     /// Wants the content of the computed files of this image for the machine with this record, and
     /// no other any more. [`Event::ComputedKnown`] brings what is known, and each change of it.
     WantComputed(Arc<Machine>, Arc<RequiredImage>),

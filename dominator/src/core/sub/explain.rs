@@ -152,6 +152,7 @@ impl Sub {
                 }
             }
             Status::Paused => return self.paused(now.wall).map(|pause| pause.until),
+            Status::ProvisionFailed => self.provisioning.failing.until(),
             Status::Synced | Status::PartlySynced | Status::TriggerFailed => None,
             _ => held_until().or_else(next_call),
         };

@@ -281,6 +281,7 @@ impl Sub {
     fn clean_up_cache(&mut self, view: &View, image: &RequiredImage, step: &mut Step<'_>) {
         let generation = view.report.version.generation;
         if self.cleaned_generation == Some(generation)
+            || self.awaits_resources(view)
             || !matches!(view.report.activity, Activity::Idle)
         {
             return;
@@ -394,7 +395,8 @@ impl Sub {
             Activity::Updating { .. } => false,
             Activity::Idle | Activity::Prepared { .. } => true,
         };
-        if can_prepare {
+        let is_provisioned = self.is_provisioned(view, image);
+        if can_prepare && is_provisioned {
             self.check_claim(view, image, planned, step)?;
         }
         match view.report.activity {
@@ -407,21 +409,14 @@ impl Sub {
             Activity::Preparing { .. } | Activity::Updating { .. } => {
                 stop(Status::Preparing, "still staging another update")
             }
+            Activity::Prepared { update_id } if update_id == update.id && !is_provisioned => {
+                self.begin_provisioning(view, image, update_id, &todo, step)
+            }
             Activity::Prepared { update_id } if update_id == update.id => {
-                if self.hold_machine(step)
-                    && let Some(request_id) =
-                        self.begin_call(step.now, CallPurpose::Commit(update_id))
-                {
-                    self.updates.unsent = None;
-                    let ordered = self.ordered_update(update_id, view, image, planned);
-                    step.effects.push(Effect::Commit(request_id, Box::new(ordered)));
-                    self.report_changing(&mut step.effects);
-                    let is_new_image = !self.is_recorded(view, image);
-                    let content = self.changed_content(is_new_image);
-                    self.claims.commit_sent(update_id, content, step.now);
-                    return stop(Status::Updating, format!("carrying out {todo}"));
+                match self.order_commit(update_id, view, image, planned, step) {
+                    true => stop(Status::Updating, format!("carrying out {todo}")),
+                    false => self.stop_waiting(Status::Preparing, format!("staged {todo}")),
                 }
-                self.stop_waiting(Status::Preparing, format!("staged {todo}"))
             }
             Activity::Idle | Activity::Prepared { .. } | Activity::Fetching { .. } => {
                 let request = PrepareRequest {
@@ -443,9 +438,32 @@ impl Sub {
         }
     }
 
+    /// Orders the Commit of the staged update. Returns false if it cannot be sent now.
+    fn order_commit(
+        &mut self,
+        update_id: u64,
+        view: &View,
+        image: &Arc<RequiredImage>,
+        planned: &Arc<Planned>,
+        step: &mut Step<'_>,
+    ) -> bool {
+        if !self.hold_machine(step) {
+            return false;
+        }
+        let purpose = CallPurpose::Commit(update_id);
+        let Some(request_id) = self.begin_call(step.now, purpose) else { return false };
+        self.updates.unsent = None;
+        let ordered = self.ordered_update(update_id, view, image, planned);
+        step.effects.push(Effect::Commit(request_id, Box::new(ordered)));
+        self.report_changing(&mut step.effects);
+        let content = self.changed_content(!self.is_recorded(view, image));
+        self.claims.commit_sent(update_id, content, step.now);
+        true
+    }
+
     /// Stops before an update is staged if the brake, a pause or the history prevents it: a staged
     /// update would only expire. Fetching does no harm meanwhile.
-    fn check_not_prevented(&self, view: &View, todo: &str) -> Check<()> {
+    pub(super) fn check_not_prevented(&self, view: &View, todo: &str) -> Check<()> {
         if self.brake.is_some() {
             let detail = format!("{todo}, all objects are there");
             return self.stop_unless_disabled(Status::UpdatesDisabled, detail);

@@ -112,6 +112,7 @@ impl Sub {
             || self.updates.hold.is_some()
             || self.calls.attempt.why().is_some()
             || self.holding.is_refused()
+            || self.provisioning.failing.why().is_some()
             || self.polls.is_away()
             || self.has_failed_triggers()
     }

@@ -313,6 +313,24 @@ impl Sub {
                     self.retry_now(),
                 ],
             ),
+            Status::Provisioning => StatusTexts::new(
+                "plugins make the resources that its image asks for; its files do not change",
+                "the plugins, which may take days",
+                "when all resources are there the update waits for its turn and is carried out; \
+                 until then drift from its former image is repaired",
+                vec![self.list_resources()],
+            ),
+            Status::ProvisionFailed => StatusTexts::new(
+                "a plugin could not make a resource of its image, and its files were not changed",
+                "the next attempt, or another image",
+                "until then it is kept at its former image; the resources that are not there are \
+                 asked for again, within ten minutes",
+                vec![
+                    self.list_resources(),
+                    by_hand("remove what the plugin names, or correct the image under a new name"),
+                    self.retry_now(),
+                ],
+            ),
             Status::FetchFailed => StatusTexts::new(
                 "it did not get all objects that it needs; those that arrived stay in its cache",
                 "the next attempt",
@@ -391,6 +409,7 @@ impl Sub {
                 | Status::FetchFailed
                 | Status::WaitingForComputedFiles
                 | Status::SubdTooOld
+                | Status::ProvisionFailed
                 | Status::SignatureRefused
                 | Status::UpdateFailed
                 | Status::NotConverging
@@ -418,6 +437,11 @@ impl Sub {
 
     fn update_now(&self) -> Suggestion {
         self.remedy("fast-update", "scans and tries again now, and shows the progress")
+    }
+
+    fn list_resources(&self) -> Suggestion {
+        let command_line = format!("domtool resource list --host {}", self.machine.hostname);
+        command(command_line, "lists its resources, and what plugins say of them")
     }
 
     fn show_plan(&self) -> Suggestion {

@@ -38,6 +38,9 @@ impl Sub {
             let detail = format!("the content of computed files is not known: {unknown}");
             return self.keep(view, required, (Status::WaitingForComputedFiles, detail), step);
         }
+        if let Some(status) = self.check_resources(view, required, step)? {
+            return self.keep(view, required, status, step);
+        }
         self.kept = None;
         self.bring_to(view, required, step)
     }

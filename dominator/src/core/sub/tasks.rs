@@ -284,8 +284,8 @@ impl Sub {
         }))
     }
 
-    /// When the machine has told how its tasks are, on the clock of [`Now::elapsed`] and on its
-    /// own. `None` if no task is exclusive.
+    /// When the machine has told how its tasks are, on the dominator's clock of elapsed time and on
+    /// its own. `None` if no task is exclusive.
     #[must_use]
     pub fn tasks_said_at(&self) -> Option<&(Duration, BootTime)> {
         self.tasks.told.as_ref()?.said_at.as_ref()

@@ -7,6 +7,7 @@ mod explained;
 mod held;
 mod limits_sync;
 mod orders;
+mod provisioning;
 pub(crate) mod recorder;
 mod rolled_back;
 mod room;

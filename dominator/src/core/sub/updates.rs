@@ -242,8 +242,9 @@ impl Sub {
     #[must_use]
     pub fn is_commit_wanted(&self, update_id: u64) -> bool {
         let (Some(update), Some(view)) = (self.updates.wanted, &self.view) else { return false };
-        let is_latest = self.target().map(|image| self.plan_key(image, view)) == Some(update.key)
-            && update.instance == view.report.version.instance;
+        let is_latest = self.target().is_some_and(|image| {
+            self.plan_key(image, view) == update.key && self.is_provisioned(view, image)
+        }) && update.instance == view.report.version.instance;
         let is_staged = matches!(
             view.report.activity,
             Activity::Prepared { update_id: staged } if staged == update_id

@@ -3,14 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::Done;
 use api::codec::length;
 use api::fault::FaultCode;
 use api::planning::PlanJob;
 use api::subd::{
-    Cleanup, Commit, CommitRequest, Fetch, GetRefusedChanges, GetTaskStates, GetTaskStatesReply,
-    GetTaskStatesRequest, GetTasks, HoldMachine, Hurry, OfferContents, OfferContentsRequest,
-    OfferImage, OrderTask, Poll, PollReply, PollRequest, Prepare, PrepareRequest, RetryTriggers,
-    ScanNow, ScanNowRequest, SetConfiguration, SubVersion,
+    Cleanup, Commit, CommitRequest, ContinueProvisioning, Fetch, GetRefusedChanges, GetResources,
+    GetResourcesRequest, GetTaskStates, GetTaskStatesReply, GetTaskStatesRequest, GetTasks,
+    HoldMachine, Hurry, OfferContents, OfferContentsRequest, OfferImage, OrderTask, Poll,
+    PollReply, PollRequest, Prepare, PrepareRequest, Provision, RetryTriggers, ScanNow,
+    ScanNowRequest, SetConfiguration, SubVersion,
 };
 use model::display::error_chain;
 use model::mdb::Machine;
@@ -173,12 +175,54 @@ pub(super) async fn call_sub(
         Call::Offer(request) => client.call_within::<OfferImage>(request, ACCEPT_LIMIT).await,
         Call::RetryTriggers => client.call_within::<RetryTriggers>(&(), ACCEPT_LIMIT).await,
         Call::Cleanup(request) => client.call_within::<Cleanup>(request, ACCEPT_LIMIT).await,
+        Call::Provision(request) => {
+            let call = Box::pin(client.call_within::<Provision>(request, ACCEPT_LIMIT));
+            return gated(&client, &shared, request_id, call).await;
+        }
+        Call::ContinueProvisioning(request) => {
+            let call = Box::pin(client.call_within::<ContinueProvisioning>(request, ACCEPT_LIMIT));
+            return gated(&client, &shared, request_id, call).await;
+        }
         Call::OrderTask(request) => client.call_within::<OrderTask>(request, ACCEPT_LIMIT).await,
     };
     match result {
         Ok(_done) => Event::Accepted(request_id),
         Err(error) => Event::CallFailed(request_id, failure_of(&error)),
     }
+}
+
+/// Has plugins called, unless updates are disabled or paused.
+async fn gated(
+    client: &Client,
+    shared: &Shared,
+    request_id: RequestId,
+    call: impl Future<Output = Result<Done, CallError>>,
+) -> Event {
+    let host = &client.peer().host;
+    let failure = if shared.identities.has_identity_mismatch(host) {
+        withheld("it may be another machine than the one that is meant")
+    } else {
+        match shared.gate.pass(host, shared.clock.now().wall, call).await {
+            Ok(Ok(_done)) => return Event::Accepted(request_id),
+            Ok(Err(error)) => failure_of(&error),
+            Err(closed) => {
+                // The task that closed the gate waits for this call and runs next.
+                tokio::task::yield_now().await;
+                withheld(closed.text())
+            }
+        }
+    };
+    Event::CallFailed(request_id, failure)
+}
+
+/// Asks a machine how its resources are.
+pub(super) async fn read_resources(
+    client: Client,
+    request_id: RequestId,
+    request: GetResourcesRequest,
+) -> Event {
+    let reply = client.call_within::<GetResources>(&request, ACCEPT_LIMIT).await;
+    Event::ResourcesRead(request_id, reply.map_err(|error| failure_of(&error)))
 }
 
 /// Asks the machine how its tasks are.

@@ -141,7 +141,7 @@ async fn commit_while(meanwhile: impl FnOnce(&Shared, &Handle)) -> (Result<(), F
 fn assign(shared: &Shared, handle: &Handle, machine: Machine, image: ImageState) {
     let (machine, planned) = (Arc::new(machine), ImageState::Undefined);
     let event = Event::Assigned { machine, image, planned, rollback: None };
-    let context = Context { jitter: 500, sources: &[] };
+    let context = Context { jitter: 500, sources: &[], stopped: &[] };
     handle.locked().step(shared.clock.now(), event, &context);
 }
 

@@ -252,7 +252,8 @@ pub(super) fn fault_of_admission(error: &AdmissionError) -> Fault {
         | AdmissionError::NoDirectory { .. }
         | AdmissionError::Tree { .. }
         | AdmissionError::Image { .. }
-        | AdmissionError::Task { .. } => refuse(FaultCode::BadRequest),
+        | AdmissionError::Task { .. }
+        | AdmissionError::Resources { .. } => refuse(FaultCode::BadRequest),
         AdmissionError::Store { source } => fault_of_store(source),
     }
 }

@@ -109,7 +109,7 @@ fn words_of_json_stay() {
 }
 
 /// The alarms that the dominator raises by itself; those of machines are among the words of JSON.
-const ALARMS: [&str; 16] = [
+const ALARMS: [&str; 17] = [
     alarms::COMPUTED_FILES,
     alarms::CONTENT_STOPPED,
     alarms::IMAGE_CHANGED,
@@ -122,6 +122,7 @@ const ALARMS: [&str; 16] = [
     alarms::MDB_REFUSED,
     alarms::OTHER_DOMINATOR,
     alarms::PERMIT_CONFLICT,
+    alarms::PROVISION_FAILED,
     alarms::TASK_BACK_OFF,
     alarms::TASK_FAILED,
     alarms::TASK_UNHEALTHY,

@@ -68,6 +68,7 @@ fn journal() -> Journal {
             signed: u64::MAX,
             contents: Default::default(),
         }),
+        resources: <_>::default(),
         tasks: TaskChange { stop: ["logd".to_owned()].into(), ..TaskChange::default() },
     };
     let taken = vec![TakenObject { object, place: SlotPath { slot: 0, below: TreePath::root() } }];

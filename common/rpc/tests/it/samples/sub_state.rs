@@ -1,6 +1,7 @@
 //! Samples of what a sub refuses, and of who gives it orders.
 
 use api::Done;
+use api::dominator::ListSubsRequest;
 use api::dominator::kept_files::{
     CountKeptFilesReply, CountKeptFilesRequest, ImageOfMachine, KeptFiles, KeptNumber,
 };
@@ -8,14 +9,16 @@ use api::dominator::orders::GoOnRequest;
 use api::dominator::permits::{
     Fence, FenceMachineRequest, ListPermitsReply, PermitHolder, TaskPermits,
 };
+use api::dominator::resources::{GetResourcesReply as GetMachineResourcesReply, MachineResources};
 use api::dominator::settings::GetSubLimitsRequest;
 use api::subd::{
     CountOwnersReply, CountOwnersRequest, DirectoryBlock, GetDirectoryBlocksReply,
     GetDirectoryBlocksRequest, GetLimitsReply, GetRefusedChangesReply, GetTaskLogReply,
     GetTaskLogRequest, GetTaskStatesReply, GetTaskStatesRequest, GetTasksReply, Health,
     HoldMachineRequest, LimitInForce, LimitReason, OrderTaskRequest, PermitReport, PermitTaskReply,
-    PermitTaskRequest, PreviewScanReply, PreviewScanRequest, SpeedSource, TakeOverReply,
-    TakeOverRequest, TaskOrder, TaskReport, TaskState, TaskStates, TasksVersion,
+    PermitTaskRequest, PreviewScanReply, PreviewScanRequest, ProvisioningReport, ProvisioningStage,
+    ResourceReport, ResourceState, ResourcesReport, SpeedSource, TakeOverReply, TakeOverRequest,
+    TaskOrder, TaskReport, TaskState, TaskStates, TasksVersion,
 };
 use model::accounts::AccountKind;
 use model::boot_time::BootTime;
@@ -118,6 +121,38 @@ pub fn count_kept_files() -> (CountKeptFilesRequest, CountKeptFilesReply) {
         CountKeptFilesRequest { machines: vec![machine] },
         CountKeptFilesReply { machines: vec![kept] },
     )
+}
+
+pub fn machine_resources() -> (ListSubsRequest, GetMachineResourcesReply) {
+    let hosts = vec!["web*".to_owned()];
+    let request = ListSubsRequest { hosts, ..ListSubsRequest::default() };
+    let resource = ResourceReport {
+        id: "db".to_owned(),
+        kind: "postgres".to_owned(),
+        provisioner: "postgres".to_owned(),
+        state: ResourceState::Failed,
+        text: "the quota is used up".to_owned(),
+        is_orphan: true,
+        needs: vec!["net".to_owned()],
+        outputs: r#"{"port":5432}"#.to_owned(),
+    };
+    let stage = ProvisioningStage::Waits { wave: 2, waves: 3 };
+    let report = ResourcesReport {
+        not_run: Some("its root is not /".to_owned()),
+        provisioning: Some(ProvisioningReport {
+            image: ImageName::new("base/2").unwrap(),
+            image_digest: super::blake3(2),
+            stage,
+            step: 4,
+        }),
+        resources: vec![resource],
+    };
+    let machine = MachineResources {
+        hostname: "web-1".to_owned(),
+        report: Some(report),
+        unknown: Some("refused".to_owned()),
+    };
+    (request, GetMachineResourcesReply { machines: vec![machine] })
 }
 
 pub fn limits_in_force() -> GetLimitsReply {

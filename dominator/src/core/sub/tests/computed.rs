@@ -219,7 +219,7 @@ fn another_record_asks_again_and_an_image_without_computed_files_ends_it() {
         rollback: None,
     };
     let wants = |script: &mut Script, image: &ImageState| -> Vec<usize> {
-        let context = Context { jitter: 0, sources: &[] };
+        let context = Context { jitter: 0, sources: &[], stopped: &[] };
         let now = script.time();
         let effects = script.sub.step(now, assigned(image), &context).into_iter();
         let wanted = effects.filter_map(|effect| match effect {

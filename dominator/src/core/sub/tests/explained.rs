@@ -158,6 +158,8 @@ fn every_status_that_a_machine_can_come_to_is_explained() {
         Status::SignatureRefused,
         Status::WaitingForComputedFiles,
         Status::SubdTooOld,
+        Status::Provisioning,
+        Status::ProvisionFailed,
     ];
     let missing: Vec<Status> =
         Status::ALL.into_iter().filter(|status| !seen.contains(status)).collect();

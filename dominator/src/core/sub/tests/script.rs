@@ -4,9 +4,11 @@
 use core::time::Duration;
 use std::sync::Arc;
 
+use api::dominator::orders::StoppedImage;
 use api::subd::{
-    Activity, CacheReport, FetchFailure, FreeSpace, GetTaskStatesRequest, LastFetch, LastUpdate,
-    OrderTaskRequest, PollReply, ScanReport, SubVersion, UpdateOutcome,
+    Activity, CacheReport, FetchFailure, FreeSpace, GetResourcesReply, GetTaskStatesRequest,
+    LastFetch, LastUpdate, OrderTaskRequest, PollReply, ResourcesReport, ScanReport, SubVersion,
+    UpdateOutcome,
 };
 use expect_test::Expect;
 use model::filter::Filter;
@@ -90,6 +92,10 @@ pub(super) struct Script {
     pub(super) answer: ClaimAnswer,
     /// What was reported of computed files.
     pub(super) reports: Vec<(u64, ContentReport)>,
+    /// The images to which updates have stopped.
+    pub(super) stopped: Vec<StoppedImage>,
+    /// What the sub says of its resources; `None` for an earlier release.
+    pub(super) resources: Option<ResourcesReport>,
     /// Writes lines of ended updates too.
     pub(super) writes_ends: bool,
 }
@@ -125,6 +131,8 @@ impl Script {
             asked: None,
             lines: String::new(),
             answer: ClaimAnswer::Granted,
+            stopped: Vec::new(),
+            resources: Some(ResourcesReport::default()),
             writes_ends: false,
         };
         script.scan(&[]);
@@ -229,7 +237,8 @@ impl Script {
     pub(super) fn step(&mut self, name: &str, event: Event) {
         let now = self.time();
         let sources = ["images:6971".to_owned()];
-        let context = Context { jitter: 500, sources: &sources };
+        let stopped = self.stopped.clone();
+        let context = Context { jitter: 500, sources: &sources, stopped: &stopped };
         let effects = self.sub.step(now, event, &context);
         let mut done = Vec::new();
         let mut next = Vec::new();
@@ -252,6 +261,21 @@ impl Script {
                 }
                 Effect::ReadFormer(request_id, _) => {
                     next.push(Event::FormerRead(request_id, self.former.clone()));
+                }
+                Effect::ReadResources(request_id, request) => {
+                    let reply = match &self.resources {
+                        Some(report) => {
+                            let version = object(&format!("{report:?}"));
+                            let is_known = request.have == Some(version);
+                            let report = (!is_known).then(|| report.clone());
+                            Ok(GetResourcesReply { version, report })
+                        }
+                        None => {
+                            let (kind, text) = (FailureKind::NoMethod, "no method".to_owned());
+                            Err(Failure { kind, text })
+                        }
+                    };
+                    next.push(Event::ResourcesRead(request_id, reply));
                 }
                 Effect::WantComputed(..) => {}
                 Effect::Task(TaskEffect::Ask(request_id, request)) => {
@@ -284,6 +308,10 @@ impl Script {
                             request.update_id,
                             request.plan.operations.len()
                         ),
+                        Call::Provision(request) => format!("provision {}", request.update_id),
+                        Call::ContinueProvisioning(request) => {
+                            format!("continue provisioning after step {}", request.step)
+                        }
                         Call::AddObjects(ids) => format!("add {} objects", ids.len()),
                         Call::Hold => unreachable!("it is answered above"),
                         Call::RetryTriggers => "run triggers again".to_owned(),

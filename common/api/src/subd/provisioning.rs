@@ -1,0 +1,173 @@
+//! `Subd.Provision`, `Subd.ContinueProvisioning` and `Subd.GetResources`: the resources of a
+//! machine.
+
+use serde::{Deserialize, Serialize};
+
+use crate::Done;
+use crate::access::Access;
+use crate::audit::call_details::CallDetails;
+use crate::method::{Effect, Method};
+use model::image::ImageName;
+use model::object::ObjectId;
+
+/// Starts to provision the resources of the staged update, with the first wave. If these are
+/// provisioned already, or on the way to it, nothing is started; otherwise they replace those of
+/// the former image, when what plugins still work on has ended.
+///
+/// What was started belongs to the image: it goes on when the update is not staged any more.
+/// `Commit` of an update is refused until its resources are provisioned.
+pub enum Provision {}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProvisionRequest {
+    /// The update; the answer is [`crate::fault::FaultCode::NotFound`] if it is not staged.
+    #[serde(with = "model::json::large_number")]
+    pub update_id: u64,
+}
+
+impl Method for Provision {
+    const NAME: &'static str = "Subd.Provision";
+    const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Changes;
+    type Request = ProvisionRequest;
+    type Reply = Done;
+
+    fn audit_details(request: &Self::Request) -> CallDetails {
+        CallDetails::default().with("update", request.update_id)
+    }
+}
+
+/// Starts the next wave, or what has failed once more.
+pub enum ContinueProvisioning {}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ContinueProvisioningRequest {
+    /// The image; the answer is [`crate::fault::FaultCode::NotFound`] if its resources are not
+    /// those that are provisioned.
+    pub image_digest: ObjectId,
+    /// [`ProvisioningReport::step`] as the caller knows it. A call with a former step has no
+    /// effect.
+    pub step: u32,
+}
+
+impl Method for ContinueProvisioning {
+    const NAME: &'static str = "Subd.ContinueProvisioning";
+    const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Changes;
+    type Request = ContinueProvisioningRequest;
+    type Reply = Done;
+
+    fn audit_details(request: &Self::Request) -> CallDetails {
+        CallDetails::default().with("digest", request.image_digest).with("step", request.step)
+    }
+}
+
+/// Returns the resources of the machine, and how far they are. A subd that has this method
+/// provisions, where its root and its flags allow that.
+pub enum GetResources {}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GetResourcesRequest {
+    /// [`GetResourcesReply::version`] that the caller knows.
+    pub have: Option<ObjectId>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GetResourcesReply {
+    /// A digest of the report. When it changes, [`super::SubVersion::status`] grows.
+    pub version: ObjectId,
+    /// `None` if the caller has it.
+    pub report: Option<ResourcesReport>,
+}
+
+/// The resources of a machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ResourcesReport {
+    /// Why the machine does not provision.
+    pub not_run: Option<String>,
+    /// What was asked for last with [`Provision`].
+    pub provisioning: Option<ProvisioningReport>,
+    /// By id.
+    pub resources: Vec<ResourceReport>,
+}
+
+/// How far the resources of an image are.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProvisioningReport {
+    pub image: ImageName,
+    pub image_digest: ObjectId,
+    pub stage: ProvisioningStage,
+    /// Grows with each [`ContinueProvisioning`] that had an effect.
+    pub step: u32,
+}
+
+/// How far the resources of an image are. Waves count from 1.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ProvisioningStage {
+    /// Plugins work on a wave; 0 if it is what is left of a former image.
+    Running { wave: u32, waves: u32 },
+    /// The wave waits for [`ContinueProvisioning`].
+    Waits { wave: u32, waves: u32 },
+    /// All are as asked for.
+    Finished,
+    /// Some failed, or cannot be provisioned: what plugins said, or what is wrong. It waits for
+    /// [`ContinueProvisioning`].
+    Failed { error: String },
+}
+
+/// A resource.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ResourceReport {
+    pub id: String,
+    pub kind: String,
+    /// Who makes it.
+    pub provisioner: String,
+    pub state: ResourceState,
+    /// Says why.
+    pub text: String,
+    /// True if no image of the machine has it any more, and it stays.
+    pub is_orphan: bool,
+    /// The ids of the resources that it needs.
+    pub needs: Vec<String>,
+    /// A JSON object: its outputs, without those that are sensitive.
+    pub outputs: String,
+}
+
+/// The state of a resource.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ResourceState {
+    /// It is to be made or changed.
+    Waiting,
+    /// A plugin works on it.
+    Running,
+    /// It is as asked for.
+    Made,
+    Failed,
+    /// It is to be destroyed, or on the way to it.
+    Leaving,
+}
+
+impl ResourceState {
+    /// The name in tables and JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Waiting => "waiting",
+            Self::Running => "running",
+            Self::Made => "made",
+            Self::Failed => "failed",
+            Self::Leaving => "leaving",
+        }
+    }
+}
+
+impl Method for GetResources {
+    const NAME: &'static str = "Subd.GetResources";
+    const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Tells;
+    const REPLY_BYTES_MAX: usize = 16 << 20;
+    type Request = GetResourcesRequest;
+    type Reply = GetResourcesReply;
+}

@@ -1,0 +1,45 @@
+//! Samples of the resources of a machine.
+
+use api::subd::{
+    ContinueProvisioningRequest, GetResourcesReply, GetResourcesRequest, ProvisionRequest,
+    ProvisioningReport, ProvisioningStage, ResourceReport, ResourceState, ResourcesReport,
+};
+use model::object::{Algorithm, ObjectId};
+
+fn digest(text: &str) -> ObjectId {
+    Algorithm::Blake3.digest(text.as_bytes())
+}
+
+pub fn provision() -> ProvisionRequest {
+    ProvisionRequest { update_id: 300 }
+}
+
+pub fn continue_provisioning() -> ContinueProvisioningRequest {
+    ContinueProvisioningRequest { image_digest: digest("image"), step: 3 }
+}
+
+pub fn get_resources() -> (GetResourcesRequest, GetResourcesReply) {
+    let resource = ResourceReport {
+        id: "foodb".to_owned(),
+        kind: "postgres".to_owned(),
+        provisioner: "sql".to_owned(),
+        state: ResourceState::Failed,
+        text: "the quota is used up".to_owned(),
+        is_orphan: true,
+        needs: vec!["net0".to_owned()],
+        outputs: r#"{"port":5432}"#.to_owned(),
+    };
+    let provisioning = ProvisioningReport {
+        image: "web/1".parse().expect("it is a name"),
+        image_digest: digest("image"),
+        stage: ProvisioningStage::Waits { wave: 2, waves: 4 },
+        step: 3,
+    };
+    let report = ResourcesReport {
+        not_run: Some("why".to_owned()),
+        provisioning: Some(provisioning),
+        resources: vec![resource],
+    };
+    let request = GetResourcesRequest { have: Some(digest("former")) };
+    (request, GetResourcesReply { version: digest("report"), report: Some(report) })
+}

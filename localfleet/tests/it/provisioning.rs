@@ -1,0 +1,151 @@
+//! Resources from image to plugin: a machine is provisioned before it gets its image.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use api::dominator::Status;
+use testing::eventually;
+
+use crate::converges::{CONVERGE_MAX, Scenario};
+use crate::tasks::{copy_program, lines, make_tree};
+
+const TRIGGERS: &str = r#"[{"MatchLines": ["/etc/dominator/resources\\.d/.*"],
+    "Service": "resources", "Kind": "provision"}]"#;
+
+const BINDINGS: &str = "[[provisioner]]\nname = \"mark\"\nkinds = [\"marked\"]\nuser = \"root\"\n";
+
+/// Makes a directory for each resource, and records that; waits while it is told to.
+const PLUGIN: &str = r#"#!/bin/sh
+request=$(cat)
+[ "$1" = provision ] && [ -n "$request" ] || exit 1
+case $request in *'"fail":true'*) echo 'the quota is used up' >&2; exit 1 ;; esac
+for id in db user; do
+    case $request in
+    *'"desired":[{"id":"'$id'"'*)
+        while [ -e /srv/data/wait ]; do sleep 0.1; done
+        mkdir "/srv/data/$id" 2>/dev/null && echo "created $id" >> /var/log/plugin
+        echo '{"tasks": [{"success": {"outputs": {"'$id'": {"path": "/srv/data/'$id'"}}}}]}'
+        exit ;;
+    *'"desired":[],"previous":[{"id":"'$id'"'*)
+        rmdir "/srv/data/$id" && echo "destroyed $id" >> /var/log/plugin
+        echo '{"tasks": [{"success": {}}]}'
+        exit ;;
+    esac
+done
+echo "unexpected: $request" >&2
+exit 1
+"#;
+
+const DB: &str = r#"{"id": "db", "kind": "marked", "spec": {}}"#;
+const USER: &str = r#"{"id": "user", "kind": "marked", "needs": ["db"], "spec": {},
+    "on_removal": "destroy"}"#;
+
+/// Makes a tree with these resources, and a file that tells its version.
+fn make_image(scenario: &Scenario, version: &str, resources: &[(&str, &str)]) {
+    let tree = scenario.directory.path().join(version);
+    make_tree(&tree);
+    for name in ["/usr/bin/cat", "/usr/bin/mkdir", "/usr/bin/rmdir"] {
+        copy_program(name, &tree);
+    }
+    fs::create_dir_all(tree.join("run")).unwrap();
+    fs::write(tree.join("etc/version"), version).unwrap();
+    if !resources.is_empty() {
+        let directory = tree.join("etc/dominator/resources.d");
+        fs::create_dir_all(&directory).unwrap();
+        for (id, text) in resources {
+            fs::write(directory.join(format!("{id}.json")), text).unwrap();
+        }
+        fs::write(tree.join("etc/dominator/provisioners.toml"), BINDINGS).unwrap();
+        let plugin = tree.join("usr/lib/dominator/dom-provisioner-mark");
+        fs::create_dir_all(plugin.parent().unwrap()).unwrap();
+        fs::write(&plugin, PLUGIN).unwrap();
+        fs::set_permissions(&plugin, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let triggers = if resources.is_empty() { "[]" } else { TRIGGERS };
+    fs::write(scenario.directory.path().join("triggers"), triggers).unwrap();
+    scenario.add(&format!("test/{version}"), &tree);
+}
+
+fn version(root: &Path) -> String {
+    fs::read_to_string(root.join("etc/version")).unwrap_or_default()
+}
+
+/// What `domtool resource list` says: the id and the state of each resource.
+fn listed(scenario: &Scenario) -> Vec<(String, String)> {
+    let output = scenario.fleet.domtool(&["resource", "list", "--format", "json"]).unwrap();
+    let (out, said) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{said}");
+    let machines: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+    let resources = machines
+        .as_array()
+        .unwrap()
+        .iter()
+        .flat_map(|machine| machine["report"]["resources"].as_array().into_iter().flatten());
+    let state = |resource: &serde_json::Value| match resource["is_orphan"].as_bool() {
+        Some(true) => "orphan".to_owned(),
+        _ => text(&resource["state"]),
+    };
+    resources.map(|resource| (text(&resource["id"]), state(resource))).collect()
+}
+
+fn pairs(list: &[(&str, &str)]) -> Vec<(String, String)> {
+    list.iter().map(|(id, state)| ((*id).to_owned(), (*state).to_owned())).collect()
+}
+
+#[test]
+fn a_machine_gets_its_resources_before_its_image_and_loses_them_after() {
+    let mut scenario = Scenario::start_with_tasks(1);
+    let filter = scenario.directory.path().join("filter");
+    fs::write(&filter, fs::read_to_string(&filter).unwrap() + "/run/.*\n").unwrap();
+    make_image(&scenario, "plain", &[]);
+    make_image(&scenario, "bad", &[("db", &DB.replace("{}", r#"{"fail": true}"#))]);
+    make_image(&scenario, "full", &[("db", DB), ("user", USER)]);
+    scenario.converge("test/plain");
+    let root = scenario.fleet.subs[0].root.clone();
+
+    // A failure says why, and nothing is activated.
+    scenario.fleet.require(Some("test/bad")).unwrap();
+    scenario.wait_until("the plugin fails", |subs| {
+        subs[0].status == Status::ProvisionFailed && subs[0].detail.contains("the quota is used up")
+    });
+    assert_eq!(version(&root), "plain");
+
+    // A newer image replaces it. Its first wave takes long.
+    fs::write(root.join("srv/data/wait"), "").unwrap();
+    scenario.fleet.require(Some("test/full")).unwrap();
+    let is_in_first_wave = |subs: &[api::dominator::SubSummary]| {
+        subs[0].status == Status::Provisioning && subs[0].detail.contains("wave 1 of 2")
+    };
+    scenario.wait_until("plugins work", is_in_first_wave);
+    fs::write(root.join("etc/drift"), "").unwrap();
+    eventually("the drift is repaired", || !root.join("etc/drift").exists());
+    let sub = &mut scenario.fleet.subs[0];
+    sub.daemon.kill().unwrap();
+    sub.daemon.start_again().unwrap();
+    scenario.fleet.dominator.kill().unwrap();
+    scenario.fleet.dominator.start_again().unwrap();
+    scenario.fleet.wait_ready().unwrap();
+    scenario.wait_until("plugins work again", is_in_first_wave);
+    assert_eq!(version(&root), "plain");
+    fs::remove_file(root.join("srv/data/wait")).unwrap();
+    scenario.fleet.wait_synced("test/full", CONVERGE_MAX, |_| {}).unwrap();
+    assert_eq!(version(&root), "full");
+    assert_eq!(lines(&scenario.fleet.subs[0], "plugin"), ["created db", "created user"]);
+    assert_eq!(listed(&scenario), pairs(&[("db", "made"), ("user", "made")]));
+    let outputs = root.join("run/dominator/resources/user.json");
+    let outputs: serde_json::Value = serde_json::from_slice(&fs::read(outputs).unwrap()).unwrap();
+    assert_eq!(outputs["path"], "/srv/data/user");
+
+    // What says so is destroyed when no image has it any more, and what does not is an orphan.
+    scenario.converge("test/plain");
+    eventually("what nothing needs is destroyed", || match listed(&scenario) {
+        left if left == pairs(&[("db", "orphan")]) => Ok(()),
+        left => Err(left),
+    });
+    let done = ["created db", "created user", "destroyed user"];
+    assert_eq!(lines(&scenario.fleet.subs[0], "plugin"), done);
+    scenario.fleet.stop().unwrap();
+}

@@ -1,0 +1,58 @@
+//! Methods about the resources of the machine.
+
+use std::sync::Arc;
+
+use api::Done;
+use api::fault::{Fault, FaultCode};
+use api::subd::{
+    ContinueProvisioning, ContinueProvisioningRequest, GetResources, GetResourcesReply, Provision,
+    ResourcesReport,
+};
+use model::object::Algorithm;
+use rpc::server::Router;
+
+use crate::blocking;
+use crate::interface::Service;
+use crate::interface::operator::refuse_if_paused;
+use crate::provisioning::provisioner::NOT_HERE;
+
+/// Adds the methods of this module to `router`.
+pub fn add_methods(router: Router<Arc<Service>>) -> Router<Arc<Service>> {
+    router
+        .method::<Provision, _>(async |service, _, request| {
+            refuse_if_paused(&service.report_state)?;
+            blocking(move || service.updater.provision(request.update_id).map(|()| Done {})).await
+        })
+        .method::<ContinueProvisioning, _>(async |service, _, request| {
+            refuse_if_paused(&service.report_state)?;
+            blocking(move || service.continue_provisioning(&request).map(|()| Done {})).await
+        })
+        .method::<GetResources, _>(async |service, _, request| {
+            blocking(move || {
+                let report = service.resources();
+                let json = serde_json::to_vec(&report);
+                let json = json.map_err(|error| {
+                    Fault::new(FaultCode::Internal, format!("cannot report: {error}"))
+                })?;
+                let version = Algorithm::Blake3.digest(&json);
+                let report = (request.have != Some(version)).then_some(report);
+                Ok(GetResourcesReply { version, report })
+            })
+            .await
+        })
+}
+
+impl Service {
+    /// How the resources of the machine are.
+    pub fn resources(&self) -> ResourcesReport {
+        match &self.updater.provisioner {
+            Some(provisioner) => provisioner.report(),
+            None => ResourcesReport { not_run: Some(NOT_HERE.to_owned()), ..<_>::default() },
+        }
+    }
+
+    fn continue_provisioning(&self, request: &ContinueProvisioningRequest) -> Result<(), Fault> {
+        let unavailable = || Fault::new(FaultCode::Unavailable, NOT_HERE);
+        self.updater.provisioner.as_ref().ok_or_else(unavailable)?.go_on(request)
+    }
+}

@@ -1,0 +1,50 @@
+//! Provisioning: has plugins make what an image needs before the image is there.
+//!
+//! What is to be done next decides [`provisioning::machine`]. This is the shell around it.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`provisioner`] | carries out what is decided, and answers the methods |
+//! | [`records`] | what is kept of provisioning |
+//! | [`plugins`] | finds plugins, keeps copies of them, and says how they are run |
+//! | [`stage`] | becomes the plugin: its user and root |
+//! | [`staged`] | what the image of an update asks for |
+//! | [`outputs`] | the files with outputs for the programs of the machine |
+//! | [`report`] | what is told of resources |
+//!
+//! # Invariants
+//!
+//! * A call of a plugin is on the medium before the plugin runs, and so is a token before it is
+//!   asked about.
+//! * Nothing is provisioned without an order, and nothing is removed before an image is active.
+//! * No plugin runs from where others could have written it: a copy of it is run.
+
+pub mod outputs;
+pub mod plugins;
+pub mod provisioner;
+pub mod records;
+pub mod report;
+pub mod stage;
+pub mod staged;
+
+use std::process::ExitCode;
+
+/// The first argument of what becomes a plugin.
+pub const STAGE: &str = "provision-stage";
+
+/// The first argument of what starts that with process numbers of its own.
+pub const INIT: &str = "provision-init";
+
+/// Runs this process as part of provisioning, if it was started as one.
+#[must_use]
+pub fn dispatch() -> Option<ExitCode> {
+    let words: Vec<String> = std::env::args().skip(1).take(6).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    match *words {
+        [INIT, root, user, plugin, verb] => Some(stage::init(&[root, user, plugin, verb])),
+        [STAGE, root, user, plugin, verb] => {
+            Some(stage::become_plugin(root.as_ref(), user, plugin.as_ref(), verb))
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,51 @@
+//! The files with outputs for the programs of the machine: `/run/dominator/resources/ID.json`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Write as _};
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+
+use fs_err::os::unix::fs::OpenOptionsExt as _;
+use serde_json::Value;
+
+/// Where they are, below the root.
+const DIRECTORY: &str = "run/dominator/resources";
+
+/// Makes the files of `outputs` by id in `root`, for root alone, and removes others.
+pub fn write(root: &Path, outputs: &BTreeMap<String, Value>) -> io::Result<()> {
+    let directory = root.join(DIRECTORY);
+    if outputs.is_empty() && !directory.exists() {
+        return Ok(());
+    }
+    let mut made: PathBuf = root.to_owned();
+    for part in Path::new(DIRECTORY) {
+        made.push(part);
+        match fs_err::symlink_metadata(&made) {
+            Ok(metadata) if metadata.is_dir() => {}
+            Ok(_) => return Err(io::Error::other(format!("{} is no directory", made.display()))),
+            Err(_) => std::fs::DirBuilder::new().mode(0o755).create(&made)?,
+        }
+    }
+    let mut names = BTreeSet::new();
+    for (id, outputs) in outputs {
+        let name = format!("{id}.json");
+        let text = format!("{outputs:#}\n");
+        let path = directory.join(&name);
+        if fs_err::read(&path).ok().as_deref() != Some(text.as_bytes()) {
+            let new = directory.join(format!(".{name}.new"));
+            let _former = fs_err::remove_file(&new);
+            let mut options = fs_err::OpenOptions::new();
+            let mut file = options.write(true).create_new(true).mode(0o600).open(&new)?;
+            file.write_all(text.as_bytes())?;
+            fs_err::rename(&new, &path)?;
+        }
+        names.insert(name);
+    }
+    for entry in fs_err::read_dir(&directory)? {
+        let entry = entry?;
+        if !entry.file_name().to_str().is_some_and(|name| names.contains(name)) {
+            fs_err::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}

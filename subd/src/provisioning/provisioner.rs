@@ -1,0 +1,296 @@
+//! Carries out what is decided about resources, and answers the methods about them.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::fault::{Fault, FaultCode};
+use api::subd::{ContinueProvisioningRequest, ResourcesReport};
+use daemon::plugins::{Caller, Ended, Host, Plugin, program};
+use model::display::error_chain;
+use model::image::ImageName;
+use model::object::ObjectId;
+use provisioning::binding::Binding;
+use provisioning::image::Definition;
+use provisioning::machine::{KeptPlugin, Machine, Todo};
+use provisioning::{Call, State};
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use crate::provisioning::plugins::Plugins;
+use crate::provisioning::records::SavedRecords;
+use crate::provisioning::{outputs, report};
+use crate::state::persisted_state::PersistError;
+
+/// Why a machine does not provision.
+pub const NOT_HERE: &str = "the root is not /: --supervisor direct provisions in that root";
+
+/// When what could not be removed, or the state that could not be written, is tried again.
+const RETRY_AFTER: Duration = Duration::from_secs(600);
+
+/// How long a call may take whose provisioner no binding names any more, in seconds.
+const TIMEOUT_S: u32 = 60;
+
+/// Provisions for one root.
+pub struct Provisioner {
+    records: SavedRecords,
+    pub plugins: Plugins,
+    /// The name of which keys are made.
+    name: String,
+    /// Called after each change.
+    tell: Box<dyn Fn() + Send + Sync>,
+    changed: Notify,
+    stop: CancellationToken,
+}
+
+impl Provisioner {
+    /// Takes over the records of a machine called `name`. Does nothing before
+    /// [`Provisioner::run`].
+    pub fn new(
+        records: SavedRecords,
+        plugins: Plugins,
+        name: &str,
+        tell: Box<dyn Fn() + Send + Sync>,
+        stop: CancellationToken,
+    ) -> Self {
+        let (name, changed) = (name.to_owned(), Notify::new());
+        Self { records, plugins, name, tell, changed, stop }
+    }
+
+    /// Provisions, until it is stopped. Blocks.
+    pub fn run(self: &Arc<Self>) {
+        let needed: BTreeSet<String> = self.machine(|machine| machine.copies().collect());
+        if let Err(error) = self.plugins.collect(&needed) {
+            tracing::warn!("copies of plugins cannot be removed: {error}");
+        }
+        self.write_outputs();
+        Handle::current().block_on(async {
+            let mut caller = Caller::new(&**self);
+            while !self.stop.is_cancelled() {
+                let pause = match self.machine(Machine::next) {
+                    Todo::Nothing => None,
+                    Todo::Settle => match self.change(Machine::settle) {
+                        Ok(()) => continue,
+                        Err(_) => Some(RETRY_AFTER),
+                    },
+                    Todo::RetryLater => {
+                        self.pause(Some(RETRY_AFTER)).await;
+                        let _logged = self.change(Machine::retry);
+                        continue;
+                    }
+                    Todo::Calls(calls) => match self.carry_out(&mut caller, calls).await {
+                        Ok(Ended::Answered) => continue,
+                        Ok(Ended::Over) => return,
+                        Err(_) => Some(RETRY_AFTER),
+                    },
+                };
+                self.pause(pause).await;
+            }
+        });
+    }
+
+    async fn carry_out(
+        &self,
+        caller: &mut Caller<&Self>,
+        calls: Vec<Call>,
+    ) -> Result<Ended, PersistError> {
+        let provisions = calls.iter().any(|call| matches!(call, Call::Provision(_)));
+        if provisions && let Err(why) = self.check_plugins() {
+            self.change(|machine| machine.refuse(why))?;
+            return Ok(Ended::Answered);
+        }
+        let destroys = |call: &Call| matches!(call, Call::Provision(call) if call.destroys());
+        let is_removal = calls.iter().any(destroys);
+        let ended = caller.carry_out(calls).await?;
+        if is_removal {
+            self.write_outputs();
+        }
+        Ok(ended)
+    }
+
+    /// Waits until something has changed, for `time` at most.
+    async fn pause(&self, time: Option<Duration>) {
+        let sleep = async {
+            match time {
+                Some(time) => tokio::time::sleep(time).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = self.changed.notified() => {}
+            () = self.stop.cancelled() => {}
+            () = sleep => {}
+        }
+    }
+
+    fn machine<T>(&self, look: impl FnOnce(&Machine) -> T) -> T {
+        look(&self.records.get().machine)
+    }
+
+    /// As [`Provisioner::change`], and has it looked at at once.
+    fn order(&self, change: impl FnOnce(&mut Machine)) -> Result<(), PersistError> {
+        let changed = self.change(change);
+        self.changed.notify_one();
+        changed
+    }
+
+    /// Changes the records, and returns when that is on the medium.
+    fn change(&self, change: impl FnOnce(&mut Machine)) -> Result<(), PersistError> {
+        let saved = self.records.modify(|records| change(&mut records.machine));
+        if let Err(error) = &saved {
+            tracing::error!("what is provisioned cannot be recorded: {}", error_chain(error));
+        }
+        (self.tell)();
+        Ok(saved?)
+    }
+
+    /// Starts to provision what an image asks for. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// `Internal` if that cannot be recorded.
+    pub fn provision(
+        &self,
+        image: &ImageName,
+        image_digest: ObjectId,
+        definition: &Definition,
+    ) -> Result<(), Fault> {
+        self.order(|machine| machine.provision(image, image_digest, definition, &self.name))
+            .map_err(|error| internal(&error))
+    }
+
+    /// Starts the next wave, or what has failed once more. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if other resources are provisioned.
+    pub fn go_on(&self, request: &ContinueProvisioningRequest) -> Result<(), Fault> {
+        let ContinueProvisioningRequest { image_digest, step } = *request;
+        let mut known = None;
+        self.order(|machine| known = machine.go_on(image_digest, step))
+            .map_err(|error| internal(&error))?;
+        match known {
+            Some(_) => Ok(()),
+            None => {
+                let text = "the resources of that image are not what is provisioned";
+                Err(Fault::new(FaultCode::NotFound, text))
+            }
+        }
+    }
+
+    /// Returns how the resources are.
+    pub fn report(&self) -> ResourcesReport {
+        self.machine(report::report)
+    }
+
+    /// Says why the update to an image must not begin yet.
+    ///
+    /// # Errors
+    ///
+    /// `Unavailable`: resources are missing.
+    pub fn check_commit(
+        &self,
+        image_digest: ObjectId,
+        definition: &Definition,
+    ) -> Result<(), Fault> {
+        self.machine(|machine| machine.check_commit(image_digest, definition))
+            .map_err(|why| Fault::new(FaultCode::Unavailable, why))
+    }
+
+    /// Notes that an image is active, and its update verified. May be repeated. Blocks.
+    pub fn activated(
+        &self,
+        image_digest: ObjectId,
+        definition: &Definition,
+    ) -> Result<(), PersistError> {
+        self.records.doubt();
+        self.order(|machine| machine.activated(image_digest, definition))?;
+        self.write_outputs();
+        Ok(())
+    }
+
+    /// Notes that an update was undone. May be repeated. Blocks.
+    pub fn undone(&self, image_digest: ObjectId) -> Result<(), PersistError> {
+        self.records.doubt();
+        self.order(|machine| machine.undone(image_digest))
+    }
+
+    fn write_outputs(&self) {
+        let outputs = self.machine(Machine::outputs);
+        if let Err(error) = outputs::write(&self.plugins.root, &outputs) {
+            tracing::error!("the outputs of resources cannot be written: {error}");
+        }
+    }
+
+    /// Says why plugins that are needed for the target cannot be run.
+    fn check_plugins(&self) -> Result<(), String> {
+        let planned = self.machine(Machine::planned);
+        let names: BTreeSet<String> = planned.into_iter().map(|call| call.provisioner).collect();
+        for name in names {
+            let copy = self.current(&name)?;
+            self.plugins.check(&copy).map_err(|why| format!("{}: {why}", program(&name)))?;
+        }
+        Ok(())
+    }
+
+    /// Returns the copy of the plugin that the image brings, or else of the installed one.
+    fn current(&self, provisioner: &str) -> Result<String, String> {
+        let brought = self.machine(|machine| {
+            machine.definition().plugins.get(provisioner).map(ObjectId::to_string)
+        });
+        brought.map_or_else(|| self.plugins.keep_installed(provisioner), Ok)
+    }
+
+    fn timeout_s(&self, provisioner: &str) -> Option<u32> {
+        let bindings = self.machine(|machine| machine.definition().read().ok())?.1;
+        bindings.of_name(provisioner).map(|Binding { timeout_s, .. }| *timeout_s)
+    }
+}
+
+impl Host for &Provisioner {
+    type Error = PersistError;
+
+    fn change(&self, change: impl FnOnce(&mut State)) -> Result<(), PersistError> {
+        Provisioner::change(self, |machine| machine.change_state(change))
+    }
+
+    fn plugin(&self, call: &Call) -> Result<Plugin, String> {
+        let (name, user) = call.provisioner();
+        let makes = matches!(call, Call::Provision(call) if !call.destroys());
+        // What was made is asked about, and destroyed, by what made it.
+        let kept = self.machine(|machine| machine.kept(name).cloned()).filter(|_| !makes);
+        let plugin = match kept {
+            Some(kept) => kept,
+            None => KeptPlugin {
+                copy: self.current(name)?,
+                timeout_s: self.timeout_s(name).unwrap_or(TIMEOUT_S),
+            },
+        };
+        if makes {
+            let keep = |machine: &mut Machine| machine.keep(name, plugin.clone());
+            Provisioner::change(self, keep).map_err(|error| error_chain(&error))?;
+        }
+        Ok(self.plugins.plugin(&plugin.copy, user, plugin.timeout_s))
+    }
+
+    fn is_over(&self) -> bool {
+        self.stop.is_cancelled()
+    }
+
+    async fn over(&self) {
+        self.stop.cancelled().await;
+    }
+
+    fn announce(&self, call: &Call) {
+        if let Call::Provision(provision) = call {
+            let verb = if provision.destroys() { "destroy" } else { "provision" };
+            let ids: Vec<String> = call.ids().into_iter().collect();
+            tracing::info!(provisioner = provision.provisioner, ids = ids.join(", "), "{verb}");
+        }
+    }
+}
+
+fn internal(error: &PersistError) -> Fault {
+    Fault::new(FaultCode::Internal, error_chain(error))
+}
