@@ -23,6 +23,7 @@ mod own_certificates;
 mod plans;
 mod preview;
 mod process;
+mod provisioning;
 mod recovery;
 mod refusal;
 mod rollback;
