@@ -19,7 +19,7 @@ const BINDINGS: &str = "[[provisioner]]\nname = \"mark\"\nkinds = [\"marked\"]\n
 const PLUGIN: &str = r#"#!/bin/sh
 request=$(cat)
 [ "$1" = provision ] && [ -n "$request" ] || exit 1
-case $request in *'"fail":true'*) echo 'the quota is used up' >&2; exit 1 ;; esac
+case ${request%%'"previous"'*} in *'"fail":true'*) echo 'the quota is used up' >&2; exit 1 ;; esac
 for id in db user; do
     case $request in
     *'"desired":[{"id":"'$id'"'*)
@@ -147,5 +147,48 @@ fn a_machine_gets_its_resources_before_its_image_and_loses_them_after() {
     });
     let done = ["created db", "created user", "destroyed user"];
     assert_eq!(lines(&scenario.fleet.subs[0], "plugin"), done);
+    scenario.fleet.stop().unwrap();
+}
+
+#[test]
+fn subtool_has_one_machine_provision() {
+    let mut scenario = Scenario::start_with_tasks(1);
+    let filter = scenario.directory.path().join("filter");
+    fs::write(&filter, fs::read_to_string(&filter).unwrap() + "/run/.*\n").unwrap();
+    make_image(&scenario, "plain", &[]);
+    make_image(&scenario, "bad", &[("db", &DB.replace("{}", r#"{"fail": true}"#))]);
+    make_image(&scenario, "full", &[("db", DB), ("user", USER)]);
+    let subtool = |words: &[&str]| {
+        let output = scenario.fleet.subtool(scenario.fleet.subs[0].address, words).unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    };
+    // Plugins that are scripts need what runs them before their image is there.
+    let (code, _, said) = subtool(&["push-image", "test/bad"]);
+    assert!(
+        code == Some(1) && said.contains("what runs it, or /proc, is not in the root"),
+        "{said}"
+    );
+    let (code, _, said) = subtool(&["push-image", "test/plain"]);
+    assert_eq!(code, Some(0), "{said}");
+    // Also again, what has failed fails with the words of the plugin.
+    for _ in 0..2 {
+        let (code, _, said) = subtool(&["push-image", "test/bad"]);
+        assert!(
+            code == Some(1) && said.contains("db: mark: exit status: 1: the quota is"),
+            "{said}"
+        );
+    }
+    let (code, _, said) = subtool(&["push-image", "test/full"]);
+    assert_eq!(code, Some(0), "{said}");
+    let root = &scenario.fleet.subs[0].root;
+    assert_eq!(version(root), "full");
+    assert_eq!(lines(&scenario.fleet.subs[0], "plugin"), ["created db", "created user"]);
+    let (_, listed, said) = subtool(&["resource", "list"]);
+    let text = "test/full: all are as asked for\n\n\
+        ID    KIND    STATE  BY    WHY\n\
+        db    marked  made   mark\n\
+        user  marked  made   mark\n";
+    assert_eq!(listed, text, "{said}");
     scenario.fleet.stop().unwrap();
 }

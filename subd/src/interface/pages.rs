@@ -5,7 +5,7 @@ use std::sync::Arc;
 use api::dominator::text;
 use api::subd::{
     Activity, Complaint, GetTasksReply, Health, LastFetch, LastUpdate, Paused, PollReply,
-    ResourceUse, TaskState,
+    ResourceState, ResourceUse, ResourcesReport, TaskState,
 };
 use askama::Template;
 use model::display::{size, utc};
@@ -48,6 +48,7 @@ struct StatusPage<'a> {
     fetch_writes: String,
     network: String,
     tasks: &'a GetTasksReply,
+    resources: &'a ResourcesReport,
     complaints: &'a [Complaint],
     unreadable: &'a [(TreePath, String)],
 }
@@ -66,7 +67,7 @@ impl Service {
 fn page(service: &Service, frame: &Frame) -> String {
     let reply = service.report_state.reply(None, service.measured());
     let (counters, load) = (&reply.counters, &reply.load);
-    let tasks = service.tasks();
+    let (tasks, resources) = (service.tasks(), service.resources());
     let none = || "none".to_owned();
     let health = match reply.last_update.as_ref().and_then(|last| last.health.as_ref()) {
         Some(Health::Passed) => ", healthy",
@@ -95,6 +96,7 @@ fn page(service: &Service, frame: &Frame) -> String {
         fetch_writes: share(load.write, per_second),
         network: share(load.network, per_second),
         tasks: &tasks,
+        resources: &resources,
         complaints: reply.last_fetch.as_ref().map_or(&[], |last| &last.complaints),
         unreadable: reply.scan.as_ref().map_or(&[], |scan| &scan.unreadable),
         reply: &reply,
@@ -114,6 +116,15 @@ fn task_class(state: TaskState) -> &'static str {
     match state {
         TaskState::Running | TaskState::Succeeded => "good",
         TaskState::Unhealthy | TaskState::Waiting | TaskState::Failed | TaskState::Refused => "bad",
+        _ => "quiet",
+    }
+}
+
+/// The class of the state of a resource.
+fn resource_class(state: ResourceState) -> &'static str {
+    match state {
+        ResourceState::Made => "good",
+        ResourceState::Failed => "bad",
         _ => "quiet",
     }
 }

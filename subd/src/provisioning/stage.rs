@@ -5,6 +5,7 @@
 
 use std::convert::Infallible;
 use std::fs::File;
+use std::io::ErrorKind;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
@@ -71,5 +72,9 @@ fn execute(root: &Path, user: &str, plugin: &Path, verb: &str) -> Result<Infalli
         .env("USER", user)
         .env("LOGNAME", user)
         .exec();
-    Err(format!("cannot execute the plugin: {error}"))
+    let hint = match error.kind() {
+        ErrorKind::NotFound => ": what runs it, or /proc, is not in the root",
+        _ => "",
+    };
+    Err(format!("cannot execute the plugin: {error}{hint}"))
 }

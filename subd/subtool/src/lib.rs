@@ -8,6 +8,7 @@ pub mod machine;
 pub mod progress;
 mod provision;
 pub mod push;
+mod resource;
 pub mod rows;
 mod run;
 pub mod task;
@@ -205,6 +206,11 @@ enum Command {
     Task {
         #[command(subcommand)]
         task: task::TaskCommand,
+    },
+    /// List the resources of the machine, which plugins make
+    Resource {
+        #[command(subcommand)]
+        resource: resource::ResourceCommand,
     },
     /// Run the triggers again that failed, and wait for the end
     ///

@@ -236,6 +236,9 @@ async fn update(
     if !is_prepared {
         return Ok(None);
     }
+    if order.image.content.triggers.have_resources() {
+        super::resource::provision(machine, order.image.digest, update_id, progress).await?;
+    }
     progress.stage("Updating.");
     match machine.call::<Commit>(&CommitRequest { update_id }).await {
         // The state of the machine shows whether it was accepted.

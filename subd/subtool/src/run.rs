@@ -115,6 +115,9 @@ pub(super) async fn run(arguments: &Arguments, security: &Security) -> Result<Ou
         Command::WaitForImage { image } => session.wait_for(image, &mut progress).await,
         Command::CheckHealth => session.check_health().await,
         Command::Task { task } => super::task::run(&session.machine, arguments.format, task).await,
+        Command::Resource { resource } => {
+            super::resource::run(&session.machine, arguments.format, resource).await
+        }
         Command::RetryTriggers => session.retry_triggers(&mut progress).await,
     }
 }
