@@ -1,5 +1,6 @@
 //! Which machines a step may change now.
 
+use model::display::counted;
 use serde::Serialize;
 
 use crate::document::{
@@ -157,7 +158,7 @@ pub fn batch(document: &Document, strategy: &Strategy, step: &Step) -> Batch {
         state: BatchState::Done,
         reason: String::new(),
     };
-    (batch.state, batch.reason) = match ended(&batch, &groups, strategy, all - floor) {
+    (batch.state, batch.reason) = match ended(&batch, &groups, all - floor) {
         Some(ended) => ended,
         None => {
             batch.hosts = chosen(&batch, &groups, strategy, all - floor);
@@ -174,17 +175,12 @@ fn is_canary(batch: &Batch) -> bool {
 
 /// Returns how a step ends of which too many machines have failed, or none is to be changed any
 /// more. `allowed` machines may be missing.
-fn ended(
-    batch: &Batch,
-    groups: &Groups,
-    strategy: &Strategy,
-    allowed: usize,
-) -> Option<(BatchState, String)> {
+fn ended(batch: &Batch, groups: &Groups, allowed: usize) -> Option<(BatchState, String)> {
     let (failed, converging) = (groups.failed.len(), groups.converging);
     if (is_canary(batch) && failed > 0) || failed > allowed {
         let what = match is_canary(batch) {
             true => "a canary has failed".to_owned(),
-            false => format!("{failed} machines have failed, {allowed} may"),
+            false => format!("failed: {}, {allowed} may", machines(failed)),
         };
         return Some((BatchState::Failed, format!("{what}: {}", groups.failed.join(", "))));
     }
@@ -193,9 +189,9 @@ fn ended(
     }
     let unreachable = groups.unreachable;
     Some(if converging > 0 {
-        (BatchState::Wait, format!("waits until {converging} machines are healthy"))
-    } else if failed + unreachable > allowed.max(strategy.min_batch) {
-        let reason = format!("{unreachable} machines cannot be reached, {allowed} may be missing");
+        (BatchState::Wait, format!("waits for {} to be healthy", machines(converging)))
+    } else if failed + unreachable > allowed {
+        let reason = format!("cannot reach {}, {allowed} may be missing", machines(unreachable));
         (BatchState::Wait, reason)
     } else {
         (BatchState::Done, format!("{} of {} machines are done", batch.done, batch.machines))
@@ -223,8 +219,8 @@ fn describe(batch: &Batch, groups: &Groups, floor: usize) -> (BatchState, String
     let (left, converging) = (groups.left(), groups.converging);
     match batch.hosts.len() {
         0 if converging > 0 => {
-            let of = if is_canary(batch) { "canaries" } else { "machines" };
-            (BatchState::Wait, format!("waits until {converging} {of} are healthy"))
+            let of = if is_canary(batch) { " of the canary" } else { "" };
+            (BatchState::Wait, format!("waits for {}{of} to be healthy", machines(converging)))
         }
         0 => {
             let reason = format!(
@@ -237,6 +233,10 @@ fn describe(batch: &Batch, groups: &Groups, floor: usize) -> (BatchState, String
         hosts if is_canary(batch) => (BatchState::Go, format!("{hosts} as canary, of {left} left")),
         hosts => (BatchState::Go, format!("{hosts} of {left} left")),
     }
+}
+
+fn machines(count: usize) -> String {
+    counted(count as u64, "machine")
 }
 
 fn is_healthy(machine: &Machine, environment: &str) -> bool {

@@ -54,6 +54,7 @@ fn as_many_stay_healthy_as_the_percentage_says() {
         batch(&half, &[(1, "cut"), (1, "cut"), OLD, OLD]),
         batch(&half, &[NEW, NEW, (1, "cut"), NEW]),
         batch(&half, &[(1, "cut"), (1, "cut"), (1, "cut"), NEW]),
+        batch(&default, &[(1, "cut")]),
         batch(&half, &[NEW, NEW, (2, "failed"), NEW]),
         batch(&half, &[NEW, (2, "failed"), (2, "failed"), (2, "unhealthy"), OLD]),
         batch(&default, &[OLD; 20]),
