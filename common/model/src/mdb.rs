@@ -139,6 +139,21 @@ impl Machine {
     }
 }
 
+/// Returns a location, or the name of an image, without slashes at its ends.
+#[must_use]
+pub fn trimmed(path: &str) -> &str {
+    path.trim_matches('/')
+}
+
+/// True if `path` is `wanted` or below it. Ignores slashes at their ends. False if `wanted` is
+/// empty.
+#[must_use]
+pub fn is_within(path: &str, wanted: &str) -> bool {
+    let (path, wanted) = (trimmed(path), trimmed(wanted));
+    path.strip_prefix(wanted)
+        .is_some_and(|rest| !wanted.is_empty() && (rest.is_empty() || rest.starts_with('/')))
+}
+
 /// The keys of a [`Machine`].
 const KEYS: [&str; 10] = [
     "Hostname",

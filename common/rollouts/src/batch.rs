@@ -161,8 +161,15 @@ pub fn batch(document: &Document, strategy: &Strategy, step: &Step) -> Batch {
     (batch.state, batch.reason) = match ended(&batch, &groups, all - floor) {
         Some(ended) => ended,
         None => {
-            batch.hosts = chosen(&batch, &groups, strategy, all - floor);
-            describe(&batch, &groups, floor)
+            let soaks = soaks(strategy, step, &groups);
+            batch.hosts = match soaks {
+                Some(_) => groups.begun.clone(),
+                None => chosen(&batch, &groups, strategy, all - floor),
+            };
+            match soaks.filter(|_| batch.hosts.is_empty() && groups.converging == 0) {
+                Some(reason) => (BatchState::Wait, reason),
+                None => describe(&batch, &groups, floor),
+            }
         }
     };
     batch
@@ -196,6 +203,14 @@ fn ended(batch: &Batch, groups: &Groups, allowed: usize) -> Option<(BatchState, 
     } else {
         (BatchState::Done, format!("{} of {} machines are done", batch.done, batch.machines))
     })
+}
+
+/// Returns why no more machines are changed yet, if those that were changed have not been healthy
+/// for long enough.
+fn soaks(strategy: &Strategy, step: &Step, groups: &Groups) -> Option<String> {
+    let (for_s, soak_s) = (step.healthy_for_s?, strategy.soak_s);
+    let has_begun = groups.done + groups.converging > 0;
+    (has_begun && for_s < soak_s).then(|| format!("healthy for {for_s} of {soak_s} s"))
 }
 
 /// Returns the machines to be changed now.

@@ -115,6 +115,20 @@ pub fn decide(document: &Document) -> Answer {
     }
 }
 
+/// Lets the event of `document` happen to `rollout`, and nothing that follows from it.
+pub(crate) fn take_event(document: &Document, rollout: &mut Rollout) -> Said {
+    let dependencies = Dependencies::of(document);
+    let mut place = Some(rollout.clone());
+    let said = match &document.event {
+        Some(event) => happen(document, &dependencies, event, &mut place, &mut None),
+        None => Said::new(400, "nothing has happened"),
+    };
+    if let Some(changed) = place {
+        *rollout = changed;
+    }
+    said
+}
+
 /// Takes the event.
 fn happen(
     document: &Document,

@@ -38,7 +38,7 @@ pub struct Document {
 }
 
 /// A tier of environments.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Group {
     pub name: String,
@@ -108,7 +108,7 @@ pub struct Kept {
 }
 
 /// How machines are changed.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Strategy {
     pub method: Method,
@@ -118,10 +118,15 @@ pub struct Strategy {
     pub min_batch: usize,
     /// So many are changed first; 0 for none; if it is left out: one in a thousand, at least one.
     pub canary: Option<usize>,
+    /// Machines that were changed are healthy for so long before the next ones are changed, in
+    /// seconds.
+    pub soak_s: u64,
+    /// A step that takes longer fails, in seconds; 0 for no limit.
+    pub timeout_s: u64,
 }
 
 /// In which order versions of a task change.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Method {
     #[default]
@@ -130,7 +135,7 @@ pub enum Method {
 }
 
 /// Who must say yes.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Approval {
     pub voters: BTreeSet<String>,
@@ -142,10 +147,12 @@ pub struct Approval {
     pub author_alone: bool,
     /// Whether a step back needs votes too.
     pub rollback: RollbackApproval,
+    /// A step that waits longer for votes counts as rejected, in seconds.
+    pub timeout_s: u64,
 }
 
 /// Whether a step back needs votes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RollbackApproval {
     #[default]
@@ -154,7 +161,7 @@ pub enum RollbackApproval {
 }
 
 /// Which environments a start takes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Scan {
     /// Those that changed, and all that depend on them.
@@ -269,6 +276,10 @@ pub struct Step {
     /// True once its machines have been healthy for long enough.
     #[serde(default)]
     pub soaked: bool,
+    /// How long all machines that were changed have been healthy, in seconds; if it is left out:
+    /// long enough.
+    #[serde(default)]
+    pub healthy_for_s: Option<u64>,
     #[serde(default)]
     pub created_resources: Vec<CreatedResource>,
     /// Steps back only: what is destroyed.
@@ -476,7 +487,14 @@ pub struct InvalidEvent {
 
 impl Default for Strategy {
     fn default() -> Self {
-        Self { method: Method::default(), min_healthy_percent: 80, min_batch: 1, canary: None }
+        Self {
+            method: Method::default(),
+            min_healthy_percent: 80,
+            min_batch: 1,
+            canary: None,
+            soak_s: 0,
+            timeout_s: 0,
+        }
     }
 }
 
@@ -488,8 +506,16 @@ impl Default for Approval {
             min_rejections: 1,
             author_alone: false,
             rollback: RollbackApproval::Auto,
+            timeout_s: 7 * 24 * 3_600,
         }
     }
+}
+
+/// Returns the name that JSON has for a state.
+#[must_use]
+pub fn name_of(state: &impl Serialize) -> String {
+    let value = serde_json::to_value(state).unwrap_or_default();
+    value.as_str().unwrap_or_default().to_owned()
 }
 
 fn yes() -> bool {
@@ -523,7 +549,12 @@ impl Document {
         environment.approval.clone().or_else(of_group).unwrap_or_default()
     }
 
-    fn check(&self) -> Result<(), KeyError> {
+    /// Checks that it fits together.
+    ///
+    /// # Errors
+    ///
+    /// [`KeyError`] names the key.
+    pub fn check(&self) -> Result<(), KeyError> {
         let groups = named("groups", self.groups.iter().map(|group| &group.name))?;
         let names = named("environments", self.environments.iter().map(|one| &one.name))?;
         named("machines", self.machines.iter().map(|machine| &machine.host))?;
@@ -585,7 +616,7 @@ fn known<'a>(
     }
 }
 
-fn check_strategy(at: &str, strategy: &Strategy) -> Result<(), KeyError> {
+pub(crate) fn check_strategy(at: &str, strategy: &Strategy) -> Result<(), KeyError> {
     let percent = strategy.min_healthy_percent;
     let at = |key: &str| format!("{at}.strategy.{key}");
     if strategy.method == Method::StartThenStop {
@@ -600,7 +631,7 @@ fn check_strategy(at: &str, strategy: &Strategy) -> Result<(), KeyError> {
     Ok(())
 }
 
-fn check_approval(at: &str, approval: Option<&Approval>) -> Result<(), KeyError> {
+pub(crate) fn check_approval(at: &str, approval: Option<&Approval>) -> Result<(), KeyError> {
     let Some(approval) = approval else { return Ok(()) };
     let voters = approval.voters.len();
     let minima =

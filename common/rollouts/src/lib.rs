@@ -10,6 +10,10 @@
 //! * [`constraints`]: which versions environments require of each other.
 //! * [`steps`]: how the steps of a rollout go on, are aborted and rolled back.
 //! * [`mod@decide`]: all of it together.
+//! * [`definition`], [`selector`]: what operators say about environments.
+//! * [`state`]: what is remembered, and how orders change it.
+//! * [`gate`]: which image each machine must have because of environments.
+//! * [`mod@advance`]: takes the rollouts that are remembered on, with what is seen of machines.
 //!
 //! Everything here is a function of its arguments.
 //!
@@ -21,14 +25,19 @@
 //! * Of two versions of a task, one is stopped before the other is started.
 //! * Applied and asked again with nothing observed in between, [`decide()`] changes nothing more.
 
+pub mod advance;
 pub mod approval;
 pub mod batch;
 pub mod constraints;
 pub mod decide;
+pub mod definition;
 pub mod dependencies;
 pub mod document;
+pub mod gate;
 pub mod lock;
 pub mod machine_tasks;
+pub mod selector;
+pub mod state;
 pub mod steps;
 
 pub use decide::{Answer, decide};

@@ -9,7 +9,8 @@ use crate::batch::{BatchState, batch};
 use crate::constraints::{broken, edges};
 use crate::dependencies::Dependencies;
 use crate::document::{
-    CreatedResource, Direction, Document, OnRemoval, Rollout, RolloutState, Step, StepState,
+    CreatedResource, Direction, Document, Environment, Kind, OnRemoval, RollbackApproval, Rollout,
+    RolloutState, Step, StepState,
 };
 
 /// What is said to somebody about an event, with the code of HTTP for it.
@@ -117,7 +118,9 @@ fn go_on(
         StepState::AwaitingApproval => {
             let author = environment.author.as_deref();
             let approval = document.approval(environment);
-            match verdict(&approval, author, rollout.kind.is_gated(), step) {
+            let is_free = rollout.kind == Kind::Rollback
+                && approval.rollback == RollbackApproval::Auto;
+            match verdict(&approval, author, rollout.kind.is_gated() && !is_free, step) {
                 Verdict::Approved(why) => (StepState::Applying, why),
                 Verdict::Rejected(why) => (StepState::Failed, why),
                 Verdict::Open(why) => (StepState::AwaitingApproval, why),
@@ -135,7 +138,9 @@ fn go_on(
             let batch = batch(document, &environment.strategy, step);
             match batch.state {
                 BatchState::Failed => (StepState::Failed, batch.reason),
-                BatchState::Done if step.soaked => (StepState::Succeeded, batch.reason),
+                BatchState::Done if step.soaked || has_soaked(environment, step) => {
+                    (StepState::Succeeded, batch.reason)
+                }
                 _ => return,
             }
         }
@@ -143,6 +148,10 @@ fn go_on(
     };
     (step.state, step.cause) = (state, cause);
     step.applied |= step.state.is_on_machines();
+}
+
+fn has_soaked(environment: &Environment, step: &Step) -> bool {
+    step.healthy_for_s.is_some_and(|seconds| seconds >= environment.strategy.soak_s)
 }
 
 /// Ends a rollout whose steps are finished; aborts one of which a step has failed.

@@ -24,7 +24,7 @@ use api::dominator::orders::LimitUse;
 use model::display::counted;
 
 use self::limits::{MachineLimit, MachineLimits, Places};
-use crate::core::selectors::{is_within, trimmed};
+use model::mdb::{is_within, trimmed};
 
 /// After this wait, places are reserved for the oldest claim of its class.
 pub const STARVATION: Duration = Duration::from_secs(600);

@@ -9,7 +9,8 @@ use globset::{Glob, GlobBuilder, GlobSet, GlobSetBuilder};
 use model::path::TreePath;
 use model::tree::Time;
 
-use crate::core::selectors::{host_patterns, is_within};
+use crate::core::selectors::host_patterns;
+use model::mdb::is_within;
 
 /// Why a request for events is invalid.
 #[derive(Debug, thiserror::Error)]

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use api::dominator::orders::PATTERNS_MAX;
 use api::dominator::{ListSubsRequest, Status};
 use globset::{Glob, GlobSet, GlobSetBuilder};
-use model::mdb::Machine;
+use model::mdb::{Machine, is_within};
 
 /// Parses patterns of host names. Returns `None` for an empty list.
 pub fn host_patterns(patterns: &[String]) -> Result<Option<GlobSet>, globset::Error> {
@@ -59,21 +59,6 @@ pub fn select_hosts<V>(
         chosen.extend(matching.cloned());
     }
     Ok(chosen.into_iter().collect())
-}
-
-/// Returns a location, or the name of an image, without slashes at its ends.
-#[must_use]
-pub fn trimmed(path: &str) -> &str {
-    path.trim_matches('/')
-}
-
-/// True if `path` is `wanted` or below it. Ignores slashes at their ends. False if `wanted` is
-/// empty.
-#[must_use]
-pub fn is_within(path: &str, wanted: &str) -> bool {
-    let (path, wanted) = (trimmed(path), trimmed(wanted));
-    path.strip_prefix(wanted)
-        .is_some_and(|rest| !wanted.is_empty() && (rest.is_empty() || rest.starts_with('/')))
 }
 
 /// The parsed filters of a request for machines.

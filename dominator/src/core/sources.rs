@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::core::selectors::{is_within, trimmed};
+use model::mdb::{is_within, trimmed};
 
 /// Object servers, by location.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,0 +1,375 @@
+//! Takes rollouts on, with what is seen of machines.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use model::json::canonical;
+use model::mdb::Machine as Record;
+use model::object::{Algorithm, ObjectId};
+use model::tree::Time;
+use serde::{Deserialize, Serialize};
+
+use crate::document::{
+    Document, Event, FailureEvent, Machine, MachineTask, MachineTaskState, Revision,
+    Rollout, Step, StepState, name_of,
+};
+use crate::gate::gated;
+use crate::state::{RolloutRecord, SharedMachines, State};
+use crate::{Answer, decide};
+
+/// How often a rollout is decided about in one go at most: a plan may lead to the next state.
+const PASSES_MAX: usize = 4;
+
+/// How many hosts of a class are named.
+const NAMED_MAX: usize = 5;
+
+/// What is seen of a machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// The required image as the machine is being brought to it; empty for none.
+    pub image: String,
+    /// How the machine is, with that image.
+    pub state: MachineTaskState,
+    pub reachable: bool,
+    /// True if an operator keeps the machine out: its updates are disabled, or it is rolled back.
+    pub held_out: bool,
+}
+
+/// All that is seen at one moment.
+pub trait View {
+    /// Returns what is seen of a machine.
+    fn machine(&self, hostname: &str) -> Option<Seen>;
+    /// Returns the digest of an image, if it is known.
+    fn digest(&self, image: &str) -> Option<ObjectId>;
+    /// Returns for how long all machines that the step has changed are healthy, in seconds.
+    /// `healthy` says whether they are now.
+    fn healthy_for_s(&mut self, rollout: u64, step: &str, healthy: bool) -> u64;
+}
+
+/// A change that a step makes to machines.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Class {
+    /// The images; empty for none.
+    pub from: String,
+    pub to: String,
+    pub machines: u32,
+    /// Some of their host names.
+    pub hosts: Vec<String>,
+}
+
+/// What a step would do.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StepPlan {
+    pub environment: String,
+    pub revision: Revision,
+    pub from: Revision,
+    pub classes: Vec<Class>,
+    /// Images whose digests are not known yet.
+    pub unknown_images: BTreeSet<String>,
+    /// What votes are for; empty while images are not known.
+    pub digest: String,
+}
+
+impl StepPlan {
+    /// True if no machine changes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.classes.is_empty()
+    }
+}
+
+/// Returns what it would do to bring `revision` of `environment` to its machines. The digest
+/// covers the revision, the images, and which changes there are; not the machines.
+#[must_use]
+pub fn plan(
+    state: &State,
+    mdb: &SharedMachines,
+    environment: &str,
+    revision: Revision,
+    digest: impl Fn(&str) -> Option<ObjectId>,
+) -> StepPlan {
+    let mut classes: BTreeMap<(String, String), Class> = BTreeMap::new();
+    let committed = state.environments.get(environment).map_or(0, |one| one.committed);
+    for machine in mdb.values() {
+        let Some((from, to)) = change(state, environment, revision, machine) else { continue };
+        if from == to {
+            continue;
+        }
+        let class = Class { from: from.clone(), to: to.clone(), machines: 0, hosts: Vec::new() };
+        let class = classes.entry((from, to)).or_insert(class);
+        class.machines += 1;
+        if class.hosts.len() < NAMED_MAX {
+            class.hosts.push(machine.hostname.clone());
+        }
+    }
+    let images: BTreeSet<&str> = classes.keys().map(|(_, to)| to.as_str()).collect();
+    let known = |image: &&str| image.is_empty() || digest(image).is_some();
+    let unknown: BTreeSet<String> =
+        images.iter().filter(|image| !known(image)).map(|&image| image.to_owned()).collect();
+    let digests: BTreeMap<&str, Option<String>> =
+        images.iter().map(|image| (*image, digest(image).map(|id| id.to_string()))).collect();
+    let covered = serde_json::json!({
+        "environment": environment,
+        "revision": revision,
+        "images": digests,
+        "changes": classes.keys().collect::<Vec<_>>(),
+    });
+    let text = canonical(&covered);
+    let digest = if unknown.is_empty() {
+        let hex = Algorithm::Blake3.digest(text.as_bytes()).to_string();
+        hex.rsplit(':').next().unwrap_or_default().chars().take(16).collect()
+    } else {
+        String::new()
+    };
+    StepPlan {
+        environment: environment.to_owned(),
+        revision,
+        from: committed,
+        classes: classes.into_values().collect(),
+        unknown_images: unknown,
+        digest,
+    }
+}
+
+/// Returns the image of a machine now, and with `revision`; `None` if the environment does not
+/// concern it.
+fn change(
+    state: &State,
+    environment: &str,
+    revision: Revision,
+    machine: &Record,
+) -> Option<(String, String)> {
+    let one = state.environments.get(environment)?;
+    let new = one.revisions.get(&revision);
+    let is_selected = new.is_some_and(|new| new.definition.select.selects(machine));
+    let now = gated(state, machine);
+    let has_it = one.revision_on(machine).is_some();
+    if !is_selected && !has_it {
+        return None;
+    }
+    // An older environment applies.
+    let order_of = |name: &str| state.environments.get(name).map(|other| (other.order, name.to_owned()));
+    let is_other = now.as_ref().is_some_and(|gated| {
+        gated.environment != environment
+            && order_of(&gated.environment) < order_of(environment)
+    });
+    if is_other {
+        return None;
+    }
+    let from = now.map_or_else(|| machine.required_image.clone(), |gated| gated.image);
+    let to = match new.filter(|_| is_selected) {
+        Some(new) => new.image_of(&machine.hostname).to_owned(),
+        None => machine.required_image.clone(),
+    };
+    Some((from, to))
+}
+
+/// What came of [`advance`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Advanced {
+    /// True if the state has changed, and must be saved before it is carried out.
+    pub changed: bool,
+    /// What happened, for events: the id of a rollout, and a sentence.
+    pub events: Vec<(String, String)>,
+    /// What each step on machines does now, by rollout.
+    pub batches: BTreeMap<u64, Vec<crate::batch::Batch>>,
+}
+
+/// Takes all rollouts as far as they go.
+pub fn advance(
+    state: &mut State,
+    mdb: &SharedMachines,
+    view: &mut impl View,
+    now: Time,
+) -> Advanced {
+    let before = state.clone();
+    let mut advanced = Advanced::default();
+    let numbers: Vec<u64> = state.unfinished().map(|record| record.number).collect();
+    for number in numbers {
+        for _ in 0..PASSES_MAX {
+            let Some(record) = state.rollouts.get(&number).cloned() else { break };
+            let answer = ask(state, mdb, view, &record, now);
+            let batches = answer.batches.clone();
+            let moves = apply(state, &record, answer, now, &mut advanced);
+            advanced.batches.insert(number, batches);
+            let is_same = state.rollouts.get(&number) == Some(&record);
+            if is_same && !moves {
+                break;
+            }
+        }
+    }
+    state.forget_old();
+    advanced.changed = *state != before;
+    advanced
+}
+
+/// Decides about one rollout.
+fn ask(
+    state: &State,
+    mdb: &SharedMachines,
+    view: &mut impl View,
+    record: &RolloutRecord,
+    now: Time,
+) -> Answer {
+    let mut document = state.document(Some(record));
+    let environments = record.environments();
+    document.machines =
+        mdb.values().filter_map(|one| machine(state, record, &environments, view, one)).collect();
+    document.event = timed_out(&document, record, now).map(Event::Failure);
+    let steps = document.rollout.take();
+    document.rollout = steps.map(|rollout| with_plans(state, mdb, view, &document, rollout, record));
+    decide(&document)
+}
+
+/// Adds the plans of steps that need one, and for how long machines have been healthy.
+fn with_plans(
+    state: &State,
+    mdb: &SharedMachines,
+    view: &mut impl View,
+    document: &Document,
+    mut rollout: Rollout,
+    record: &RolloutRecord,
+) -> Rollout {
+    for step in &mut rollout.steps {
+        match step.state {
+            StepState::Planning | StepState::AwaitingApproval => {
+                let revision = step.revision.unwrap_or_default();
+                let plan = plan(state, mdb, &step.environment, revision, |image| view.digest(image));
+                // Machines that were moved have to come back although no image differs.
+                step.plan_is_empty = plan.is_empty() && !is_mixed(state, step);
+                step.digest = (!plan.digest.is_empty()).then_some(plan.digest);
+            }
+            StepState::Applying | StepState::Soaking => {
+                let healthy = !document.machines.iter().any(|machine| is_converging(machine, step));
+                step.healthy_for_s = Some(view.healthy_for_s(record.number, &step.id, healthy));
+            }
+            _ => {}
+        }
+    }
+    rollout
+}
+
+fn is_mixed(state: &State, step: &Step) -> bool {
+    let environment = state.environments.get(&step.environment);
+    environment.is_some_and(|one| {
+        one.moved.values().any(|moved| Some(*moved) != step.revision)
+            || Some(one.committed) != step.revision
+    })
+}
+
+fn is_converging(machine: &Machine, step: &Step) -> bool {
+    let mut tasks = machine.tasks.iter().filter(|task| task.environment == step.environment);
+    machine.reachable
+        && tasks.any(|task| Some(task.revision) == step.revision && !task.state.is_healthy())
+}
+
+/// Returns how a step ends that takes too long, or that nobody votes about.
+fn timed_out(document: &Document, record: &RolloutRecord, now: Time) -> Option<FailureEvent> {
+    let steps = record.rollout.steps.iter();
+    steps.filter(|step| !step.state.is_finished()).find_map(|step| {
+        let environment = document.environment(&step.environment)?;
+        let (limit, what) = match step.state {
+            StepState::AwaitingApproval => {
+                (document.approval(environment).timeout_s, "nobody has decided for")
+            }
+            StepState::Applying | StepState::Soaking => {
+                (environment.strategy.timeout_s, "its machines were not changed within")
+            }
+            _ => return None,
+        };
+        let since = record.since.get(&step.id)?.seconds;
+        let lasted = u64::try_from(now.seconds.saturating_sub(since)).unwrap_or_default();
+        let reason = format!("{what} {limit} s");
+        (limit > 0 && lasted > limit).then(|| FailureEvent { step: step.id.clone(), reason })
+    })
+}
+
+/// Returns a machine as decisions see it, if the rollout concerns it.
+fn machine(
+    state: &State,
+    record: &RolloutRecord,
+    environments: &BTreeSet<String>,
+    view: &impl View,
+    machine: &Record,
+) -> Option<Machine> {
+    let wanted = |name: &String| {
+        let forward = record.rollout.steps.iter().filter(|step| step.environment == **name);
+        forward.filter_map(|step| step.revision).any(|revision| {
+            change(state, name, revision, machine).is_some()
+        })
+    };
+    let selecting: BTreeSet<String> = environments.iter().filter(|name| wanted(name)).cloned().collect();
+    if selecting.is_empty() {
+        return None;
+    }
+    let seen = view.machine(&machine.hostname);
+    if seen.as_ref().is_some_and(|seen| seen.held_out) {
+        return None;
+    }
+    let image = gated(state, machine)
+        .map_or_else(|| machine.required_image.clone(), |gated| gated.image);
+    let task = |name: &String| {
+        let revision = state.environments.get(name)?.number_on(&machine.hostname);
+        let seen = seen.as_ref()?;
+        // It has not heard of its image yet.
+        let state = if seen.image == image { seen.state } else { MachineTaskState::Starting };
+        Some(MachineTask { environment: name.clone(), revision, state })
+    };
+    Some(Machine {
+        host: machine.hostname.clone(),
+        reachable: seen.as_ref().is_some_and(|seen| seen.reachable),
+        tasks: selecting.iter().filter_map(task).collect(),
+        environments: selecting,
+    })
+}
+
+/// Takes an answer. Returns true if machines were moved.
+fn apply(
+    state: &mut State,
+    record: &Arc<RolloutRecord>,
+    answer: Answer,
+    now: Time,
+    advanced: &mut Advanced,
+) -> bool {
+    let Some(mut rollout) = answer.rollout else { return false };
+    rollout.steps.iter_mut().for_each(|step| step.healthy_for_s = None);
+    let mut next = RolloutRecord { rollout, ..RolloutRecord::clone(record) };
+    let id = next.rollout.id.clone();
+    for step in &next.rollout.steps {
+        let before = record.rollout.steps.iter().find(|one| one.id == step.id);
+        if before.is_some_and(|before| before.state == step.state) {
+            continue;
+        }
+        next.since.insert(step.id.clone(), now);
+        let name = name_of(&step.state);
+        advanced.events.push((id.clone(), format!("{} is {name}: {}", step.id, step.cause)));
+        if step.state.is_done() && let Some(environment) = state.environments.get_mut(&step.environment) {
+            Arc::make_mut(environment).commit(step.revision.unwrap_or_default());
+        }
+    }
+    if next.rollout.state != record.rollout.state {
+        let name = name_of(&next.rollout.state);
+        advanced.events.push((id, format!("the rollout is {name}: {}", next.rollout.cause)));
+    }
+    if next.is_ended() {
+        next.ended = Some(now);
+    }
+    let steps: BTreeMap<&str, &Step> =
+        next.rollout.steps.iter().map(|step| (step.id.as_str(), step)).collect();
+    let mut moves = false;
+    for batch in answer.batches.iter().filter(|batch| !batch.hosts.is_empty()) {
+        let Some(step) = steps.get(batch.step.as_str()) else { continue };
+        let Some(environment) = state.environments.get_mut(&step.environment) else { continue };
+        let revision = step.revision.unwrap_or_default();
+        let is_new = |host: &&String| environment.moved.get(*host) != Some(&revision);
+        let hosts: Vec<String> = batch.hosts.iter().filter(is_new).cloned().collect();
+        if hosts.is_empty() {
+            continue;
+        }
+        let environment = Arc::make_mut(environment);
+        environment.moved.extend(hosts.into_iter().map(|host| (host, revision)));
+        moves = true;
+    }
+    state.rollouts.insert(next.number, Arc::new(next));
+    moves
+}

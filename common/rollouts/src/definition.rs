@@ -1,0 +1,142 @@
+//! What operators say about environments: definitions, of which each is a revision, and edits.
+
+use std::collections::BTreeMap;
+
+use model::image::ImageName;
+use model::json::KeyError;
+use model::names::check_name;
+use provisioning::version::{Range, Version};
+use serde::{Deserialize, Serialize};
+
+use crate::document::{Approval, Revision, Strategy, check_approval, check_strategy};
+use crate::selector::Selector;
+
+/// What the machines of an environment must have.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Source {
+    /// This image.
+    Image(ImageName),
+    /// The image that the machine database names for each: an edit of `RequiredImage` waits as a
+    /// new revision. Always true.
+    Mdb(bool),
+}
+
+/// When an edit of the machine database is carried out, with [`Source::Mdb`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Start {
+    /// When somebody starts the revision.
+    #[default]
+    Manual,
+    /// At once, in a rollout of its own.
+    Auto,
+}
+
+/// What an operator says about an environment. A revision never changes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Definition {
+    pub name: String,
+    #[serde(default)]
+    pub group: Option<String>,
+    pub select: Selector,
+    pub source: Source,
+    #[serde(default)]
+    pub start: Start,
+    /// Environments that come before.
+    #[serde(default)]
+    pub depends_on: Vec<String>,
+    #[serde(default)]
+    pub strategy: Strategy,
+    #[serde(default)]
+    pub approval: Option<Approval>,
+    /// Versions by name.
+    #[serde(default)]
+    pub provides: BTreeMap<String, Version>,
+    #[serde(default)]
+    pub requires: BTreeMap<String, Range>,
+}
+
+impl Definition {
+    fn check(&self) -> Result<(), KeyError> {
+        let name = &self.name;
+        check_name(name).map_err(|problem| KeyError::new("name", problem))?;
+        self.select.check(&format!("{name}.select"))?;
+        if self.source == Source::Mdb(false) {
+            return Err(KeyError::new(&format!("{name}.source.mdb"), "can only be true"));
+        }
+        check_strategy(name, &self.strategy)?;
+        check_approval(name, self.approval.as_ref())
+    }
+}
+
+/// An edit of an environment. The source must be named.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EnvironmentEdit {
+    pub name: String,
+    /// The revision that the edit was made from, 0 for a new environment; any if it is left out.
+    #[serde(default)]
+    pub base: Option<Revision>,
+    pub source: Source,
+    /// An empty text: no group any more.
+    #[serde(default)]
+    pub group: Option<String>,
+    #[serde(default)]
+    pub select: Option<Selector>,
+    #[serde(default)]
+    pub start: Option<Start>,
+    #[serde(default)]
+    pub depends_on: Option<Vec<String>>,
+    #[serde(default)]
+    pub strategy: Option<Strategy>,
+    #[serde(default)]
+    pub approval: Option<Approval>,
+    #[serde(default)]
+    pub provides: Option<BTreeMap<String, Version>>,
+    #[serde(default)]
+    pub requires: Option<BTreeMap<String, Range>>,
+}
+
+impl EnvironmentEdit {
+    /// Returns the definition after the edit. What is left out stays as in `before`.
+    ///
+    /// # Errors
+    ///
+    /// [`KeyError`] names the key that is invalid or missing.
+    pub fn apply(self, before: Option<&Definition>) -> Result<Definition, KeyError> {
+        let missing = KeyError::new(&format!("{}.select", self.name), "is missing");
+        let former = before.cloned();
+        let definition = match former {
+            Some(former) => Definition {
+                name: self.name,
+                group: self.group.or(former.group),
+                select: self.select.unwrap_or(former.select),
+                source: self.source,
+                start: self.start.unwrap_or(former.start),
+                depends_on: self.depends_on.unwrap_or(former.depends_on),
+                strategy: self.strategy.unwrap_or(former.strategy),
+                approval: self.approval.or(former.approval),
+                provides: self.provides.unwrap_or(former.provides),
+                requires: self.requires.unwrap_or(former.requires),
+            },
+            None => Definition {
+                name: self.name,
+                group: self.group,
+                select: self.select.ok_or(missing)?,
+                source: self.source,
+                start: self.start.unwrap_or_default(),
+                depends_on: self.depends_on.unwrap_or_default(),
+                strategy: self.strategy.unwrap_or_default(),
+                approval: self.approval,
+                provides: self.provides.unwrap_or_default(),
+                requires: self.requires.unwrap_or_default(),
+            },
+        };
+        let group = definition.group.filter(|group| !group.is_empty());
+        let definition = Definition { group, ..definition };
+        definition.check()?;
+        Ok(definition)
+    }
+}

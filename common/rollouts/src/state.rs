@@ -1,0 +1,248 @@
+//! All that is remembered of groups, environments and rollouts, and how orders change it.
+//!
+//! Revision 0 of an environment stands for what the machine database says: machines have it before
+//! the first rollout has come to them.
+
+mod edits;
+mod orders;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use model::mdb::Machine;
+use model::tree::Time;
+use serde::{Deserialize, Serialize};
+
+use crate::definition::{Definition, Source};
+use crate::document::{Environment, Group, LockMode, Other, Revision, Rollout, RolloutState};
+
+pub use edits::{EditOutcome, Editor};
+pub use orders::{RolloutOrder, StartOrder};
+
+/// Machines of a machine database, by host name.
+pub type SharedMachines = BTreeMap<String, Arc<Machine>>;
+
+/// How many ended rollouts are remembered.
+pub const ENDED_MAX: usize = 200;
+
+/// How many of the newest revisions of an environment are remembered, beside those in use.
+pub const REVISIONS_MAX: usize = 20;
+
+/// How many of the revisions committed last can be named as the former one.
+const FORMER_MAX: usize = 5;
+
+/// All groups, environments and rollouts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct State {
+    pub groups: BTreeMap<String, Arc<Group>>,
+    pub environments: BTreeMap<String, Arc<EnvironmentState>>,
+    /// By number.
+    pub rollouts: BTreeMap<u64, Arc<RolloutRecord>>,
+}
+
+/// What is remembered of an environment.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EnvironmentState {
+    pub revisions: BTreeMap<Revision, StoredRevision>,
+    /// What its machines have, unless `moved` says otherwise.
+    pub committed: Revision,
+    /// The revisions that were committed before, the last one at the end.
+    pub former: Vec<Revision>,
+    /// Of the environments that select a machine, the one with the lowest number applies.
+    pub order: u64,
+    pub active: bool,
+    /// While it is not active: the machines that have it; others get nothing.
+    pub members: Option<BTreeSet<String>>,
+    /// Machines that have another revision than the committed one.
+    pub moved: BTreeMap<String, Revision>,
+}
+
+/// A revision of an environment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoredRevision {
+    pub definition: Definition,
+    pub author: String,
+    pub why: String,
+    pub at: Time,
+    /// With [`Source::Mdb`]: the image of each machine.
+    #[serde(default)]
+    pub images: BTreeMap<String, String>,
+}
+
+impl StoredRevision {
+    /// Returns the image of a machine that the revision selects; empty if it has none.
+    #[must_use]
+    pub fn image_of(&self, hostname: &str) -> &str {
+        match &self.definition.source {
+            Source::Image(image) => image.as_str(),
+            Source::Mdb(_) => self.images.get(hostname).map_or("", String::as_str),
+        }
+    }
+}
+
+/// What is remembered of a rollout.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RolloutRecord {
+    pub number: u64,
+    pub rollout: Rollout,
+    pub why: String,
+    pub created: Time,
+    pub ended: Option<Time>,
+    /// When each step entered its state.
+    pub since: BTreeMap<String, Time>,
+}
+
+impl RolloutRecord {
+    /// True if nothing more happens to it.
+    #[must_use]
+    pub fn is_ended(&self) -> bool {
+        let state = self.rollout.state;
+        state != RolloutState::Pending && !state.holds_lock()
+    }
+
+    /// Returns the environments that it changes.
+    #[must_use]
+    pub fn environments(&self) -> BTreeSet<String> {
+        self.rollout.steps.iter().map(|step| step.environment.clone()).collect()
+    }
+}
+
+impl EnvironmentState {
+    /// Returns the number of the newest revision.
+    #[must_use]
+    pub fn newest(&self) -> Revision {
+        self.revisions.keys().next_back().copied().unwrap_or_default()
+    }
+
+    /// Returns the definition of the newest revision.
+    #[must_use]
+    pub fn definition(&self) -> Option<&Definition> {
+        self.revisions.last_key_value().map(|(_, revision)| &revision.definition)
+    }
+
+    /// Returns the revision that a machine with this record has, if it is selected by it and is
+    /// not one of revision 0.
+    #[must_use]
+    pub fn revision_on(&self, machine: &Machine) -> Option<(Revision, &StoredRevision)> {
+        let number = self.number_on(&machine.hostname);
+        let revision = self.revisions.get(&number)?;
+        let is_member =
+            self.members.as_ref().is_none_or(|members| members.contains(&machine.hostname));
+        (is_member && revision.definition.select.selects(machine)).then_some((number, revision))
+    }
+
+    /// Returns the number of the revision that a machine has if it is selected.
+    #[must_use]
+    pub fn number_on(&self, hostname: &str) -> Revision {
+        self.moved.get(hostname).copied().unwrap_or(self.committed)
+    }
+
+    /// Makes a revision the committed one, and that of all machines.
+    pub(crate) fn commit(&mut self, revision: Revision) {
+        if self.former.last() == Some(&revision) {
+            self.former.pop();
+        } else if revision != self.committed {
+            self.former.push(self.committed);
+            let surplus = self.former.len().saturating_sub(FORMER_MAX);
+            self.former.drain(..surplus);
+        }
+        self.committed = revision;
+        self.moved.clear();
+    }
+
+    /// Returns the environment as decisions see it. `desired` is the revision that a rollout
+    /// brings, or the newest one.
+    fn decided(&self, name: &str, desired: Revision) -> Environment {
+        let revision = self.revisions.get(&desired).or(self.revisions.get(&self.newest()));
+        let committed = self.revisions.get(&self.committed).map(|stored| &stored.definition);
+        let environment = Environment {
+            name: name.to_owned(),
+            desired,
+            committed: Some(self.committed),
+            active: self.active,
+            committed_provides: committed.map(|one| one.provides.clone()),
+            committed_requires: committed.map(|one| one.requires.clone()),
+            ..Environment::default()
+        };
+        let Some(revision) = revision else { return environment };
+        let definition = revision.definition.clone();
+        Environment {
+            group: definition.group,
+            depends_on: definition.depends_on,
+            author: Some(revision.author.clone()),
+            provides: definition.provides,
+            requires: definition.requires,
+            strategy: definition.strategy,
+            approval: definition.approval,
+            ..environment
+        }
+    }
+}
+
+impl State {
+    /// Returns the rollout that is not ended and changes this environment, the earliest first.
+    pub fn unfinished(&self) -> impl Iterator<Item = &Arc<RolloutRecord>> {
+        self.rollouts.values().filter(|record| !record.is_ended())
+    }
+
+    /// Returns what decisions about `rollout`, or about a new one, depend on, without machines.
+    #[must_use]
+    pub fn document(&self, rollout: Option<&RolloutRecord>) -> crate::Document {
+        let desired = |name: &str| {
+            let steps = rollout.iter().flat_map(|record| &record.rollout.steps);
+            let mut forward = steps
+                .filter(|step| step.environment == name)
+                .filter(|step| step.direction == crate::document::Direction::Forward);
+            forward.find_map(|step| step.revision)
+        };
+        let environments = self.environments.iter();
+        let environments = environments
+            .map(|(name, one)| one.decided(name, desired(name).unwrap_or(one.newest())));
+        let others = self.unfinished().filter(|other| {
+            rollout.is_none_or(|record| record.number != other.number)
+        });
+        let others = others.map(|record| Other {
+            id: record.rollout.id.clone(),
+            kind: record.rollout.kind,
+            state: record.rollout.state,
+            environments: record.environments(),
+        });
+        crate::Document {
+            groups: self.groups.values().map(|group| Group::clone(group)).collect(),
+            environments: environments.collect(),
+            lock: LockMode::Neighbours,
+            rollout: rollout.map(|record| record.rollout.clone()),
+            others: others.collect(),
+            ..crate::Document::default()
+        }
+    }
+
+    /// Forgets the oldest ended rollouts, and revisions that nothing needs.
+    pub fn forget_old(&mut self) {
+        let ended = self.rollouts.values().filter(|record| record.is_ended());
+        let ended: Vec<u64> = ended.map(|record| record.number).collect();
+        for number in &ended[..ended.len().saturating_sub(ENDED_MAX)] {
+            self.rollouts.remove(number);
+        }
+        let steps = self.unfinished().flat_map(|record| &record.rollout.steps);
+        let used: BTreeSet<(String, Revision)> = steps
+            .flat_map(|step| [step.revision, step.from].into_iter().flatten().map(|revision| (step.environment.clone(), revision)))
+            .collect();
+        for (name, environment) in &mut self.environments {
+            if environment.revisions.len() <= REVISIONS_MAX {
+                continue;
+            }
+            let surplus = environment.revisions.len() - REVISIONS_MAX;
+            let is_needed = |revision: &Revision| {
+                *revision == environment.committed
+                    || environment.former.contains(revision)
+                    || environment.moved.values().any(|moved| moved == revision)
+                    || used.contains(&(name.clone(), *revision))
+            };
+            let old: Vec<Revision> = environment.revisions.keys().take(surplus).copied().collect();
+            let old: Vec<Revision> = old.into_iter().filter(|one| !is_needed(one)).collect();
+            let environment = Arc::make_mut(environment);
+            old.iter().for_each(|revision| drop(environment.revisions.remove(revision)));
+        }
+    }
+}

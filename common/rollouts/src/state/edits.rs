@@ -1,0 +1,263 @@
+//! Edits of groups and environments. Each makes a new revision; none changes a machine.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use model::display::counted;
+use model::json::KeyError;
+use model::names::check_name;
+use model::tree::Time;
+use serde::{Deserialize, Serialize};
+
+use super::{EnvironmentState, SharedMachines, State, StoredRevision};
+use crate::definition::{Definition, EnvironmentEdit, Source};
+use crate::document::{Group, Revision};
+use crate::gate::gated;
+use crate::steps::Said;
+
+/// Who edits, why and when.
+#[derive(Clone, Debug)]
+pub struct Editor {
+    pub who: String,
+    pub why: String,
+    pub now: Time,
+}
+
+/// What an edit did to an environment or group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EditOutcome {
+    pub name: String,
+    /// The new revision; `None` if nothing has changed, and for groups.
+    pub revision: Option<Revision>,
+    /// `created`, `updated` or `unchanged`.
+    pub what: String,
+    /// What may not be intended.
+    pub warnings: Vec<String>,
+}
+
+fn invalid(error: &KeyError) -> Said {
+    Said::new(400, error.to_string())
+}
+
+impl State {
+    /// Takes edits of groups and environments, all or none. `mdb` has the machines.
+    ///
+    /// # Errors
+    ///
+    /// [`Said`] has the code of HTTP: 400 for an invalid edit, 409 if it was made from an older
+    /// revision.
+    pub fn edit(
+        &mut self,
+        groups: Vec<Group>,
+        edits: Vec<EnvironmentEdit>,
+        editor: &Editor,
+        mdb: &SharedMachines,
+    ) -> Result<Vec<EditOutcome>, Said> {
+        let mut next = self.clone();
+        let mut outcomes = Vec::new();
+        for group in groups {
+            outcomes.push(next.set_group(group)?);
+        }
+        for edit in edits {
+            outcomes.push(next.edit_one(edit, editor, mdb)?);
+        }
+        next.document(None).check().map_err(|error| invalid(&error))?;
+        for outcome in &mut outcomes {
+            outcome.warnings = next.warnings(&outcome.name, mdb);
+        }
+        next.forget_old();
+        *self = next;
+        Ok(outcomes)
+    }
+
+    fn set_group(&mut self, group: Group) -> Result<EditOutcome, Said> {
+        check_name(&group.name).map_err(|why| Said::new(400, format!("group: {why}")))?;
+        let name = group.name.clone();
+        let former = self.groups.insert(name.clone(), Arc::new(group));
+        let what = match former {
+            Some(former) if former == self.groups[&name] => "unchanged",
+            Some(_) => "updated",
+            None => "created",
+        };
+        Ok(EditOutcome { name, revision: None, what: what.to_owned(), warnings: Vec::new() })
+    }
+
+    fn edit_one(
+        &mut self,
+        edit: EnvironmentEdit,
+        editor: &Editor,
+        mdb: &SharedMachines,
+    ) -> Result<EditOutcome, Said> {
+        let name = edit.name.clone();
+        let former = self.environments.get(&name).cloned().unwrap_or_default();
+        let newest = former.newest();
+        if let Some(base) = edit.base.filter(|base| *base != newest) {
+            let message = match (base, newest) {
+                (0, _) => format!("{name} exists already, with revision {newest}"),
+                (_, 0) => format!("there is no environment {name}"),
+                _ => format!(
+                    "{name} has revision {newest} now, and the edit was made from {base}: look at \
+                     what has changed, and edit again"
+                ),
+            };
+            return Err(Said::new(409, message));
+        }
+        let definition = edit.apply(former.definition()).map_err(|error| invalid(&error))?;
+        let outcome = |revision, what: &str| EditOutcome {
+            name: name.clone(),
+            revision,
+            what: what.to_owned(),
+            warnings: Vec::new(),
+        };
+        if former.definition() == Some(&definition) {
+            return Ok(outcome(None, "unchanged"));
+        }
+        let is_new = newest == 0;
+        let mut environment = EnvironmentState::clone(&former);
+        if is_new {
+            let orders = self.environments.values().map(|one| one.order);
+            environment.order = orders.max().unwrap_or_default() + 1;
+        }
+        let is_of_mdb = definition.source == Source::Mdb(true);
+        let images = images_of(&definition, mdb);
+        let (author, why) = (editor.who.clone(), editor.why.clone());
+        let revision = StoredRevision { definition, author, why, at: editor.now, images };
+        environment.revisions.insert(newest + 1, revision);
+        // Its machines have just that.
+        if is_new && is_of_mdb {
+            environment.committed = newest + 1;
+        }
+        self.environments.insert(name.clone(), Arc::new(environment));
+        Ok(outcome(Some(newest + 1), if is_new { "created" } else { "updated" }))
+    }
+
+    /// Returns what may not be intended about an environment.
+    fn warnings(&self, name: &str, mdb: &SharedMachines) -> Vec<String> {
+        let Some(environment) = self.environments.get(name) else { return Vec::new() };
+        let Some(definition) = environment.definition() else { return Vec::new() };
+        let selected: Vec<_> = mdb.values().filter(|one| definition.select.selects(one)).collect();
+        let mut warnings = Vec::new();
+        if selected.is_empty() {
+            warnings.push("it selects no machine of the machine database".to_owned());
+        }
+        let percent = usize::from(definition.strategy.min_healthy_percent);
+        let floor = (selected.len() * percent).div_ceil(100);
+        if !selected.is_empty() && floor == selected.len() && definition.strategy.min_batch == 0 {
+            warnings.push(format!(
+                "{percent} % of {} leave no machine that could be changed, and min_batch is 0",
+                counted(selected.len() as u64, "machine")
+            ));
+        }
+        let mut shared: BTreeMap<&str, u64> = BTreeMap::new();
+        for (other, state) in self.environments.iter().filter(|(other, _)| *other != name) {
+            let Some(theirs) = state.definition() else { continue };
+            let both = selected.iter().filter(|one| theirs.select.selects(one)).count() as u64;
+            if both > 0 {
+                shared.insert(other, both);
+            }
+        }
+        warnings.extend(shared.into_iter().map(|(other, both)| {
+            format!("{} are in {other} too: the older environment applies", counted(both, "machine"))
+        }));
+        warnings
+    }
+
+    /// Deletes an environment. Without `force` no machine may get another image by it.
+    ///
+    /// # Errors
+    ///
+    /// [`Said`] has the code of HTTP: 404 if there is none, 409 if something is in the way.
+    pub fn delete(&mut self, name: &str, force: bool, mdb: &SharedMachines) -> Result<(), Said> {
+        if !self.environments.contains_key(name) {
+            return Err(Said::new(404, format!("there is no environment {name}")));
+        }
+        let has_it = |record: &&Arc<super::RolloutRecord>| record.environments().contains(name);
+        if let Some(record) = self.unfinished().find(has_it) {
+            let id = &record.rollout.id;
+            return Err(Said::new(409, format!("{id} changes {name}: stop it first")));
+        }
+        let mut next = self.clone();
+        next.environments.remove(name);
+        next.document(None).check().map_err(|error| Said::new(409, error.to_string()))?;
+        let image = |state: &Self, machine| gated(state, machine).map(|gated| gated.image);
+        let moves = mdb.values().filter(|machine| {
+            let after = image(&next, machine).unwrap_or_else(|| machine.required_image.clone());
+            image(self, machine).is_some_and(|before| before != after)
+        });
+        let moves = moves.count() as u64;
+        if moves > 0 && !force {
+            let message = format!(
+                "{} would get another image at once: let the machine database require what they \
+                 have first, or use --force",
+                counted(moves, "machine")
+            );
+            return Err(Said::new(409, message));
+        }
+        *self = next;
+        Ok(())
+    }
+
+    /// Makes a new revision of each environment for which the machine database names other images
+    /// than its newest revision. A former one that nobody has started goes. Returns the
+    /// environments.
+    pub fn take_mdb(&mut self, mdb: &SharedMachines, now: Time) -> Vec<(String, Revision)> {
+        let mut drafts = Vec::new();
+        let is_started = |state: &Self, name: &str, revision: Revision| {
+            let environment = &state.environments[name];
+            let mut steps = state.rollouts.values().flat_map(|record| &record.rollout.steps);
+            environment.committed == revision
+                || environment.former.contains(&revision)
+                || environment.moved.values().any(|moved| *moved == revision)
+                || steps.any(|step| step.environment == name && step.revision == Some(revision))
+        };
+        let names: Vec<String> = self.environments.keys().cloned().collect();
+        for name in names {
+            let environment = &self.environments[&name];
+            let Some((&number, newest)) = environment.revisions.last_key_value() else { continue };
+            if newest.definition.source != Source::Mdb(true) {
+                continue;
+            }
+            let images = images_of(&newest.definition, mdb);
+            if images == newest.images {
+                continue;
+            }
+            let is_draft = newest.author == MDB_AUTHOR && !is_started(self, &name, number);
+            let revision = StoredRevision {
+                definition: newest.definition.clone(),
+                author: MDB_AUTHOR.to_owned(),
+                why: "the machine database was edited".to_owned(),
+                at: now,
+                images,
+            };
+            let environment = Arc::make_mut(self.environments.entry(name.clone()).or_default());
+            if is_draft {
+                environment.revisions.remove(&number);
+            }
+            // The edit was taken back.
+            let committed = environment.revisions.get(&environment.committed);
+            let is_back = is_draft
+                && environment.newest() == environment.committed
+                && committed.is_some_and(|one| {
+                    one.images == revision.images && one.definition == revision.definition
+                });
+            if !is_back {
+                environment.revisions.insert(number + 1, revision);
+                drafts.push((name, number + 1));
+            }
+        }
+        drafts
+    }
+}
+
+/// The author of revisions that follow from edits of the machine database.
+pub const MDB_AUTHOR: &str = "the machine database";
+
+/// Returns the images that a new revision has of its own.
+fn images_of(definition: &Definition, mdb: &SharedMachines) -> BTreeMap<String, String> {
+    if definition.source != Source::Mdb(true) {
+        return BTreeMap::new();
+    }
+    let selected = mdb.values().filter(|machine| definition.select.selects(machine));
+    let named = selected.filter(|machine| !machine.required_image.is_empty());
+    named.map(|machine| (machine.hostname.clone(), machine.required_image.clone())).collect()
+}

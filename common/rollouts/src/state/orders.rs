@@ -1,0 +1,313 @@
+//! Orders about rollouts: start, stop, cancel, roll back, resolve, and votes.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use model::tree::Time;
+
+use super::{Editor, RolloutRecord, SharedMachines, State};
+use crate::decide;
+use crate::document::{
+    Event, FailureEvent, Kind, Revision, Rollout, RolloutState, Scan, StartEvent, Step, StepState,
+    VoteEvent, name_of,
+};
+use crate::steps::Said;
+
+/// Starts a rollout.
+#[derive(Clone, Debug, Default)]
+pub struct StartOrder {
+    /// Each as `NAME@REVISION`; of a rollback also of an old revision.
+    pub environments: Vec<String>,
+    pub kind: Kind,
+    pub scan: Scan,
+}
+
+/// What is ordered of a rollout that is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RolloutOrder {
+    /// Machines stay as they are.
+    Stop,
+    /// It has not begun, and does not begin.
+    Cancel,
+    /// What it has changed goes back.
+    RollBack,
+    /// Its rollback has failed: its machines get the committed revisions.
+    Resolve,
+}
+
+impl State {
+    /// Starts a rollout, or lets it wait. One of the same environments that waits is replaced.
+    /// Returns its number.
+    ///
+    /// # Errors
+    ///
+    /// [`Said`] has the code of HTTP: 400, 404, or 409 for a revision that is not the newest.
+    pub fn start(&mut self, order: &StartOrder, by: &Editor) -> Result<u64, Said> {
+        let number = self.rollouts.keys().next_back().copied().unwrap_or_default() + 1;
+        let id = format!("r{number}");
+        let rollout = match order.kind {
+            Kind::Rollback => self.back(&id, order)?,
+            _ => self.forward(&id, order)?,
+        };
+        if rollout.steps.iter().all(|step| step.revision == step.from) {
+            let message = "all that is named is committed already: nothing is to be done";
+            return Err(Said::new(409, message));
+        }
+        let mut rollout = Rollout { kind: order.kind, by: by.who.clone(), ..rollout };
+        rollout.state = RolloutState::Pending;
+        let names: BTreeSet<&String> = rollout.steps.iter().map(|step| &step.environment).collect();
+        for record in self.rollouts.values_mut() {
+            let waits = record.rollout.state == RolloutState::Pending;
+            let shares = record.rollout.steps.iter().any(|step| names.contains(&step.environment));
+            if waits && shares {
+                let record = Arc::make_mut(record);
+                record.end(RolloutState::Canceled, format!("replaced by {id}"), by.now);
+            }
+        }
+        for name in names {
+            if let Some(environment) = self.environments.get_mut(name) {
+                let environment = Arc::make_mut(environment);
+                (environment.active, environment.members) = (true, None);
+            }
+        }
+        let since = rollout.steps.iter().map(|step| (step.id.clone(), by.now)).collect();
+        let (why, created) = (by.why.clone(), by.now);
+        let record = RolloutRecord { number, rollout, why, created, ended: None, since };
+        self.rollouts.insert(number, Arc::new(record));
+        self.forget_old();
+        Ok(number)
+    }
+
+    /// Returns the rollout of newest revisions. Environments that only depend on those named keep
+    /// their revisions.
+    fn forward(&self, id: &str, order: &StartOrder) -> Result<Rollout, Said> {
+        let start = StartEvent {
+            id: id.to_owned(),
+            environments: order.environments.clone(),
+            by: String::new(),
+        };
+        let mut document = self.document(None);
+        document.scan = order.scan;
+        document.event = Some(Event::Start(start));
+        let answer = decide(&document);
+        if let Some(said) = answer.event.filter(|said| said.code != 200) {
+            return Err(said);
+        }
+        let rollout = answer.rollout.or(answer.pending);
+        let mut rollout = rollout.ok_or_else(|| Said::new(400, "nothing is to be done"))?;
+        let named = |name: &str| {
+            let name_of = |text: &String| text.split('@').next() == Some(name);
+            order.environments.iter().any(name_of)
+        };
+        for step in rollout.steps.iter_mut().filter(|step| !named(&step.environment)) {
+            step.revision = step.from;
+        }
+        // What depends on them, and has never been brought anywhere, is not concerned.
+        rollout.steps.retain(|step| step.revision != Some(0));
+        for step in &mut rollout.steps {
+            *step = fresh(step);
+        }
+        Ok(rollout)
+    }
+
+    /// Returns the rollout back to old revisions.
+    fn back(&self, id: &str, order: &StartOrder) -> Result<Rollout, Said> {
+        let mut steps = Vec::new();
+        for text in &order.environments {
+            let (name, revision) = match text.split_once('@') {
+                Some((name, text)) => {
+                    let number: Result<Revision, _> = text.parse();
+                    let bad = |_| Said::new(400, format!("`{text}` is no revision"));
+                    (name, Some(number.map_err(bad)?))
+                }
+                None => (text.as_str(), None),
+            };
+            let missing = || Said::new(404, format!("there is no environment `{name}`"));
+            let environment = self.environments.get(name).ok_or_else(missing)?;
+            let former = environment.former.last().copied().filter(|former| *former > 0);
+            let revision = revision.or(former).ok_or_else(|| {
+                Said::new(404, format!("{name} has no former revision: name one, as {name}@N"))
+            })?;
+            if !environment.revisions.contains_key(&revision) {
+                return Err(Said::new(404, format!("{name} has no revision {revision}")));
+            }
+            steps.push(Step {
+                id: name.to_owned(),
+                environment: name.to_owned(),
+                revision: Some(revision),
+                from: Some(environment.committed),
+                ..Step::default()
+            });
+        }
+        if steps.is_empty() {
+            return Err(Said::new(400, "no environment is named"));
+        }
+        let state = RolloutState::Pending;
+        let (cause, by) = Default::default();
+        Ok(Rollout { id: id.to_owned(), kind: Kind::Rollback, state, cause, by, steps })
+    }
+
+    /// Carries out an order about a rollout.
+    ///
+    /// # Errors
+    ///
+    /// [`Said`] has the code of HTTP: 404 if there is none, 409 if its state does not allow it.
+    pub fn order(&mut self, id: &str, order: RolloutOrder, by: &Editor) -> Result<String, Said> {
+        let record = Arc::clone(self.find(id)?);
+        let state = record.rollout.state;
+        let who = &by.who;
+        match (order, state) {
+            (RolloutOrder::Cancel, RolloutState::Pending) => {
+                self.end(&record, RolloutState::Canceled, format!("canceled by {who}"), by.now);
+                Ok(format!("{id} is canceled"))
+            }
+            (RolloutOrder::Stop, RolloutState::Running | RolloutState::RollingBack) => {
+                let changed = self.deactivate(&record);
+                self.end(&record, RolloutState::Stopped, format!("stopped by {who}"), by.now);
+                let changed = changed.join(", ");
+                Ok(format!("{id} is stopped; machines stay as they are; not active: {changed}"))
+            }
+            (RolloutOrder::RollBack, RolloutState::Running) => {
+                let open = record.rollout.steps.iter().find(|step| !step.state.is_finished());
+                let step = open.map(|step| step.id.clone()).unwrap_or_default();
+                let reason = format!("rolled back by {who}");
+                let event = Event::Failure(FailureEvent { step, reason });
+                self.happen(&record, event).map(|_| format!("{id} is rolled back"))
+            }
+            (RolloutOrder::Resolve, RolloutState::RollbackFailed) => {
+                for name in record.environments() {
+                    if let Some(environment) = self.environments.get_mut(&name) {
+                        Arc::make_mut(environment).moved.clear();
+                    }
+                }
+                self.end(&record, RolloutState::RolledBack, format!("resolved by {who}"), by.now);
+                Ok(format!("{id} is resolved"))
+            }
+            (_, state) => {
+                let (order, state) = (order.text(), name_of(&state));
+                Err(Said::new(409, format!("{id} is {state}: it cannot be {order}")))
+            }
+        }
+    }
+
+    /// Takes a vote.
+    ///
+    /// # Errors
+    ///
+    /// [`Said`] has the code of HTTP: 403, 404, 409 or 410.
+    pub fn vote(&mut self, id: &str, vote: VoteEvent) -> Result<String, Said> {
+        let record = Arc::clone(self.find(id)?);
+        self.happen(&record, Event::Vote(vote))
+    }
+
+    /// Returns the rollout with this id, such as `r12`.
+    ///
+    /// # Errors
+    ///
+    /// [`Said`] with code 404.
+    pub fn find(&self, id: &str) -> Result<&Arc<RolloutRecord>, Said> {
+        let number = id.strip_prefix('r').and_then(|number| number.parse::<u64>().ok());
+        let found = number.and_then(|number| self.rollouts.get(&number));
+        found.ok_or_else(|| Said::new(404, format!("there is no rollout `{id}`")))
+    }
+
+    /// Lets an event happen, without a look at machines.
+    fn happen(&mut self, record: &RolloutRecord, event: Event) -> Result<String, Said> {
+        let mut document = self.document(Some(record));
+        document.event = Some(event);
+        let mut rollout = record.rollout.clone();
+        // Only the event: what follows from it is decided with the machines.
+        let said = crate::decide::take_event(&document, &mut rollout);
+        if said.code != 200 {
+            return Err(said);
+        }
+        if let Some(record) = self.rollouts.get_mut(&record.number) {
+            Arc::make_mut(record).rollout = rollout;
+        }
+        Ok(said.message)
+    }
+
+    fn end(&mut self, record: &RolloutRecord, state: RolloutState, cause: String, now: Time) {
+        if let Some(record) = self.rollouts.get_mut(&record.number) {
+            Arc::make_mut(record).end(state, cause, now);
+        }
+    }
+
+    /// Makes the environments of a rollout inactive: their machines keep what they have.
+    fn deactivate(&mut self, record: &RolloutRecord) -> Vec<String> {
+        let names = record.environments();
+        for name in &names {
+            if let Some(environment) = self.environments.get_mut(name) {
+                Arc::make_mut(environment).active = false;
+            }
+        }
+        names.into_iter().collect()
+    }
+
+    /// Makes an environment active, or not. Returns false if it was so.
+    ///
+    /// # Errors
+    ///
+    /// [`Said`] with code 404.
+    pub fn set_active(&mut self, name: &str, active: bool) -> Result<bool, Said> {
+        let missing = || Said::new(404, format!("there is no environment `{name}`"));
+        let environment = self.environments.get_mut(name).ok_or_else(missing)?;
+        if environment.active == active {
+            return Ok(false);
+        }
+        let environment = Arc::make_mut(environment);
+        environment.active = active;
+        if active {
+            environment.members = None;
+        }
+        Ok(true)
+    }
+
+    /// Notes which machines an environment has that is not active: others get nothing.
+    pub fn note_members(&mut self, mdb: &SharedMachines) -> bool {
+        let mut has_changed = false;
+        for environment in self.environments.values_mut() {
+            if environment.active || environment.members.is_some() {
+                continue;
+            }
+            let members = mdb.values().filter(|machine| environment.revision_on(machine).is_some());
+            let members = members.map(|machine| machine.hostname.clone()).collect();
+            Arc::make_mut(environment).members = Some(members);
+            has_changed = true;
+        }
+        has_changed
+    }
+}
+
+/// Returns a step of which nothing has been done.
+fn fresh(step: &Step) -> Step {
+    Step {
+        id: step.id.clone(),
+        environment: step.environment.clone(),
+        revision: step.revision,
+        from: step.from,
+        ..Step::default()
+    }
+}
+
+impl RolloutRecord {
+    fn end(&mut self, state: RolloutState, cause: String, now: Time) {
+        for step in self.rollout.steps.iter_mut().filter(|step| !step.state.is_finished()) {
+            step.state = StepState::Aborted;
+            step.cause.clone_from(&cause);
+        }
+        (self.rollout.state, self.rollout.cause) = (state, cause);
+        self.ended = Some(now);
+    }
+}
+
+impl RolloutOrder {
+    fn text(self) -> &'static str {
+        match self {
+            Self::Stop => "stopped",
+            Self::Cancel => "canceled",
+            Self::RollBack => "rolled back",
+            Self::Resolve => "resolved",
+        }
+    }
+}
