@@ -10,6 +10,7 @@ pub mod permits;
 pub mod plan;
 pub mod resources;
 pub mod rollback;
+pub mod rollouts;
 pub mod settings;
 pub mod tasks;
 pub mod text;

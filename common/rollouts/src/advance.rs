@@ -10,8 +10,8 @@ use model::tree::Time;
 use serde::{Deserialize, Serialize};
 
 use crate::document::{
-    Document, Event, FailureEvent, Machine, MachineTask, MachineTaskState, Revision,
-    Rollout, Step, StepState, name_of,
+    Document, Event, FailureEvent, Machine, MachineTask, MachineTaskState, Revision, Rollout, Step,
+    StepState, name_of,
 };
 use crate::gate::gated;
 use crate::state::{RolloutRecord, SharedMachines, State};
@@ -148,10 +148,10 @@ fn change(
         return None;
     }
     // An older environment applies.
-    let order_of = |name: &str| state.environments.get(name).map(|other| (other.order, name.to_owned()));
+    let order_of =
+        |name: &str| state.environments.get(name).map(|other| (other.order, name.to_owned()));
     let is_other = now.as_ref().is_some_and(|gated| {
-        gated.environment != environment
-            && order_of(&gated.environment) < order_of(environment)
+        gated.environment != environment && order_of(&gated.environment) < order_of(environment)
     });
     if is_other {
         return None;
@@ -217,7 +217,8 @@ fn ask(
         mdb.values().filter_map(|one| machine(state, record, &environments, view, one)).collect();
     document.event = timed_out(&document, record, now).map(Event::Failure);
     let steps = document.rollout.take();
-    document.rollout = steps.map(|rollout| with_plans(state, mdb, view, &document, rollout, record));
+    document.rollout =
+        steps.map(|rollout| with_plans(state, mdb, view, &document, rollout, record));
     decide(&document)
 }
 
@@ -234,7 +235,8 @@ fn with_plans(
         match step.state {
             StepState::Planning | StepState::AwaitingApproval => {
                 let revision = step.revision.unwrap_or_default();
-                let plan = plan(state, mdb, &step.environment, revision, |image| view.digest(image));
+                let plan =
+                    plan(state, mdb, &step.environment, revision, |image| view.digest(image));
                 // Machines that were moved have to come back although no image differs.
                 step.plan_is_empty = plan.is_empty() && !is_mixed(state, step);
                 step.digest = (!plan.digest.is_empty()).then_some(plan.digest);
@@ -294,11 +296,12 @@ fn machine(
 ) -> Option<Machine> {
     let wanted = |name: &String| {
         let forward = record.rollout.steps.iter().filter(|step| step.environment == **name);
-        forward.filter_map(|step| step.revision).any(|revision| {
-            change(state, name, revision, machine).is_some()
-        })
+        forward
+            .filter_map(|step| step.revision)
+            .any(|revision| change(state, name, revision, machine).is_some())
     };
-    let selecting: BTreeSet<String> = environments.iter().filter(|name| wanted(name)).cloned().collect();
+    let selecting: BTreeSet<String> =
+        environments.iter().filter(|name| wanted(name)).cloned().collect();
     if selecting.is_empty() {
         return None;
     }
@@ -306,8 +309,8 @@ fn machine(
     if seen.as_ref().is_some_and(|seen| seen.held_out) {
         return None;
     }
-    let image = gated(state, machine)
-        .map_or_else(|| machine.required_image.clone(), |gated| gated.image);
+    let image =
+        gated(state, machine).map_or_else(|| machine.required_image.clone(), |gated| gated.image);
     let task = |name: &String| {
         let revision = state.environments.get(name)?.number_on(&machine.hostname);
         let seen = seen.as_ref()?;
@@ -343,7 +346,9 @@ fn apply(
         next.since.insert(step.id.clone(), now);
         let name = name_of(&step.state);
         advanced.events.push((id.clone(), format!("{} is {name}: {}", step.id, step.cause)));
-        if step.state.is_done() && let Some(environment) = state.environments.get_mut(&step.environment) {
+        if step.state.is_done()
+            && let Some(environment) = state.environments.get_mut(&step.environment)
+        {
             Arc::make_mut(environment).commit(step.revision.unwrap_or_default());
         }
     }

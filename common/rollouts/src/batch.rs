@@ -1,14 +1,14 @@
 //! Which machines a step may change now.
 
 use model::display::counted;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::document::{
     Direction, Document, Machine, MachineTask, MachineTaskState as State, Step, Strategy,
 };
 
 /// What a step does with its machines now.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Batch {
     pub step: String,
     /// How many machines the environment has.
@@ -29,7 +29,7 @@ pub struct Batch {
 }
 
 /// How a step goes on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BatchState {
     /// Machines are changed.

@@ -198,9 +198,9 @@ impl State {
         let environments = self.environments.iter();
         let environments = environments
             .map(|(name, one)| one.decided(name, desired(name).unwrap_or(one.newest())));
-        let others = self.unfinished().filter(|other| {
-            rollout.is_none_or(|record| record.number != other.number)
-        });
+        let others = self
+            .unfinished()
+            .filter(|other| rollout.is_none_or(|record| record.number != other.number));
         let others = others.map(|record| Other {
             id: record.rollout.id.clone(),
             kind: record.rollout.kind,
@@ -226,7 +226,12 @@ impl State {
         }
         let steps = self.unfinished().flat_map(|record| &record.rollout.steps);
         let used: BTreeSet<(String, Revision)> = steps
-            .flat_map(|step| [step.revision, step.from].into_iter().flatten().map(|revision| (step.environment.clone(), revision)))
+            .flat_map(|step| {
+                [step.revision, step.from]
+                    .into_iter()
+                    .flatten()
+                    .map(|revision| (step.environment.clone(), revision))
+            })
             .collect();
         for (name, environment) in &mut self.environments {
             if environment.revisions.len() <= REVISIONS_MAX {

@@ -118,8 +118,8 @@ fn go_on(
         StepState::AwaitingApproval => {
             let author = environment.author.as_deref();
             let approval = document.approval(environment);
-            let is_free = rollout.kind == Kind::Rollback
-                && approval.rollback == RollbackApproval::Auto;
+            let is_free =
+                rollout.kind == Kind::Rollback && approval.rollback == RollbackApproval::Auto;
             match verdict(&approval, author, rollout.kind.is_gated() && !is_free, step) {
                 Verdict::Approved(why) => (StepState::Applying, why),
                 Verdict::Rejected(why) => (StepState::Failed, why),

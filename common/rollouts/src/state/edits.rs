@@ -157,7 +157,10 @@ impl State {
             }
         }
         warnings.extend(shared.into_iter().map(|(other, both)| {
-            format!("{} are in {other} too: the older environment applies", counted(both, "machine"))
+            format!(
+                "{} are in {other} too: the older environment applies",
+                counted(both, "machine")
+            )
         }));
         warnings
     }
