@@ -19,6 +19,7 @@ pub mod orders;
 pub mod permits;
 pub mod required_image;
 pub mod rollback;
+pub mod rollouts;
 pub mod selectors;
 pub mod settings;
 pub mod sources;

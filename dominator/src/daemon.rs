@@ -345,6 +345,7 @@ pub async fn run(
     until_stop(unused::forget_regularly(Arc::clone(&shared)).boxed());
     tracker.spawn(Arc::clone(&shared.claim_service).run(stop.clone()));
     tracker.spawn(Arc::clone(&shared.task_orders).run(stop.clone()));
+    until_stop(Arc::clone(&fleet).run_rollouts().boxed());
     until_stop(Arc::clone(&shared.permits).save_time().boxed());
     until_stop(Arc::clone(&shared.computed).clean_regularly().boxed());
     until_stop(Arc::clone(&shared.computed).advance_regularly().boxed());

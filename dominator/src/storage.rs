@@ -21,6 +21,7 @@ mod history_log;
 mod history_query;
 pub mod history_rows;
 pub mod offline;
+mod rollouts;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -56,6 +57,7 @@ use crate::storage::history_rows::{UndoneRow, row_of};
 pub use backup::DatabaseCopy;
 pub use database::{FILE, with_order};
 pub use history_log::{HistoryLimits, HistoryRecord};
+pub use rollouts::StoredRollouts;
 
 /// How many rows may be removed with a record at least, so that a surplus does not stay for long.
 pub const EVICTED_MIN: usize = 1_000;
@@ -169,6 +171,8 @@ pub struct Storage {
     pub known_images: StoredValue<BTreeMap<ImageName, ObjectId>>,
     /// The name of this dominator, which subs know it by.
     pub name: StoredValue<Option<String>>,
+    /// Groups, environments and rollouts.
+    pub rollouts: StoredRollouts,
     /// The clock when it was last trusted.
     pub clock: StoredValue<Option<SavedClock>>,
 }
@@ -226,6 +230,7 @@ impl Storage {
             stopped_images: StoredValue::load_or_default_as(row("stopped-images"), RowJson)?,
             known_images: StoredValue::load_or_default_as(row("known-images"), RowJson)?,
             name: StoredValue::load_or_default_as(row("name"), RowJson)?,
+            rollouts: StoredRollouts::load(&database)?,
             clock: StoredValue::load_or_default_as(row(CLOCK), RowJson)?,
             database,
         })

@@ -106,12 +106,6 @@ impl CurrentMdb {
         changes
     }
 
-    /// Returns the images that machines must have or will get next.
-    #[must_use]
-    pub fn images(&self) -> BTreeSet<ImageName> {
-        self.machines.values().flat_map(|machine| images_of(machine)).collect()
-    }
-
     /// Returns the machines by host name.
     #[must_use]
     pub fn machines(&self) -> &BTreeMap<String, Arc<Machine>> {
@@ -119,9 +113,27 @@ impl CurrentMdb {
     }
 }
 
-/// Returns the images that a machine must have and will get next.
-fn images_of(machine: &Machine) -> impl Iterator<Item = ImageName> {
-    machine.required().into_iter().chain(machine.planned())
+/// Returns the images that machines must have or will get next.
+#[must_use]
+pub fn images_of(machines: &BTreeMap<String, Arc<Machine>>) -> BTreeSet<ImageName> {
+    let images = |machine: &Arc<Machine>| machine.required().into_iter().chain(machine.planned());
+    machines.values().flat_map(images).collect()
+}
+
+/// Returns what differs between the records of machines, sorted by host name.
+#[must_use]
+pub fn changes_between(
+    before: &BTreeMap<String, Arc<Machine>>,
+    after: &BTreeMap<String, Arc<Machine>>,
+) -> Vec<MdbChange> {
+    let hostnames: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
+    let change = |hostname: &String| match (before.get(hostname), after.get(hostname)) {
+        (Some(old), Some(new)) if Arc::ptr_eq(old, new) || old == new => None,
+        (Some(_), Some(new)) => Some(MdbChange::Update(Arc::clone(new))),
+        (None, Some(new)) => Some(MdbChange::Start(Arc::clone(new))),
+        (_, None) => Some(MdbChange::Stop(hostname.clone())),
+    };
+    hostnames.into_iter().filter_map(change).collect()
 }
 
 /// Counts the machines of each status. Omits statuses without machines.

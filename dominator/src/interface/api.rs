@@ -13,6 +13,7 @@ use api::dominator::permits::ListPermits;
 use api::dominator::plan::{CheckMdb, PlanMachine, PlanMachines};
 use api::dominator::resources::GetResources;
 use api::dominator::rollback::ListLastingOrders;
+use api::dominator::rollouts::{ListEnvironments, ListRollouts, PlanRollout};
 use api::dominator::settings::{GetSubConfiguration, GetSubLimits};
 use api::dominator::tasks::{GetTask, ListTasks};
 use api::dominator::{GetStatus, ListSubs, ListSubsReply, ListSubsRequest, ShowSub};
@@ -88,6 +89,11 @@ pub fn methods(router: Router<ApiState>) -> Router<ApiState> {
             caller.refuse_machines("a machine may not have other machines asked")?;
             Ok(api.fleet.resources(&selection(request)?).await)
         })
+        .method::<ListEnvironments, _>(async |api, _, request| Ok(api.fleet.environments(&request)))
+        .method::<ListRollouts, _>(async |api, _, request| Ok(api.fleet.rollouts(&request)))
+        .method::<PlanRollout, _>(async |api, _, request| {
+            api.fleet.plan_rollout(request).map_err(|error| fault_of(&error))
+        })
         .method::<ListTasks, _>(async |api, _, request| {
             api.fleet.tasks(request).map_err(|error| fault_of(&error))
         })
@@ -140,6 +146,13 @@ pub fn fault_of(error: &OrderError) -> Fault {
             TrustOrderError::Refused(TrustError::SameSubd { .. }) => FaultCode::Held,
             TrustOrderError::Refused(_) => FaultCode::NotFound,
             TrustOrderError::Storage { .. } => FaultCode::Internal,
+        },
+        OrderError::Rollout { said } => match said.code {
+            403 => FaultCode::Denied,
+            404 => FaultCode::NotFound,
+            409 => FaultCode::Stale,
+            410 => FaultCode::Gone,
+            _ => FaultCode::BadRequest,
         },
         OrderError::Text(_)
         | OrderError::Hosts(_)

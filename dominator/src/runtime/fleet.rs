@@ -7,12 +7,15 @@ mod plan;
 mod records;
 mod resources;
 mod rollback;
+mod rollouts;
 mod settings;
 mod tasks;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use ::rollouts::state::SharedMachines;
+use ::rollouts::steps::Said;
 use api::access::OwnedItem;
 use api::dominator::kept_files::COUNTING_MAX;
 use api::dominator::orders::DefaultImage;
@@ -45,6 +48,7 @@ use crate::core::selectors::{HostsError, Selection, select_hosts};
 use crate::core::settings::SettingsError;
 use crate::core::sub::SubOrder;
 use crate::runtime::driver::{Handle, drive};
+use crate::runtime::fleet::rollouts::{Progress, RolloutsChanged};
 use crate::runtime::identities::TrustOrderError;
 use crate::runtime::saver::Saver;
 use crate::runtime::shared::Shared;
@@ -108,6 +112,9 @@ pub enum OrderError {
     NotStopped { image: ImageName },
     #[error(transparent)]
     Content(#[from] ContentOrderError),
+    /// About an environment or a rollout.
+    #[error("{}", said.message)]
+    Rollout { said: Said },
     #[error("{hostname} is not fenced; domtool list-permits tells which machines are")]
     NotFenced { hostname: String },
     #[error("{image} has not changed; domtool status tells which images have")]
@@ -149,6 +156,12 @@ pub enum OrderError {
     Stopping,
 }
 
+impl From<Said> for OrderError {
+    fn from(said: Said) -> Self {
+        Self::Rollout { said }
+    }
+}
+
 impl From<DurableError> for OrderError {
     fn from(error: DurableError) -> Self {
         Self::Storage { source: error.into() }
@@ -165,6 +178,9 @@ struct DrivenMachine {
 #[derive(Debug)]
 struct FleetState {
     admission: MdbAdmission,
+    /// The records that machines have: those of the machine database, with the images that
+    /// environments give.
+    effective: SharedMachines,
     watched: BTreeMap<String, DrivenMachine>,
 }
 
@@ -183,7 +199,7 @@ impl FleetState {
         let mut machines: BTreeMap<&ImageName, usize> =
             remarks.iter().map(|(name, _)| (name, 0)).collect();
         if !machines.is_empty() {
-            let records = self.admission.current().machines().values();
+            let records = self.effective.values();
             for name in records.flat_map(|record| rollbacks.images_of(record, default)) {
                 if let Some(count) = machines.get_mut(&name) {
                     *count += 1;
@@ -204,6 +220,8 @@ pub struct Fleet {
     /// Held from the decision on a machine database until it is in force. Taken before `inner`, and
     /// before the lock of a value.
     mdb_decisions: Mutex<()>,
+    rollouts_changed: RolloutsChanged,
+    rollout_progress: Mutex<Progress>,
     mdb_saver: Saver,
     /// Why the machine database in force is not on the disk, if it is not.
     mdb_save_error: Mutex<Option<String>>,
@@ -237,6 +255,7 @@ impl Fleet {
             Option::as_ref(&saved).map(|machines| machines.iter().map(machine).collect());
         let inner = FleetState {
             admission: MdbAdmission::new(mdb_limits, saved),
+            effective: SharedMachines::new(),
             watched: BTreeMap::new(),
         };
         let retry = machine_database::RETRY_PAUSE;
@@ -245,6 +264,8 @@ impl Fleet {
             inner: Mutex::new(inner),
             brake_orders: tokio::sync::Mutex::default(),
             mdb_decisions: Mutex::default(),
+            rollouts_changed: RolloutsChanged::default(),
+            rollout_progress: Mutex::default(),
             mdb_saver: Saver::new("the machine database in force", retry, retry),
             mdb_save_error: Mutex::default(),
             mdb_unknown_keys: Mutex::default(),

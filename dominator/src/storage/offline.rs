@@ -15,6 +15,7 @@ use super::backup::{COPIED, SALVAGED};
 use super::database::{FILE, OpenDatabase, SETTINGS, SettingsRow};
 use super::history_log::{HistoryLog, ORDERS, Stream};
 use super::history_rows::OrderRow;
+use super::rollouts::{Rows, read_rows, write_rows};
 use super::{IDENTITIES, Storage, StorageError};
 use crate::core::identity::KnownIdentity;
 
@@ -115,6 +116,7 @@ pub fn salvage(state: &Path) -> Result<Salvaged, StorageError> {
         }
     }
     let database = OpenDatabase::open(&new.path)?;
+    write_rows(&database, &rows.rollouts)?;
     database.transact(None, |write| {
         let mut identities = write.open_table(IDENTITIES)?;
         for (host, identity) in &rows.identities {
@@ -245,6 +247,8 @@ struct DamagedRows {
     settings: Vec<(&'static str, Vec<u8>)>,
     identities: Vec<(String, Vec<u8>)>,
     orders: Vec<(Time, Vec<u8>)>,
+    /// Groups, environments and rollouts.
+    rollouts: Rows,
     /// What cannot be read.
     lost: Vec<String>,
 }
@@ -255,6 +259,7 @@ impl DamagedRows {
             settings: Vec::new(),
             identities: Vec::new(),
             orders: Vec::new(),
+            rollouts: Rows::new(),
             lost: Vec::new(),
         };
         for key in SAVED_SETTINGS {
@@ -287,6 +292,13 @@ impl DamagedRows {
             Ok(())
         });
         rows.note(read, "orders")?;
+        match read_rows(&OpenDatabase::open(path)?) {
+            Ok(rollouts) => rows.rollouts = rollouts,
+            Err(StorageError::Damaged { .. }) => {
+                rows.lost.push("environments and rollouts".to_owned())
+            }
+            Err(error) => return Err(error),
+        }
         Ok(rows)
     }
 

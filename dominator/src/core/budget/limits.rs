@@ -5,7 +5,7 @@ use core::str::FromStr;
 use std::collections::BTreeMap;
 use std::fmt;
 
-use crate::core::selectors::trimmed;
+use model::mdb::trimmed;
 
 /// A limit of the number of machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

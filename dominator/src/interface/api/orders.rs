@@ -15,6 +15,11 @@ use api::dominator::orders::{
 };
 use api::dominator::permits::{FenceMachine, FenceMachineRequest};
 use api::dominator::rollback::{EndRollback, EndRollbackRequest, RollBack, RollBackRequest};
+use api::dominator::rollouts::{
+    EditEnvironments, EditEnvironmentsRequest, OrderEnvironment, OrderEnvironmentRequest,
+    OrderRollout, OrderRolloutRequest, StartRollout, StartRolloutRequest, VoteOnStep,
+    VoteOnStepRequest,
+};
 use api::dominator::settings::{
     SetSubConfiguration, SetSubConfigurationReply, SetSubConfigurationRequest,
 };
@@ -161,6 +166,26 @@ pub(super) fn methods(router: Router<ApiState>) -> Router<ApiState> {
             let order =
                 async move { fleet.fast_update(&request.hostname, &who, &request.why).await };
             finish(tracker, order).await
+        })
+        .method::<EditEnvironments, _>(async |ApiState { fleet, tracker }, caller, request| {
+            let request = EditEnvironmentsRequest { who: caller.name_or(request.who), ..request };
+            to_the_end(tracker, async move { fleet.edit_environments(request).await }).await
+        })
+        .method::<OrderEnvironment, _>(async |ApiState { fleet, tracker }, caller, request| {
+            let request = OrderEnvironmentRequest { who: caller.name_or(request.who), ..request };
+            to_the_end(tracker, async move { fleet.order_environment(request).await }).await
+        })
+        .method::<StartRollout, _>(async |ApiState { fleet, tracker }, caller, request| {
+            let request = StartRolloutRequest { who: caller.name_or(request.who), ..request };
+            to_the_end(tracker, async move { fleet.start_rollout(request).await }).await
+        })
+        .method::<OrderRollout, _>(async |ApiState { fleet, tracker }, caller, request| {
+            let request = OrderRolloutRequest { who: caller.name_or(request.who), ..request };
+            to_the_end(tracker, async move { fleet.order_rollout(request).await }).await
+        })
+        .method::<VoteOnStep, _>(async |ApiState { fleet, tracker }, caller, request| {
+            let request = VoteOnStepRequest { who: caller.name_or(request.who), ..request };
+            to_the_end(tracker, async move { fleet.vote(request).await }).await
         })
         .method::<SetDefaultImage, _>(async |ApiState { fleet, tracker }, caller, request| {
             let request = SetDefaultImageRequest { who: caller.name_or(request.who), ..request };

@@ -13,7 +13,7 @@ use model::object::ObjectId;
 
 use super::{Fleet, OrderError, stop};
 use crate::core::mdb_admission::{AcceptError, AdmissionNotice, AdmissionOutcome, MdbAdmission};
-use crate::core::mdb_diff::{EditLimits, MdbChange};
+use crate::core::mdb_diff::{EditLimits, MdbChange, changes_between};
 use crate::core::orders::Order;
 use crate::core::sub::SubOrder;
 use crate::runtime::driver::peer_of;
@@ -51,12 +51,13 @@ impl Fleet {
         let _decision = locked(&self.mdb_decisions);
         let mut admission = self.locked().admission.clone();
         let accepted = admission.accept(digest);
-        let outcome = accepted.map_err(|source| OrderError::Accept { source })?;
+        accepted.map_err(|source| OrderError::Accept { source })?;
         let machines = Some(admission.current().machines().clone());
         self.state().machines.set_through(machines, with_order::<OrderError>(&order))?;
         *locked(&self.mdb_save_error) = None;
         tracing::warn!(who, why, %digest, "the machine database that was held is accepted");
-        self.carry_out(admission, outcome.changes);
+        self.carry_out(admission);
+        self.rollouts_changed.notify_one();
         self.forget_pauses();
         self.forget_rollbacks();
         self.forget_task_orders();
@@ -102,8 +103,9 @@ impl Fleet {
                 self.mdb_saver.notify();
             }
         }
-        self.carry_out(admission, outcome.changes);
+        self.carry_out(admission);
         if changed > 0 {
+            self.rollouts_changed.notify_one();
             let in_force = format!("machines={count} changed={changed}");
             self.shared.audit.record_decision(
                 "take-mdb",
@@ -130,15 +132,17 @@ impl Fleet {
     }
 
     /// Puts a decision in force: starts, updates and stops drivers.
-    fn carry_out(&self, admission: MdbAdmission, changes: Vec<MdbChange>) {
+    pub(super) fn carry_out(&self, admission: MdbAdmission) {
         let mut guard = self.locked();
         let inner = &mut *guard;
         let before = self.wanted_images(inner);
-        inner.admission = admission;
+        let effective = self.effective(admission.current().machines());
+        let changes = changes_between(&inner.effective, &effective);
+        (inner.admission, inner.effective) = (admission, effective);
         if changes.is_empty() {
             return;
         }
-        let machines = inner.admission.current().machines().len();
+        let machines = inner.effective.len();
         tracing::info!(machines, changes = changes.len(), "a machine database is in force");
         let after = self.wanted_images(inner);
         // Old images stay until no driver watches them.
@@ -176,11 +180,9 @@ impl Fleet {
         }
         self.shared.images.want(&after);
         self.shared.identities.forget_unlisted();
-        let machines = inner.admission.current().machines();
+        let machines = &inner.effective;
         self.shared.computed.forget_others(|hostname| machines.contains_key(hostname));
-        self.shared
-            .claim_service
-            .set_machines(inner.admission.current().machines().values(), &after);
+        self.shared.claim_service.set_machines(inner.effective.values(), &after);
     }
 }
 

@@ -17,6 +17,7 @@ use model::image::ImageName;
 use model::lock::locked;
 
 use super::{Fleet, FleetState, OrderError};
+use crate::core::mdb_diff::images_of;
 use crate::core::orders::Order;
 use crate::core::orders::{PauseError, Pauses, pause};
 use crate::core::required_image::{DefaultImageError, count_moved};
@@ -372,9 +373,10 @@ impl Fleet {
 
     /// Returns the images that machines must have, or will get next.
     pub(super) fn wanted_images(&self, inner: &FleetState) -> BTreeSet<ImageName> {
-        let mut images = inner.admission.current().images();
+        let mut images = images_of(&inner.effective);
+        images.extend(self.rollout_images());
         images.extend(self.shared.default_image().map(|default| default.image.clone()));
-        images.extend(self.rollback_images(inner.admission.current().machines().values()));
+        images.extend(self.rollback_images(inner.effective.values()));
         images
     }
 }
