@@ -24,6 +24,7 @@ mod orders;
 mod permits;
 mod plan;
 mod reload;
+mod rollouts;
 mod settings;
 mod simulation;
 mod stage;

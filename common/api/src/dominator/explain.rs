@@ -74,6 +74,27 @@ pub enum ImageSource {
     Nobody,
     /// The order of an operator, although the record or the default is another one.
     Rollback(Rollback),
+    /// An environment, whatever the record says.
+    Environment(EnvironmentImage),
+}
+
+/// What an environment says about a machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EnvironmentImage {
+    pub environment: String,
+    pub revision: u64,
+    /// The image that the machine database names; empty if none.
+    pub record: String,
+    /// Other environments that select the machine too, and are not applied.
+    pub conflicts: Vec<String>,
+}
+
+impl RequiredState {
+    /// True if no operator has rolled the machine back.
+    #[must_use]
+    pub fn is_ordinary(&self) -> bool {
+        !matches!(self.source, ImageSource::Rollback(_))
+    }
 }
 
 /// The state that a machine must have.

@@ -1,7 +1,9 @@
 //! What the dominator reports, as text for people: `domtool` and the pages show the same.
 
 use crate::dominator::events::{ChangeReason, EventDetails, EventKind, PathChange, UpdateSummary};
-use crate::dominator::explain::{DifferenceSummary, Explanation, ImageSource, RequiredState};
+use crate::dominator::explain::{
+    DifferenceSummary, EnvironmentImage, Explanation, ImageSource, RequiredState,
+};
 use crate::dominator::rollback::Rollback;
 use crate::dominator::{PollSummary, SubDetail};
 use crate::subd::{
@@ -231,6 +233,7 @@ fn must_have(must: &RequiredState) -> String {
             default.who
         ),
         ImageSource::Rollback(rollback) => rollback_text(rollback),
+        ImageSource::Environment(environment) => environment_text(environment),
         ImageSource::Nobody => {
             return "no image: its record names none, and there is no default".to_owned();
         }
@@ -279,6 +282,18 @@ fn sums(differs: &DifferenceSummary) -> String {
 /// The longest value, in bytes. Most come from the machine.
 const VALUE_BYTES_MAX: usize = 1_000;
 
+/// Returns which environment gives a machine its image, and what it overrides.
+#[must_use]
+pub fn environment_text(image: &EnvironmentImage) -> String {
+    let EnvironmentImage { environment, revision, record, conflicts } = image;
+    let record = if record.is_empty() { "no image" } else { record };
+    let conflict = match conflicts.as_slice() {
+        [] => String::new(),
+        others => format!("; conflict: {} too, not applied", others.join(", ")),
+    };
+    format!("by {environment}@{revision}; the machine database says {record}{conflict}")
+}
+
 /// Returns what is displayed of one machine, as names and values in order; `source` is where its
 /// image comes from, if that is known.
 #[must_use]
@@ -300,6 +315,9 @@ pub fn sub_facts(
     ];
     if let Some(ImageSource::Rollback(Rollback { from, .. })) = source {
         facts.push(("ROLLED BACK", format!("from {from}, which is required otherwise")));
+    }
+    if let Some(ImageSource::Environment(environment)) = source {
+        facts.push(("environment", environment_text(environment)));
     }
     if let Some(address) = summary.address {
         facts.push(("address", address.to_string()));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::dominator::content::OrderContentChangeRequest;
-use api::dominator::explain::Explanation;
+use api::dominator::explain::{Explanation, ImageSource};
 use api::dominator::orders::{
     DefaultImage, PauseUpdatesReply, PauseUpdatesRequest, ResumeUpdatesReply, ResumeUpdatesRequest,
     SetDefaultImageReply, SetDefaultImageRequest, WATCH_WAIT_MS_MAX, WatchSubReply,
@@ -279,7 +279,12 @@ impl Fleet {
     /// Explains the status of one machine.
     pub fn explain(&self, hostname: &str) -> Result<Explanation, OrderError> {
         let now = self.shared.clock.now();
-        Ok(self.handle(hostname)?.with_sub(|sub| sub.explain(now)))
+        let mut explanation = self.handle(hostname)?.with_sub(|sub| sub.explain(now));
+        let environment = self.environment_of(hostname);
+        if let Some(environment) = environment.filter(|_| explanation.must_have.is_ordinary()) {
+            explanation.must_have.source = ImageSource::Environment(environment);
+        }
+        Ok(explanation)
     }
 
     /// Sets the image of machines that the machine database gives none, or takes it away. On an

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use api::dominator::explain::EnvironmentImage;
 use api::dominator::rollouts::{
     EditEnvironmentsReply, EditEnvironmentsRequest, EnvironmentInfo, EnvironmentOrder,
     ListEnvironmentsReply, ListEnvironmentsRequest, ListRolloutsReply, ListRolloutsRequest,
@@ -466,6 +467,18 @@ impl Fleet {
         });
         let paused = progress.error.clone().or_else(|| self.rollouts_paused());
         ListRolloutsReply { rollouts: rollouts.collect(), paused }
+    }
+
+    /// Returns what environments say about a machine, if one applies.
+    pub(super) fn environment_of(&self, hostname: &str) -> Option<EnvironmentImage> {
+        let record = self.locked().admission.current().machines().get(hostname).cloned()?;
+        let gated = gated(&self.state().rollouts.get(), &record)?;
+        Some(EnvironmentImage {
+            environment: gated.environment,
+            revision: gated.revision,
+            record: record.required_image.clone(),
+            conflicts: gated.conflicts,
+        })
     }
 
     /// Returns the records that machines get, given the machine database.
