@@ -31,6 +31,8 @@ pub struct Seen {
     /// How the machine is, with that image.
     pub state: MachineTaskState,
     pub reachable: bool,
+    /// True if it has not been tried to reach it yet: nothing is decided meanwhile.
+    pub unknown: bool,
     /// True if an operator keeps the machine out: its updates are disabled, or it is rolled back.
     pub held_out: bool,
 }
@@ -188,6 +190,9 @@ pub fn advance(
     for number in numbers {
         for _ in 0..PASSES_MAX {
             let Some(record) = state.rollouts.get(&number).cloned() else { break };
+            if has_unknown(state, mdb, view, &record) {
+                break;
+            }
             let answer = ask(state, mdb, view, &record, now);
             let batches = answer.batches.clone();
             let moves = apply(state, &record, answer, now, &mut advanced);
@@ -201,6 +206,22 @@ pub fn advance(
     state.forget_old();
     advanced.changed = *state != before;
     advanced
+}
+
+/// True if a machine that the rollout may change has not been tried to reach yet, as after a start.
+fn has_unknown(
+    state: &State,
+    mdb: &SharedMachines,
+    view: &impl View,
+    record: &RolloutRecord,
+) -> bool {
+    let steps = record.rollout.steps.iter().filter(|step| step.state.is_on_machines());
+    let concerns = |step: &Step, machine: &Record| {
+        change(state, &step.environment, step.revision.unwrap_or_default(), machine).is_some()
+    };
+    let is_unknown =
+        |machine: &Record| view.machine(&machine.hostname).is_none_or(|seen| seen.unknown);
+    steps.into_iter().any(|step| mdb.values().any(|one| concerns(step, one) && is_unknown(one)))
 }
 
 /// Decides about one rollout.
@@ -239,7 +260,12 @@ fn with_plans(
                     plan(state, mdb, &step.environment, revision, |image| view.digest(image));
                 // Machines that were moved have to come back although no image differs.
                 step.plan_is_empty = plan.is_empty() && !is_mixed(state, step);
-                step.digest = (!plan.digest.is_empty()).then_some(plan.digest);
+                if !plan.digest.is_empty() {
+                    step.digest = Some(plan.digest);
+                } else if step.state == StepState::Planning {
+                    let images = plan.unknown_images.into_iter().collect::<Vec<_>>().join(", ");
+                    step.cause = format!("the image server has not given {images} yet");
+                }
             }
             StepState::Applying | StepState::Soaking => {
                 let healthy = !document.machines.iter().any(|machine| is_converging(machine, step));

@@ -59,6 +59,8 @@ enum Standing {
     /// It has nothing yet.
     Empty,
     Unreachable,
+    /// It was changed, and cannot be reached since.
+    Lost,
 }
 
 /// How many of `machines` must stay healthy.
@@ -96,6 +98,8 @@ struct Groups {
     done: usize,
     converging: usize,
     unreachable: usize,
+    /// Those of them that were changed.
+    lost: usize,
     failed: Vec<String>,
     begun: Vec<String>,
     empty: Vec<String>,
@@ -118,6 +122,11 @@ impl Groups {
                 }
                 Standing::Unreachable => {
                     groups.unreachable += 1;
+                    continue;
+                }
+                Standing::Lost => {
+                    groups.unreachable += 1;
+                    groups.lost += 1;
                     continue;
                 }
                 Standing::Failed => &mut groups.failed,
@@ -209,13 +218,13 @@ fn ended(batch: &Batch, groups: &Groups, allowed: usize) -> Option<(BatchState, 
 /// for long enough.
 fn soaks(strategy: &Strategy, step: &Step, groups: &Groups) -> Option<String> {
     let (for_s, soak_s) = (step.healthy_for_s?, strategy.soak_s);
-    let has_begun = groups.done + groups.converging > 0;
+    let has_begun = groups.done + groups.converging + groups.lost > 0;
     (has_begun && for_s < soak_s).then(|| format!("healthy for {for_s} of {soak_s} s"))
 }
 
 /// Returns the machines to be changed now.
 fn chosen(batch: &Batch, groups: &Groups, strategy: &Strategy, allowed: usize) -> Vec<String> {
-    let Groups { converging, begun, empty, broken, serving, .. } = groups;
+    let Groups { converging, lost, begun, empty, broken, serving, .. } = groups;
     let mut budget = batch.may_take_down;
     // The percentage leaves room for none of so few machines.
     if allowed == 0 && converging + begun.len() + broken.len() == 0 {
@@ -223,7 +232,7 @@ fn chosen(batch: &Batch, groups: &Groups, strategy: &Strategy, allowed: usize) -
     }
     let free = begun.iter().chain(empty).chain(broken);
     let room = match is_canary(batch) {
-        true => batch.canary.saturating_sub(batch.done + converging),
+        true => batch.canary.saturating_sub(batch.done + converging + lost),
         false => usize::MAX,
     };
     free.chain(serving.iter().take(budget)).take(room).cloned().collect()
@@ -236,6 +245,10 @@ fn describe(batch: &Batch, groups: &Groups, floor: usize) -> (BatchState, String
         0 if converging > 0 => {
             let of = if is_canary(batch) { " of the canary" } else { "" };
             (BatchState::Wait, format!("waits for {}{of} to be healthy", machines(converging)))
+        }
+        0 if is_canary(batch) && groups.lost > 0 => {
+            let lost = machines(groups.lost);
+            (BatchState::Wait, format!("cannot reach {lost} of the canary since the change"))
         }
         0 => {
             let reason = format!(
@@ -260,7 +273,9 @@ fn is_healthy(machine: &Machine, environment: &str) -> bool {
 
 fn standing(machine: &Machine, step: &Step) -> Standing {
     if !machine.reachable {
-        return Standing::Unreachable;
+        let mut tasks = tasks_of(machine, &step.environment);
+        let has_it = tasks.any(|task| Some(task.revision) == step.revision);
+        return if has_it { Standing::Lost } else { Standing::Unreachable };
     }
     let (new, former): (Vec<&MachineTask>, Vec<&MachineTask>) =
         tasks_of(machine, &step.environment).partition(|task| Some(task.revision) == step.revision);

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use api::dominator::Status;
 use api::dominator::explain::EnvironmentImage;
 use api::dominator::rollouts::{
     EditEnvironmentsReply, EditEnvironmentsRequest, EnvironmentInfo, EnvironmentOrder,
@@ -73,6 +74,7 @@ impl View for FleetView<'_> {
                 image: sub.required().map_or_else(String::new, String::from),
                 state,
                 reachable,
+                unknown: sub.status() == Status::Connecting,
                 held_out: watched.machine.disable_updates || sub.rollback().is_some(),
             })
         })
