@@ -216,12 +216,11 @@ fn has_unknown(
     record: &RolloutRecord,
 ) -> bool {
     let steps = record.rollout.steps.iter().filter(|step| step.state.is_on_machines());
-    let concerns = |step: &Step, machine: &Record| {
-        change(state, &step.environment, step.revision.unwrap_or_default(), machine).is_some()
-    };
     let is_unknown =
         |machine: &Record| view.machine(&machine.hostname).is_none_or(|seen| seen.unknown);
-    steps.into_iter().any(|step| mdb.values().any(|one| concerns(step, one) && is_unknown(one)))
+    steps
+        .into_iter()
+        .any(|step| mdb.values().any(|one| concerns(state, step, one) && is_unknown(one)))
 }
 
 /// Decides about one rollout.
@@ -312,6 +311,22 @@ fn timed_out(document: &Document, record: &RolloutRecord, now: Time) -> Option<F
     })
 }
 
+/// True if the step may give the machine another image, or has. Others change when it is committed.
+fn concerns(state: &State, step: &Step, machine: &Record) -> bool {
+    let to = step.revision.unwrap_or_default();
+    let moved = state.environments.get(&step.environment).map(|one| &one.moved);
+    if moved.is_some_and(|moved| moved.get(&machine.hostname) == Some(&to)) {
+        return true;
+    }
+    let Some((now, after)) = change(state, &step.environment, to, machine) else { return false };
+    let stored = |revision| state.environments.get(&step.environment)?.revisions.get(&revision);
+    let before = match stored(step.from.unwrap_or_default()) {
+        Some(from) if from.definition.select.selects(machine) => from.image_of(&machine.hostname),
+        _ => &machine.required_image,
+    };
+    now != after || before != after
+}
+
 /// Returns a machine as decisions see it, if the rollout concerns it.
 fn machine(
     state: &State,
@@ -320,14 +335,11 @@ fn machine(
     view: &impl View,
     machine: &Record,
 ) -> Option<Machine> {
-    let wanted = |name: &String| {
-        let forward = record.rollout.steps.iter().filter(|step| step.environment == **name);
-        forward
-            .filter_map(|step| step.revision)
-            .any(|revision| change(state, name, revision, machine).is_some())
+    let wanted = |name: &&String| {
+        let mut steps = record.rollout.steps.iter().filter(|step| step.environment == **name);
+        steps.any(|step| concerns(state, step, machine))
     };
-    let selecting: BTreeSet<String> =
-        environments.iter().filter(|name| wanted(name)).cloned().collect();
+    let selecting: BTreeSet<String> = environments.iter().filter(wanted).cloned().collect();
     if selecting.is_empty() {
         return None;
     }

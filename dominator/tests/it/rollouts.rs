@@ -32,10 +32,11 @@ impl Fleet {
         let mut stage = Stage::new("[]").await;
         for image in ["v1", "v2", "v3"] {
             let text: String =
-                (0..20).map(|number| file(&format!("/f{number:02}"), image)).collect();
+                (0..200).map(|number| file(&format!("/f{number:03}"), image)).collect();
             stage.images.add(image, &tree(&text), Some(&[]));
         }
-        stage.images.add("bad", &tree(""), Some(&[]));
+        // It would remove too much.
+        stage.images.add("bad", &tree(&file("/f000", "bad")), Some(&[]));
         let (mut subs, mut records) = (Vec::new(), Vec::new());
         for host in HOSTS {
             let sub = FakeSub::new(tree(""));

@@ -5,6 +5,7 @@
 mod batches;
 mod documents;
 mod fleet;
+mod lifecycle;
 mod locks;
 mod steps;
 mod votes;
