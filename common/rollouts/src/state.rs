@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::definition::{Definition, Source};
 use crate::document::{Environment, Group, LockMode, Other, Revision, Rollout, RolloutState};
 
-pub use edits::{EditOutcome, Editor};
+pub use edits::{EditOutcome, Editor, Edits};
 pub use orders::{RolloutOrder, StartOrder};
 
 /// Machines of a machine database, by host name.

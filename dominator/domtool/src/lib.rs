@@ -6,6 +6,7 @@ mod cert;
 mod content;
 mod cron;
 mod database;
+mod environments;
 mod events;
 mod fleet_tasks;
 mod input_file;
@@ -18,6 +19,7 @@ mod permits;
 mod plan;
 mod resource;
 mod rollout;
+mod rollout_orders;
 mod settings;
 mod status;
 mod task;
@@ -36,9 +38,10 @@ use comfy_table::{Table, presets};
 use daemon::mdb_file::MdbFileError;
 use daemon::{DOMINATOR_PORT, EXIT_FAILED, EXIT_MISUSE, SecurityArgs, exit};
 use model::display::error_chain;
+use rollouts::document::Choice;
 use rpc::client::{CallError, Client, Peer};
 use tool::documents::{self, Documents};
-use tool::{Format, Output};
+use tool::{Format, Output, PlacedError};
 
 /// Time limit for an answer of the dominator.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -236,12 +239,33 @@ enum Command {
         #[command(subcommand)]
         command: task::Command,
     },
-    /// Ask about rollouts of environments
+    /// Say which machines have what: environments, of which each edit is a revision
     ///
-    /// No dominator carries out rollouts yet.
+    /// docs/ROLLOUTS.md explains environments, rollouts and votes.
+    Env {
+        #[command(subcommand)]
+        command: environments::Command,
+    },
+    /// Order environments in groups that come one after the other
+    Group {
+        #[command(subcommand)]
+        command: environments::GroupCommand,
+    },
+    /// Bring revisions of environments to their machines, step by step
     Rollout {
         #[command(subcommand)]
         command: rollout::Command,
+    },
+    /// Approve the plan of a step of a rollout
+    #[command(after_help = "Example: domtool approve r12/web --digest 8d1f --why 'tested'")]
+    Approve(rollout_orders::VoteArguments),
+    /// Reject the plan of a step of a rollout
+    #[command(after_help = "Example: domtool reject r12/web --digest 8d1f --why 'not today'")]
+    Reject(rollout_orders::VoteArguments),
+    /// Ask about the locks of rollouts
+    Lock {
+        #[command(subcommand)]
+        command: rollout_orders::LockCommand,
     },
     #[command(flatten)]
     Documents(Documents),
@@ -278,7 +302,9 @@ pub async fn run(arguments: Arguments) -> ExitCode {
         Command::Task { command: task::Command::File(command) } => {
             return task::run(arguments.format, command);
         }
-        Command::Rollout { command } => return rollout::run(arguments.format, command),
+        Command::Rollout { command: rollout::Command::File(command) } => {
+            return rollout::run(arguments.format, command);
+        }
         Command::Mdb { command: machine_database::Command::Check { file } } => {
             return match machine_database::check(arguments.format, file) {
                 Ok(output) => output.print(),
@@ -319,6 +345,8 @@ enum ToolError {
     Call(#[from] CallError),
     #[error(transparent)]
     File(#[from] MdbFileError),
+    #[error(transparent)]
+    Placed(#[from] PlacedError),
     #[error("no change of content {id} is known: domtool computed list")]
     NoChange { id: ContentChangeId },
     #[error("protocol error: the dominator returned a held machine database without its digest")]
@@ -399,6 +427,18 @@ async fn run_command(
         Command::SetConfig(arguments) => settings::set(client, format, arguments).await,
         Command::GetConfig(arguments) => settings::get(client, format, arguments).await,
         Command::Status => status::show_status(client, format).await,
+        Command::Env { command } => environments::run(client, format, command).await,
+        Command::Group { command } => environments::run_group(client, format, command).await,
+        Command::Rollout { command: rollout::Command::Order(command) } => {
+            rollout_orders::run(client, format, command).await
+        }
+        Command::Approve(arguments) => {
+            rollout_orders::vote(client, format, arguments, Choice::Approve).await
+        }
+        Command::Reject(arguments) => {
+            rollout_orders::vote(client, format, arguments, Choice::Reject).await
+        }
+        Command::Lock { command } => rollout_orders::check_lock(client, format, command).await,
         Command::Task { command: task::Command::Fleet(command) } => {
             fleet_tasks::run(client, format, command).await
         }
@@ -406,7 +446,7 @@ async fn run_command(
         | Command::Cert { .. }
         | Command::Methods(_)
         | Command::Cron(_)
-        | Command::Rollout { .. }
+        | Command::Rollout { command: rollout::Command::File(_) }
         | Command::Task { command: task::Command::File(_) }
         | Command::Database { .. } => {
             unreachable!("these commands run without a client")

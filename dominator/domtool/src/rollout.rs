@@ -1,24 +1,33 @@
-//! `domtool rollout`: asks about rollouts of environments.
+//! `domtool rollout`: what is decided about rollouts, asked without a dominator.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Subcommand;
 use rollouts::batch::Batch;
+use rollouts::document::name_of;
 use rollouts::machine_tasks::Actions;
 use rollouts::{Answer, Document, decide};
-use serde::Serialize;
 use tool::{Format, PlacedError};
 
 use crate::input_file::read;
-use crate::{columns, text_of};
+use crate::{columns, rollout_orders, text_of};
 
 /// The longest document, in bytes.
 const DOCUMENT_BYTES_MAX: usize = 64 << 20;
 
-/// Questions about rollouts.
+/// Commands about rollouts.
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
+    #[command(flatten)]
+    Order(rollout_orders::Command),
+    #[command(flatten)]
+    File(FileCommand),
+}
+
+/// Questions about files.
+#[derive(Debug, Subcommand)]
+pub(super) enum FileCommand {
     /// Say what happens next to a rollout, and why
     ///
     /// FILE says in JSON what is known: groups, environments, the rollout with its steps and votes,
@@ -37,8 +46,8 @@ pub(super) enum Command {
     },
 }
 
-pub(super) fn run(format: Format, command: &Command) -> ExitCode {
-    let Command::Decide { file } = command;
+pub(super) fn run(format: Format, command: &FileCommand) -> ExitCode {
+    let FileCommand::Decide { file } = command;
     let answer = || -> Result<String, PlacedError> {
         let text = read(file, DOCUMENT_BYTES_MAX)?;
         let document =
@@ -56,7 +65,7 @@ fn text_for_people(answer: &Answer) -> String {
     match &answer.rollout {
         Some(rollout) => {
             let id = &rollout.id;
-            text += &line(&format!("rollout {id}: {}", name(&rollout.state)), &rollout.cause);
+            text += &line(&format!("rollout {id}: {}", name_of(&rollout.state)), &rollout.cause);
             let mut table = columns(&["STEP", "REVISION", "STATE", "AFTER", "VOTES", "WHY"]);
             for step in &rollout.steps {
                 let details = answer.steps.iter().find(|details| details.id == step.id);
@@ -68,7 +77,7 @@ fn text_for_people(answer: &Answer) -> String {
                 table.add_row([
                     &step.id,
                     &revision,
-                    &name(&step.state),
+                    &name_of(&step.state),
                     &after,
                     &votes,
                     &step.cause,
@@ -79,10 +88,11 @@ fn text_for_people(answer: &Answer) -> String {
         None => text += "no rollout\n",
     }
     if let Some(pending) = &answer.pending {
-        text += &line(&format!("rollout {}: {}", pending.id, name(&pending.state)), &pending.cause);
+        text +=
+            &line(&format!("rollout {}: {}", pending.id, name_of(&pending.state)), &pending.cause);
     }
     for Batch { step, hosts, state, reason, healthy, machines, .. } in &answer.batches {
-        text += &format!("{step}: {}: {reason}; {healthy} of {machines} healthy", name(state));
+        text += &format!("{step}: {}: {reason}; {healthy} of {machines} healthy", name_of(state));
         text +=
             &if hosts.is_empty() { "\n".to_owned() } else { format!(": {}\n", hosts.join(", ")) };
     }
@@ -108,12 +118,6 @@ fn text_for_people(answer: &Answer) -> String {
         text += &format!("locks: {}{holder}\n", joined(&answer.lock.scope));
     }
     text
-}
-
-/// Returns the name that JSON has for a state.
-fn name(state: &impl Serialize) -> String {
-    let value = serde_json::to_value(state).unwrap_or_default();
-    value.as_str().unwrap_or_default().to_owned()
 }
 
 fn line(what: &str, why: &str) -> String {

@@ -72,6 +72,7 @@ impl Fleet {
         let request = EditEnvironmentsRequest {
             groups: Vec::new(),
             environments: vec![edit],
+            whole: false,
             dry_run: false,
             why: String::new(),
             who: "ann".to_owned(),

@@ -22,6 +22,9 @@ pub struct EditEnvironmentsRequest {
     pub groups: Vec<Group>,
     #[serde(default)]
     pub environments: Vec<EnvironmentEdit>,
+    /// True if what an edit leaves out gets its default, rather than staying as it is.
+    #[serde(default)]
+    pub whole: bool,
     /// True to be told what would happen.
     #[serde(default)]
     pub dry_run: bool,

@@ -89,6 +89,7 @@ fn sets_may_call_what_they_must() {
             Dominator.ClearSafetyShutoff
             Dominator.CountKeptFiles
             Dominator.DisableUpdates
+            Dominator.EditEnvironments
             Dominator.EnableUpdates
             Dominator.EndRollback
             Dominator.Explain
@@ -103,16 +104,21 @@ fn sets_may_call_what_they_must() {
             Dominator.GetTaskLog
             Dominator.GoOn
             Dominator.ListContentChanges
+            Dominator.ListEnvironments
             Dominator.ListEvents
             Dominator.ListLastingOrders
             Dominator.ListPermits
+            Dominator.ListRollouts
             Dominator.ListSubs
             Dominator.ListTasks
             Dominator.OrderContentChange
+            Dominator.OrderEnvironment
+            Dominator.OrderRollout
             Dominator.OrderTasks
             Dominator.PauseUpdates
             Dominator.PlanMachine
             Dominator.PlanMachines
+            Dominator.PlanRollout
             Dominator.ResumeImage
             Dominator.ResumeUpdates
             Dominator.Retry
@@ -121,7 +127,9 @@ fn sets_may_call_what_they_must() {
             Dominator.SetDefaultImage
             Dominator.ShowMdb
             Dominator.ShowSub
+            Dominator.StartRollout
             Dominator.Trust
+            Dominator.VoteOnStep
             Dominator.WatchSub
             FileGenerator.Generate
             FileGenerator.GetContents
@@ -184,12 +192,15 @@ fn sets_may_call_what_they_must() {
             Dominator.GetStatus
             Dominator.GetSubLimits
             Dominator.GetTask
+            Dominator.ListEnvironments
             Dominator.ListEvents
             Dominator.ListPermits
+            Dominator.ListRollouts
             Dominator.ListSubs
             Dominator.ListTasks
             Dominator.PlanMachine
             Dominator.PlanMachines
+            Dominator.PlanRollout
             Dominator.ShowMdb
             Dominator.ShowSub
             Dominator.WatchSub

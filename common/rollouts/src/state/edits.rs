@@ -15,6 +15,15 @@ use crate::document::{Group, Revision};
 use crate::gate::gated;
 use crate::steps::Said;
 
+/// Edits of groups and environments.
+#[derive(Clone, Debug, Default)]
+pub struct Edits {
+    pub groups: Vec<Group>,
+    pub environments: Vec<EnvironmentEdit>,
+    /// True if what an edit leaves out gets its default, rather than staying as it is.
+    pub whole: bool,
+}
+
 /// Who edits, why and when.
 #[derive(Clone, Debug)]
 pub struct Editor {
@@ -48,18 +57,17 @@ impl State {
     /// revision.
     pub fn edit(
         &mut self,
-        groups: Vec<Group>,
-        edits: Vec<EnvironmentEdit>,
+        edits: Edits,
         editor: &Editor,
         mdb: &SharedMachines,
     ) -> Result<Vec<EditOutcome>, Said> {
         let mut next = self.clone();
         let mut outcomes = Vec::new();
-        for group in groups {
+        for group in edits.groups {
             outcomes.push(next.set_group(group)?);
         }
-        for edit in edits {
-            outcomes.push(next.edit_one(edit, editor, mdb)?);
+        for edit in edits.environments {
+            outcomes.push(next.edit_one(edit, edits.whole, editor, mdb)?);
         }
         next.document(None).check().map_err(|error| invalid(&error))?;
         for outcome in &mut outcomes {
@@ -85,6 +93,7 @@ impl State {
     fn edit_one(
         &mut self,
         edit: EnvironmentEdit,
+        whole: bool,
         editor: &Editor,
         mdb: &SharedMachines,
     ) -> Result<EditOutcome, Said> {
@@ -102,7 +111,8 @@ impl State {
             };
             return Err(Said::new(409, message));
         }
-        let definition = edit.apply(former.definition()).map_err(|error| invalid(&error))?;
+        let kept = former.definition().filter(|_| !whole);
+        let definition = edit.apply(kept).map_err(|error| invalid(&error))?;
         let outcome = |revision, what: &str| EditOutcome {
             name: name.clone(),
             revision,

@@ -14,7 +14,7 @@ use rollouts::document::{
     Choice, MachineTaskState as Task, Revision, RolloutState, StepState, VoteEvent,
 };
 use rollouts::gate::{effective, gated};
-use rollouts::state::{Editor, RolloutOrder, SharedMachines, StartOrder, State};
+use rollouts::state::{Editor, Edits, RolloutOrder, SharedMachines, StartOrder, State};
 
 /// Numbers that look random, of a seed.
 struct Random(u64);
@@ -142,7 +142,13 @@ impl World {
                 );
                 let edit: EnvironmentEdit = serde_json::from_str(&text).unwrap();
                 let editor = self.editor("ann");
-                self.state.edit(Vec::new(), vec![edit], &editor, &self.mdb).map(|_| text)
+                self.state
+                    .edit(
+                        Edits { environments: vec![edit], ..Edits::default() },
+                        &editor,
+                        &self.mdb,
+                    )
+                    .map(|_| text)
             }
             2..=4 => {
                 let newest = self.state.environments.get(name).map_or(0, |one| one.newest());

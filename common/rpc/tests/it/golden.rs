@@ -214,6 +214,14 @@ fn methods_of_the_dominator_have_these_bytes() {
     pinned.method::<dominator::tasks::GetTaskLog>(samples::get_fleet_task_log());
     pinned.method::<dominator::kept_files::CountKeptFiles>(samples::count_kept_files());
     pinned.method::<dominator::resources::GetResources>(samples::machine_resources());
+    pinned.method::<dominator::rollouts::EditEnvironments>(samples::edit_environments());
+    pinned.method::<dominator::rollouts::OrderEnvironment>(samples::order_environment());
+    pinned.method::<dominator::rollouts::ListEnvironments>(samples::list_environments());
+    pinned.method::<dominator::rollouts::PlanRollout>(samples::plan_rollout());
+    pinned.method::<dominator::rollouts::StartRollout>(samples::start_rollout());
+    pinned.method::<dominator::rollouts::OrderRollout>(samples::order_rollout());
+    pinned.method::<dominator::rollouts::VoteOnStep>(samples::vote_on_step());
+    pinned.method::<dominator::rollouts::ListRollouts>(samples::list_rollouts());
     pinned.check("Dominator.", expect_file!["golden/dominator.txt"]);
 }
 

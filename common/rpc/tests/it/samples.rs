@@ -6,6 +6,7 @@ mod image_life;
 mod machine_database;
 mod replication;
 mod resources;
+mod rollouts;
 mod sub_state;
 
 use std::collections::BTreeMap;
@@ -47,6 +48,7 @@ pub use image_life::*;
 pub use machine_database::*;
 pub use replication::*;
 pub use resources::*;
+pub use rollouts::*;
 pub use sub_state::*;
 
 /// An id of digits that are easy to find in a dump.

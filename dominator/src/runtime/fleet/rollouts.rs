@@ -29,8 +29,8 @@ use rollouts::document::{Kind, Revision, StepState, VoteEvent};
 use rollouts::gate::{effective, gated};
 use rollouts::lock::lock;
 use rollouts::state::{
-    Editor, EnvironmentState, RolloutOrder, RolloutRecord, SharedMachines, StartOrder, State,
-    StoredRevision,
+    Editor, Edits, EnvironmentState, RolloutOrder, RolloutRecord, SharedMachines, StartOrder,
+    State, StoredRevision,
 };
 use rollouts::steps::Said;
 use tokio::sync::Notify;
@@ -214,7 +214,7 @@ impl Fleet {
         self: &Arc<Self>,
         request: EditEnvironmentsRequest,
     ) -> Result<EditEnvironmentsReply, OrderError> {
-        let EditEnvironmentsRequest { groups, environments, dry_run, why, who } = request;
+        let EditEnvironmentsRequest { groups, environments, whole, dry_run, why, who } = request;
         let images = environments.iter().filter_map(|edit| match &edit.source {
             Source::Image(image) => Some(image.clone()),
             Source::Mdb(_) => None,
@@ -223,17 +223,16 @@ impl Fleet {
         let names: Vec<&str> = environments.iter().map(|edit| edit.name.as_str()).collect();
         let order = Order::new("edit-environments", &who).about(names.join(" ")).why(&why);
         let order = order.checked()?;
+        let edits = Edits { groups, environments, whole };
         let edit = move |fleet: &Self| {
             if dry_run {
                 let mdb = fleet.locked().admission.current().machines().clone();
                 let mut next = State::clone(&fleet.state().rollouts.get());
                 let now = fleet.shared.clock.now().wall;
                 let editor = Editor { who, why, now };
-                return Ok(next.edit(groups, environments, &editor, &mdb)?);
+                return Ok(next.edit(edits, &editor, &mdb)?);
             }
-            fleet.change_rollouts(&order, |state, mdb, editor| {
-                state.edit(groups, environments, editor, mdb)
-            })
+            fleet.change_rollouts(&order, |state, mdb, editor| state.edit(edits, editor, mdb))
         };
         Ok(EditEnvironmentsReply { outcomes: self.on_thread(edit).await? })
     }
