@@ -168,11 +168,12 @@ mod tests {
         let update = |hostname, image| MdbChange::Update(Arc::new(machine(hostname, image)));
         let changes = current.take(database(&[("b", "x"), ("a", "x"), ("c", "")]));
         assert_eq!(changes, [start("a", "x"), start("b", "x"), start("c", "")]);
-        assert_eq!(current.images(), BTreeSet::from([ImageName::new("x").unwrap()]));
+        assert_eq!(images_of(current.machines()), BTreeSet::from([ImageName::new("x").unwrap()]));
         assert_eq!(current.take(database(&[("a", "x"), ("b", "x"), ("c", "")])), []);
         let changes = current.take(database(&[("a", "x"), ("b", "y"), ("d", "z")]));
         assert_eq!(changes, [update("b", "y"), MdbChange::Stop("c".into()), start("d", "z")]);
-        let images: Vec<String> = current.images().into_iter().map(String::from).collect();
+        let images: Vec<String> =
+            images_of(current.machines()).into_iter().map(String::from).collect();
         assert_eq!(images, ["x", "y", "z"]);
     }
 

@@ -2,6 +2,7 @@
 
 mod events;
 mod resources;
+mod rollouts;
 mod shared_page;
 mod tasks;
 
@@ -57,6 +58,8 @@ pub fn pages<S: Clone + Send + Sync + 'static>(
     fleet: &Arc<Fleet>,
 ) -> Router<Pages> {
     let frame = Frame::new(DAEMON, &fleet.shared().security)
+        .link("/environments", "environments")
+        .link("/rollouts", "rollouts")
         .link("/tasks", "tasks")
         .link("/events", "events");
     router
@@ -69,6 +72,9 @@ pub fn pages<S: Clone + Send + Sync + 'static>(
         })
         .page("/sub", async |pages, request| machine_page(&pages, &request.query))
         .page("/resources", async |pages, request| resources::page(&pages, &request.query).await)
+        .page("/environments", async |pages, _| Ok(rollouts::environments(&pages)))
+        .page("/rollouts", async |pages, request| Ok(rollouts::rollouts(&pages, &request.query)))
+        .page("/rollout", async |pages, request| rollouts::rollout(&pages, &request.query))
         .page("/mdb", async |pages, _| {
             Ok(pages.html("Machine database", &HeldMdbPage::new(&pages.fleet)))
         })

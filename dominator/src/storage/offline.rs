@@ -295,7 +295,7 @@ impl DamagedRows {
         match read_rows(&OpenDatabase::open(path)?) {
             Ok(rollouts) => rows.rollouts = rollouts,
             Err(StorageError::Damaged { .. }) => {
-                rows.lost.push("environments and rollouts".to_owned())
+                rows.lost.push("environments and rollouts".to_owned());
             }
             Err(error) => return Err(error),
         }
