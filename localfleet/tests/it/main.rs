@@ -27,6 +27,7 @@ mod plan;
 mod private;
 mod provisioning;
 mod rollback;
+mod rollouts;
 mod signed;
 mod simulated;
 mod snapshot;

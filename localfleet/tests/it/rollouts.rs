@@ -1,0 +1,161 @@
+//! Environments and rollouts with real daemons: a vote, a canary, a dependency, a bad revision that
+//! goes back by itself, and a dominator that is killed at each of their stages.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::converges::{CONVERGE_MAX, Scenario};
+use crate::orders::domtool;
+use crate::trees;
+
+/// Runs domtool, which must succeed. Returns its data as JSON.
+fn asked(scenario: &Scenario, words: &[&str]) -> Value {
+    let (code, out, said) = domtool(scenario, &[&["--format", "json"], words].concat());
+    assert_eq!(code, 0, "{words:?}: {said}");
+    serde_json::from_str(&out).unwrap()
+}
+
+/// Runs domtool with a file.
+fn with_file(scenario: &Scenario, words: &[&str], content: &Value) -> (i32, String, String) {
+    let file = scenario.directory.path().join("input.json");
+    fs::write(&file, content.to_string()).unwrap();
+    domtool(scenario, &[words, &[file.to_str().unwrap()]].concat())
+}
+
+fn rollout(scenario: &Scenario, id: &str) -> Value {
+    asked(scenario, &["rollout", "show", id])["rollouts"][0].clone()
+}
+
+/// Waits until the rollout is as `is_so` says.
+fn wait_for(scenario: &Scenario, id: &str, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
+    let end = Instant::now() + CONVERGE_MAX;
+    loop {
+        let shown = rollout(scenario, id);
+        if is_so(&shown) {
+            return shown;
+        }
+        assert!(Instant::now() < end, "{id} is not so: {what}: {shown:#}");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
+fn wait_for_state(scenario: &Scenario, id: &str, state: &str) -> Value {
+    wait_for(scenario, id, state, |shown| shown["rollout"]["state"] == state)
+}
+
+fn kill_dominator(scenario: &mut Scenario) {
+    scenario.fleet.dominator.kill().unwrap();
+    scenario.fleet.dominator.start_again().unwrap();
+    scenario.fleet.wait_ready().unwrap();
+}
+
+fn required(scenario: &Scenario) -> Vec<String> {
+    scenario.fleet.statuses().unwrap().into_iter().map(|sub| sub.required_image).collect()
+}
+
+fn add_sick(scenario: &Scenario, tree: &std::path::Path) {
+    let check = scenario.directory.path().join("health.json");
+    let command = json!({"command": ["/usr/bin/false"], "within_seconds": 1, "undo": true});
+    fs::write(&check, command.to_string()).unwrap();
+    let file = |name: &str| scenario.directory.path().join(name).into_os_string();
+    let words = [
+        "--format".into(),
+        "json".into(),
+        "add".into(),
+        "test/sick".into(),
+        tree.into(),
+        file("filter"),
+        file("triggers"),
+        "--health-check".into(),
+        check.into_os_string(),
+    ];
+    scenario.imagetool(&words);
+}
+
+fn images(scenario: &Scenario) -> PathBuf {
+    let tree = |version: u32| {
+        let tree = scenario.directory.path().join(format!("tree-{version}"));
+        trees::make(&tree, version);
+        tree
+    };
+    scenario.add("test/1", &tree(1));
+    scenario.add("test/2", &tree(2));
+    add_sick(scenario, &tree(3));
+    scenario.directory.path().join("tree-2")
+}
+
+#[test]
+fn revisions_come_step_by_step_and_a_bad_one_goes_back_by_itself() {
+    let mut scenario = Scenario::start(4);
+    let second = images(&scenario);
+    scenario.converge("test/1");
+    let environment = |name: &str, hosts: Value, rest: Value| {
+        let mut environment = json!({
+            "name": name, "select": {"hosts": hosts}, "source": {"image": "test/2"},
+            "strategy": {"min_healthy_percent": 50, "soak_s": 1},
+        });
+        let rest = rest.as_object().unwrap().clone();
+        environment.as_object_mut().unwrap().extend(rest);
+        environment
+    };
+    let db = environment("db", json!(["sub-1"]), json!({}));
+    let (code, _, said) = with_file(&scenario, &["env", "create"], &db);
+    assert_eq!(code, 0, "{said}");
+    let author = asked(&scenario, &["env", "show", "db"])["revisions"][0]["author"].clone();
+    let approval = json!({"voters": [author], "min_approvals": 1, "author_alone": true});
+    let rest = json!({"depends_on": ["db"], "approval": approval});
+    let web = environment("web", json!(["sub-2", "sub-3", "sub-4"]), rest);
+    assert_eq!(with_file(&scenario, &["env", "create"], &web).0, 0);
+    let (code, _, said) = with_file(&scenario, &["env", "create"], &web);
+    assert_eq!(code, 1, "{said}");
+    assert!(said.contains("web exists already, with revision 1"), "{said}");
+    assert_eq!(required(&scenario), ["test/1"; 4]);
+    assert_eq!(domtool(&scenario, &["rollout", "plan"]).0, 3);
+
+    let start = ["rollout", "start", "db@1", "web@1", "--why", "a release"];
+    let id = asked(&scenario, &start)["id"].as_str().unwrap().to_owned();
+    let shown = wait_for(&scenario, &id, "web waits for votes", |shown| {
+        shown["rollout"]["steps"][1]["state"] == "awaiting_approval"
+    });
+    // The step before is done, and web is fetched while people vote.
+    assert_eq!(required(&scenario), ["test/2", "test/1", "test/1", "test/1"]);
+    assert_eq!(domtool(&scenario, &["lock", "check", "db"]).0, 3);
+    kill_dominator(&mut scenario);
+    let digest = shown["plans"][0]["digest"].as_str().unwrap();
+    let step = format!("{id}/web");
+    let (code, _, said) = domtool(&scenario, &["approve", &step, "--digest", "0000"]);
+    assert_eq!(code, 1, "{said}");
+    let vote = ["approve", &step, "--digest", digest, "--why", "tested"];
+    assert_eq!(domtool(&scenario, &vote).0, 0);
+    wait_for(&scenario, &id, "the canary is changed", |shown| {
+        shown["rollout"]["steps"][1]["state"] != "awaiting_approval"
+    });
+    kill_dominator(&mut scenario);
+    wait_for_state(&scenario, &id, "succeeded");
+    scenario.fleet.wait_synced("test/2", CONVERGE_MAX, |_| {}).unwrap();
+    scenario.verify(&second);
+    assert_eq!(domtool(&scenario, &["lock", "check"]).0, 0);
+    let explained = domtool(&scenario, &["explain", "sub-2"]).1;
+    assert!(explained.contains("by web@1; the machine database says test/1"), "{explained}");
+
+    // The health check of the next revision fails: it goes back, and the others never got it.
+    let sick = json!({"name": "web", "source": {"image": "test/sick"}});
+    assert_eq!(with_file(&scenario, &["env", "update", "--base", "1"], &sick).0, 0);
+    let id = asked(&scenario, &["rollout", "start", "web@2", "--why", "next"])["id"].clone();
+    let id = id.as_str().unwrap();
+    let shown = wait_for(&scenario, id, "there is a plan", |shown| {
+        shown["rollout"]["steps"][0]["state"] == "awaiting_approval"
+    });
+    let digest = shown["plans"][0]["digest"].as_str().unwrap();
+    assert_eq!(domtool(&scenario, &["approve", &format!("{id}/web"), "--digest", digest]).0, 0);
+    let shown = wait_for_state(&scenario, id, "rolled_back");
+    let cause = shown["rollout"]["cause"].as_str().unwrap();
+    assert_eq!(cause, "web failed: a canary has failed: sub-2");
+    scenario.fleet.wait_synced("test/2", CONVERGE_MAX, |_| {}).unwrap();
+    scenario.verify(&second);
+    let events = domtool(&scenario, &["events", "--kind", "update", "--image", "test/sick"]).1;
+    assert!(!events.contains("sub-3") && !events.contains("sub-4"), "{events}");
+}
