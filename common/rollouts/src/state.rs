@@ -137,6 +137,15 @@ impl EnvironmentState {
         self.moved.get(hostname).copied().unwrap_or(self.committed)
     }
 
+    /// Returns the revisions that machines have or may get again: those in use, the former ones and
+    /// the newest.
+    pub fn kept_revisions(&self) -> impl Iterator<Item = &StoredRevision> {
+        let newest = self.revisions.keys().rev().take(FORMER_MAX).copied();
+        let in_use = self.moved.values().chain(&self.former).copied().chain([self.committed]);
+        let kept: BTreeSet<Revision> = newest.chain(in_use).collect();
+        kept.into_iter().filter_map(|revision| self.revisions.get(&revision))
+    }
+
     /// Makes a revision the committed one, and that of all machines.
     pub(crate) fn commit(&mut self, revision: Revision) {
         if self.former.last() == Some(&revision) {

@@ -60,6 +60,12 @@ pub const PERMIT_CONFLICT: &str = "permit-conflict";
 /// The kind of the alarm that the health check of the image of a machine fails for a while.
 pub const IMAGE_UNHEALTHY: &str = "image-unhealthy";
 
+/// The kind of the alarm that a rollout has failed.
+pub const ROLLOUT_FAILED: &str = "rollout-failed";
+
+/// The kind of the alarm that a step of a rollout waits for votes.
+pub const ROLLOUT_VOTES: &str = "rollout-votes";
+
 /// How many begun alarms, and how many ended ones, one report lists.
 const LISTED_MAX: usize = 100;
 

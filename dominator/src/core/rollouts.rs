@@ -1,8 +1,14 @@
 //! How machines stand to rollouts of environments.
 // tidy: core
 
+use std::collections::BTreeSet;
+
 use api::dominator::Status;
-use rollouts::document::MachineTaskState;
+use model::tree::Time;
+use rollouts::document::{MachineTaskState, RolloutState, StepState};
+use rollouts::state::State;
+
+use crate::core::alarms::{AlarmSet, ROLLOUT_FAILED, ROLLOUT_VOTES};
 
 /// Returns how a machine with this status is, and whether it can be reached.
 #[must_use]
@@ -36,6 +42,36 @@ pub fn machine_state(status: Status, has_unhealthy_task: bool) -> (MachineTaskSt
             | Status::Held
     );
     (state, is_reachable)
+}
+
+/// Raises the alarms about rollouts. That one was rolled back ends when another one of its
+/// environments is started.
+pub fn raise_alarms(state: &State, raised: &mut AlarmSet) {
+    let mut newer: BTreeSet<String> = BTreeSet::new();
+    for record in state.rollouts.values().rev() {
+        let (id, rollout) = (&record.rollout.id, &record.rollout);
+        let since = |step: &str| record.since.get(step).copied();
+        let waiting = |state: StepState| state == StepState::AwaitingApproval;
+        for step in rollout.steps.iter().filter(|step| waiting(step.state)) {
+            let about = format!("{id}/{}", step.id);
+            raised.add(ROLLOUT_VOTES, &about, since(&step.id), step.cause.clone());
+        }
+        let environments = record.environments();
+        let is_newest = environments.is_disjoint(&newer);
+        newer.extend(environments);
+        let since: Option<Time> = record.ended.or(Some(record.created));
+        match rollout.state {
+            RolloutState::RollbackFailed => {
+                let text = format!("its rollback has failed: {}", rollout.cause);
+                raised.add(ROLLOUT_FAILED, id, since, text);
+            }
+            RolloutState::RolledBack if is_newest => {
+                let text = format!("it was rolled back: {}", rollout.cause);
+                raised.add(ROLLOUT_FAILED, id, since, text);
+            }
+            _ => {}
+        }
+    }
 }
 
 #[cfg(test)]

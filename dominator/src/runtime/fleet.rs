@@ -44,6 +44,7 @@ use crate::core::permits::conflict_text;
 use crate::core::required_image::DefaultImageError;
 use crate::core::required_image::warning_text;
 use crate::core::rollback::{RollbackError, Rollbacks};
+use crate::core::rollouts::raise_alarms;
 use crate::core::selectors::{HostsError, Selection, select_hosts};
 use crate::core::settings::SettingsError;
 use crate::core::sub::SubOrder;
@@ -387,6 +388,7 @@ impl Fleet {
                 raised.add(CONTENT_STOPPED, &change.id.to_string(), Some(change.since), text);
             }
         }
+        raise_alarms(&self.state().rollouts.get(), &mut raised);
         for TaskPermits { task, holders } in self.shared.permits.report().tasks {
             if let Some(text) = conflict_text(&task, &holders) {
                 raised.add(PERMIT_CONFLICT, &task, None, text);

@@ -124,6 +124,8 @@ pub struct Images {
     troubles: Mutex<BTreeMap<ImageName, String>>,
     /// Images that no machine must have.
     known: Mutex<cache::ImageCache>,
+    /// Images that are only held at the image server.
+    kept: Mutex<BTreeSet<ImageName>>,
     /// Held while a former image is loaded.
     asking: tokio::sync::Mutex<()>,
     tracker: TaskTracker,
@@ -152,6 +154,7 @@ impl Images {
             wanted: Mutex::default(),
             troubles: Mutex::default(),
             known: Mutex::default(),
+            kept: Mutex::default(),
             asking: tokio::sync::Mutex::default(),
             tracker,
             stop,
@@ -199,14 +202,23 @@ impl Images {
         }
     }
 
-    /// Holds the wanted images on the image server, so that they do not expire, under the name
+    /// Says which images may be wanted again: they are held at the image server too.
+    pub fn keep(&self, names: BTreeSet<ImageName>) {
+        let former = std::mem::replace(&mut *locked(&self.kept), names);
+        if former != *locked(&self.kept) {
+            self.changed.notify_one();
+        }
+    }
+
+    /// Holds the wanted and the kept images on the image server, so that they do not expire, under the name
     /// `holder`. Never returns.
     pub async fn hold(self: Arc<Self>, holder: String) {
         let mut is_failing = false;
         loop {
             let names: Vec<_> = {
-                let wanted = locked(&self.wanted);
-                wanted.keys().take(NAMES_MAX).cloned().collect()
+                let (wanted, kept) = (locked(&self.wanted), locked(&self.kept));
+                let kept = kept.iter().filter(|name| !wanted.contains_key(*name));
+                wanted.keys().chain(kept).take(NAMES_MAX).cloned().collect()
             };
             // Without a machine database the holds from before the start stay.
             if !names.is_empty() {

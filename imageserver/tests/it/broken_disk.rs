@@ -324,7 +324,7 @@ async fn a_store_on_a_read_only_disk_is_served_and_says_so() {
     // Without a restart, once the disk is well.
     disk.remount("rw");
     until(async || server.metric("dominator_store_failing") == "0").await;
-    assert!(server.logged("the store can be written again"));
+    until(async || server.logged("the store can be written again")).await;
     assert_eq!(server.get("/healthz", "").text(), "ok\n");
     assert!(!server.get("/", "").text().contains(alarm));
     server.upload(&[b"new"]).await;

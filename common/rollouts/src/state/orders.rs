@@ -128,7 +128,7 @@ impl State {
             let revision = revision.or(former).ok_or_else(|| {
                 Said::new(404, format!("{name} has no former revision: name one, as {name}@N"))
             })?;
-            if !environment.revisions.contains_key(&revision) {
+            if revision > 0 && !environment.revisions.contains_key(&revision) {
                 return Err(Said::new(404, format!("{name} has no revision {revision}")));
             }
             steps.push(Step {

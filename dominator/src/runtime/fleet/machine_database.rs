@@ -139,6 +139,7 @@ impl Fleet {
         let effective = self.effective(admission.current().machines());
         let changes = changes_between(&inner.effective, &effective);
         (inner.admission, inner.effective) = (admission, effective);
+        self.shared.images.keep(self.kept_images());
         if changes.is_empty() {
             return;
         }

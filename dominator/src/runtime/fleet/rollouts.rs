@@ -487,6 +487,13 @@ impl Fleet {
         effective(&self.state().rollouts.get(), mdb)
     }
 
+    /// Returns the images of revisions that machines have, or may get again.
+    pub(super) fn kept_images(&self) -> BTreeSet<ImageName> {
+        let state = self.state().rollouts.get();
+        let kept = state.environments.values().flat_map(|one| one.kept_revisions());
+        kept.flat_map(images_in).collect()
+    }
+
     /// Returns the images of unfinished rollouts, so that they are loaded.
     pub(super) fn rollout_images(&self) -> BTreeSet<ImageName> {
         let state = self.state().rollouts.get();

@@ -109,7 +109,9 @@ fn words_of_json_stay() {
 }
 
 /// The alarms that the dominator raises by itself; those of machines are among the words of JSON.
-const ALARMS: [&str; 17] = [
+const ALARMS: [&str; 19] = [
+    alarms::ROLLOUT_FAILED,
+    alarms::ROLLOUT_VOTES,
     alarms::COMPUTED_FILES,
     alarms::CONTENT_STOPPED,
     alarms::IMAGE_CHANGED,
