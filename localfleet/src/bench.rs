@@ -9,6 +9,7 @@ mod fleet;
 mod inconsistency_window;
 mod install;
 mod measure;
+mod rollouts;
 mod serve;
 mod store;
 mod tls;
@@ -68,6 +69,8 @@ pub enum Part {
     Computed,
     /// The cost of TLS for such a fleet, and for getting an image.
     Tls,
+    /// Decisions about rollouts of ten thousand machines in 200 environments.
+    Rollouts,
 }
 
 /// Measures the product beside its peers.
@@ -93,7 +96,7 @@ pub struct Arguments {
     /// The system that is hashed and installed; real files of this machine by default.
     #[arg(long, value_name = "TAR|DIR")]
     system: Option<PathBuf>,
-    /// The number of simulated machines for `fleet`.
+    /// The number of simulated machines for `fleet`, and of machines for `rollouts`.
     #[arg(long, default_value_t = 10_000)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=100_000))]
     subs: u32,
@@ -168,6 +171,7 @@ pub fn run(
     any(Part::Pages, fleet::pages)?;
     any(Part::Computed, fleet::computed)?;
     any(Part::Tls, tls::measure)?;
+    any(Part::Rollouts, rollouts::measure)?;
     directory.close().context("cannot remove the directory")
 }
 

@@ -1,8 +1,10 @@
-//! The demo: a fleet converges, drifts, is repaired and is updated.
+//! The demos: a fleet converges, drifts, is repaired and is updated; and it gets rollouts.
 
 mod computed_files;
 pub mod make_drift;
+mod rollout;
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -53,6 +55,31 @@ impl Demo {
     /// If a step fails, or a comparison of trees finds a difference.
     pub fn run(&self) -> anyhow::Result<Fleet> {
         let version_1 = self.first_version()?;
+        let mut fleet = self.start_fleet()?;
+        say("Uploading the first version as image demo/1.");
+        self.add(&fleet, "demo/1", self.image.as_deref().unwrap_or(&version_1), &[])?;
+        say("Editing the machine database: every machine must have demo/1.");
+        converge(&mut fleet, "demo/1")?;
+        verify(&fleet, &version_1)?;
+
+        repair(&mut fleet, &version_1)?;
+
+        let version_2 = self.directory.join("version-2");
+        say("Copying the first version, to make a second one from it.");
+        source_trees::copy(&version_1, &version_2)?;
+        let changed = source_trees::next_version(&version_2, &is_kept)?;
+        say(&format!("Uploading a second version, with {changed} changed files, as demo/2."));
+        self.add(&fleet, "demo/2", &version_2, &[])?;
+        say("Editing the machine database: every machine must have demo/2.");
+        converge(&mut fleet, "demo/2")?;
+        show_update(&fleet)?;
+        verify(&fleet, &version_2)?;
+        computed_files::show(&mut fleet, &self.directory, &version_2)?;
+        Ok(fleet)
+    }
+
+    /// Starts the daemons, and gives each machine a file that it keeps.
+    fn start_fleet(&self) -> anyhow::Result<Fleet> {
         let options = Options {
             programs: self.programs.clone(),
             directory: self.directory.clone(),
@@ -65,7 +92,7 @@ impl Demo {
         };
         say(&format!("Starting an imageserver, a dominator and {} subds.", self.subs));
         let start = Instant::now();
-        let mut fleet = Fleet::start(options)?;
+        let fleet = Fleet::start(options)?;
         say(&format!("All of them answer, after {:.2} s.", start.elapsed().as_secs_f64()));
         for sub in &fleet.subs {
             let log = sub.root.join("var/log");
@@ -74,26 +101,6 @@ impl Demo {
                 .context("cannot write")?;
         }
         self.write_rules()?;
-
-        say("Uploading the first version as image demo/1.");
-        self.add(&fleet, "demo/1", self.image.as_deref().unwrap_or(&version_1))?;
-        say("Editing the machine database: every machine must have demo/1.");
-        converge(&mut fleet, "demo/1")?;
-        verify(&fleet, &version_1)?;
-
-        repair(&mut fleet, &version_1)?;
-
-        let version_2 = self.directory.join("version-2");
-        say("Copying the first version, to make a second one from it.");
-        source_trees::copy(&version_1, &version_2)?;
-        let changed = source_trees::next_version(&version_2, &is_kept)?;
-        say(&format!("Uploading a second version, with {changed} changed files, as demo/2."));
-        self.add(&fleet, "demo/2", &version_2)?;
-        say("Editing the machine database: every machine must have demo/2.");
-        converge(&mut fleet, "demo/2")?;
-        show_update(&fleet)?;
-        verify(&fleet, &version_2)?;
-        computed_files::show(&mut fleet, &self.directory, &version_2)?;
         Ok(fleet)
     }
 
@@ -117,16 +124,23 @@ impl Demo {
         fs::write(self.directory.join("triggers"), TRIGGERS).context("cannot write the triggers")
     }
 
-    fn add(&self, fleet: &Fleet, name: &str, source: &Path) -> anyhow::Result<()> {
+    fn add(
+        &self,
+        fleet: &Fleet,
+        name: &str,
+        source: &Path,
+        flags: &[&OsStr],
+    ) -> anyhow::Result<()> {
         let (filter, triggers) = (self.directory.join("filter"), self.directory.join("triggers"));
         let start = Instant::now();
-        let output = fleet.imagetool(&[
+        let words: [&OsStr; 5] = [
             "add".as_ref(),
             name.as_ref(),
             source.as_os_str(),
             filter.as_os_str(),
             triggers.as_os_str(),
-        ])?;
+        ];
+        let output = fleet.imagetool(&[&words, flags].concat())?;
         let said = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success(), "imagetool add failed: {}", said.trim());
         say(&format!("{} ({:.2} s)", said.trim(), start.elapsed().as_secs_f64()));

@@ -23,6 +23,7 @@ use api::method::Method;
 use certs::sets::Set;
 use model::mdb::Machine;
 use rpc::client::{Client, Peer};
+use rpc::server::TOKEN_FIELD;
 
 use crate::fleet::certificates::{Certificates, OPERATOR};
 use crate::fleet::daemon_process::Daemon;
@@ -458,6 +459,29 @@ impl Fleet {
     pub fn get(&self, client: &Client, path: &str) -> anyhow::Result<(u16, Vec<u8>)> {
         let (status, content) =
             self.runtime.block_on(client.get(path)).context("a daemon does not answer")?;
+        Ok((status, content.to_vec()))
+    }
+
+    /// Gets a page of the dominator, and sends its form with these fields beside the token. Returns
+    /// the HTTP status of the answer, and its content.
+    ///
+    /// # Errors
+    ///
+    /// If it does not answer, or the page has no form.
+    pub fn submit(
+        &self,
+        page: &str,
+        form: &str,
+        fields: &[(&str, &str)],
+    ) -> anyhow::Result<(u16, Vec<u8>)> {
+        let (_, html) = self.get(&self.client, page)?;
+        let html = String::from_utf8_lossy(&html);
+        let field = format!("name=\"{TOKEN_FIELD}\" value=\"");
+        let token = html.split_once(&field).and_then(|(_, rest)| rest.split('"').next());
+        let token = token.with_context(|| format!("{page} has no form"))?;
+        let fields = [fields, &[(TOKEN_FIELD, token)]].concat();
+        let answer = self.runtime.block_on(self.client.submit(form, &fields));
+        let (status, content) = answer.context("the dominator does not answer")?;
         Ok((status, content.to_vec()))
     }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use localfleet::bench;
 use localfleet::demo::Demo;
 use localfleet::simulator;
@@ -26,13 +26,19 @@ use signal_hook::flag;
 #[command(
     version,
     after_help = "Examples:\n  localfleet\n  localfleet --once\n  \
-    localfleet --image debian.tar.zst --subs 5\n  localfleet bench\n\n\
+    localfleet --image debian.tar.zst --subs 5\n  localfleet demo rollout --once\n  localfleet bench\n\n\
         Needs root, because subd sets owners."
 )]
 struct Arguments {
     #[command(subcommand)]
     command: Option<Command>,
 
+    #[command(flatten)]
+    fleet: FleetArguments,
+}
+
+#[derive(Clone, Args)]
+struct FleetArguments {
     /// Use this archive or directory as the first version of the image.
     #[arg(long, value_name = "TAR|DIR")]
     image: Option<PathBuf>,
@@ -41,14 +47,27 @@ struct Arguments {
     #[arg(long)]
     once: bool,
 
-    /// How many subs to start.
-    #[arg(long, value_name = "N", default_value_t = 3)]
+    /// How many subs to start: 3, or for rollouts 12, if it is not given.
+    #[arg(long, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u8).range(1..=100))]
-    subs: u8,
+    subs: Option<u8>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum DemoPart {
+    /// Environments, a vote, a canary, and a bad revision that goes back by itself
+    Rollout,
 }
 
 #[derive(Subcommand)]
 enum Command {
+    /// Show one part of the product: each step is verified by comparing the trees
+    #[command(after_help = "Example: localfleet demo rollout --once")]
+    Demo {
+        part: DemoPart,
+        #[command(flatten)]
+        fleet: FleetArguments,
+    },
     Bench(bench::Arguments),
     Simulate(simulator::Arguments),
     /// Write manual pages of all programs into a directory
@@ -95,7 +114,12 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let install = |programs: &Path| localfleet::programs::install(&binary, programs);
         return bench::run(arguments, install, stop);
     }
-    println!("Preparing a fleet with {} subs.", arguments.subs);
+    let (part, settings) = match &arguments.command {
+        Some(Command::Demo { part, fleet }) => (Some(*part), fleet),
+        _ => (None, &arguments.fleet),
+    };
+    let subs = settings.subs.unwrap_or(if part.is_some() { 12 } else { 3 });
+    println!("Preparing a fleet with {subs} subs.");
     let directory = tempfile::Builder::new()
         .prefix("localfleet-")
         .tempdir()
@@ -105,12 +129,15 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let demo = Demo {
         programs,
         directory: directory.path().to_owned(),
-        image: arguments.image.clone(),
-        subs: usize::from(arguments.subs),
+        image: settings.image.clone(),
+        subs: usize::from(subs),
         stop: Arc::clone(&stop),
     };
-    let mut fleet = demo.run()?;
-    if !arguments.once {
+    let mut fleet = match part {
+        Some(DemoPart::Rollout) => demo.show_rollouts()?,
+        None => demo.run()?,
+    };
+    if !settings.once {
         println!("\nThe fleet stays up until Ctrl-C.\n\n{}", fleet.access_help());
         while !stop.load(Ordering::Relaxed) {
             fleet.check()?;

@@ -13,7 +13,7 @@ use crate::document::{
     Document, Event, FailureEvent, Machine, MachineTask, MachineTaskState, Revision, Rollout, Step,
     StepState, name_of,
 };
-use crate::gate::gated;
+use crate::gate::Gate;
 use crate::state::{RolloutRecord, SharedMachines, State};
 use crate::{Answer, decide};
 
@@ -92,8 +92,11 @@ pub fn plan(
 ) -> StepPlan {
     let mut classes: BTreeMap<(String, String), Class> = BTreeMap::new();
     let committed = state.environments.get(environment).map_or(0, |one| one.committed);
+    let gate = Gate::new(state);
     for machine in mdb.values() {
-        let Some((from, to)) = change(state, environment, revision, machine) else { continue };
+        let Some((from, to)) = change(state, &gate, environment, revision, machine) else {
+            continue;
+        };
         if from == to {
             continue;
         }
@@ -137,6 +140,7 @@ pub fn plan(
 /// concern it.
 fn change(
     state: &State,
+    gate: &Gate<'_>,
     environment: &str,
     revision: Revision,
     machine: &Record,
@@ -144,11 +148,11 @@ fn change(
     let one = state.environments.get(environment)?;
     let new = one.revisions.get(&revision);
     let is_selected = new.is_some_and(|new| new.definition.select.selects(machine));
-    let now = gated(state, machine);
     let has_it = one.revision_on(machine).is_some();
     if !is_selected && !has_it {
         return None;
     }
+    let now = gate.gated(machine);
     // An older environment applies.
     let order_of =
         |name: &str| state.environments.get(name).map(|other| (other.order, name.to_owned()));
@@ -215,12 +219,13 @@ fn has_unknown(
     view: &impl View,
     record: &RolloutRecord,
 ) -> bool {
+    let gate = Gate::new(state);
     let steps = record.rollout.steps.iter().filter(|step| step.state.is_on_machines());
     let is_unknown =
         |machine: &Record| view.machine(&machine.hostname).is_none_or(|seen| seen.unknown);
     steps
         .into_iter()
-        .any(|step| mdb.values().any(|one| concerns(state, step, one) && is_unknown(one)))
+        .any(|step| mdb.values().any(|one| concerns(state, &gate, step, one) && is_unknown(one)))
 }
 
 /// Decides about one rollout.
@@ -232,9 +237,9 @@ fn ask(
     now: Time,
 ) -> Answer {
     let mut document = state.document(Some(record));
-    let environments = record.environments();
-    document.machines =
-        mdb.values().filter_map(|one| machine(state, record, &environments, view, one)).collect();
+    let gate = Gate::new(state);
+    let machines = mdb.values().filter_map(|one| machine(state, &gate, record, view, one));
+    document.machines = machines.collect();
     document.event = timed_out(&document, record, now).map(Event::Failure);
     let steps = document.rollout.take();
     document.rollout =
@@ -312,13 +317,15 @@ fn timed_out(document: &Document, record: &RolloutRecord, now: Time) -> Option<F
 }
 
 /// True if the step may give the machine another image, or has. Others change when it is committed.
-fn concerns(state: &State, step: &Step, machine: &Record) -> bool {
+fn concerns(state: &State, gate: &Gate<'_>, step: &Step, machine: &Record) -> bool {
     let to = step.revision.unwrap_or_default();
     let moved = state.environments.get(&step.environment).map(|one| &one.moved);
     if moved.is_some_and(|moved| moved.get(&machine.hostname) == Some(&to)) {
         return true;
     }
-    let Some((now, after)) = change(state, &step.environment, to, machine) else { return false };
+    let Some((now, after)) = change(state, gate, &step.environment, to, machine) else {
+        return false;
+    };
     let stored = |revision| state.environments.get(&step.environment)?.revisions.get(&revision);
     let before = match stored(step.from.unwrap_or_default()) {
         Some(from) if from.definition.select.selects(machine) => from.image_of(&machine.hostname),
@@ -330,16 +337,14 @@ fn concerns(state: &State, step: &Step, machine: &Record) -> bool {
 /// Returns a machine as decisions see it, if the rollout concerns it.
 fn machine(
     state: &State,
+    gate: &Gate<'_>,
     record: &RolloutRecord,
-    environments: &BTreeSet<String>,
     view: &impl View,
     machine: &Record,
 ) -> Option<Machine> {
-    let wanted = |name: &&String| {
-        let mut steps = record.rollout.steps.iter().filter(|step| step.environment == **name);
-        steps.any(|step| concerns(state, step, machine))
-    };
-    let selecting: BTreeSet<String> = environments.iter().filter(wanted).cloned().collect();
+    let steps = record.rollout.steps.iter();
+    let steps = steps.filter(|step| concerns(state, gate, step, machine));
+    let selecting: BTreeSet<String> = steps.map(|step| step.environment.clone()).collect();
     if selecting.is_empty() {
         return None;
     }
@@ -347,8 +352,7 @@ fn machine(
     if seen.as_ref().is_some_and(|seen| seen.held_out) {
         return None;
     }
-    let image =
-        gated(state, machine).map_or_else(|| machine.required_image.clone(), |gated| gated.image);
+    let image = gate.image_of(machine);
     let task = |name: &String| {
         let revision = state.environments.get(name)?.number_on(&machine.hostname);
         let seen = seen.as_ref()?;

@@ -200,6 +200,14 @@ pub struct Rollout {
     pub steps: Vec<Step>,
 }
 
+impl Rollout {
+    /// Returns the environments that it changes.
+    #[must_use]
+    pub fn environments(&self) -> BTreeSet<String> {
+        self.steps.iter().map(|step| step.environment.clone()).collect()
+    }
+}
+
 /// What made a rollout.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

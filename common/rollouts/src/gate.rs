@@ -3,13 +3,14 @@
 //! Only `RequiredImage` and an empty `PlannedImage` are changed; all else is as in the machine
 //! database. A machine in no environment has just the record of the machine database.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use model::mdb::Machine;
 
 use crate::document::{Direction, Revision};
-use crate::state::{EnvironmentState, SharedMachines, State};
+use crate::selector_index::SelectorIndex;
+use crate::state::{EnvironmentState, SharedMachines, State, StoredRevision};
 
 /// What environments say about a machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,24 +24,60 @@ pub struct Gated {
     pub conflicts: Vec<String>,
 }
 
-/// Returns what environments say about the machine with this record; `None` if the image of the
-/// machine database applies.
-#[must_use]
-pub fn gated(state: &State, machine: &Machine) -> Option<Gated> {
-    let mut selecting: Vec<_> = state
-        .environments
-        .iter()
-        .filter_map(|(name, one)| Some((one.order, name, one.revision_on(machine)?)))
-        .collect();
-    selecting.sort_by_key(|(order, name, _)| (*order, *name));
-    let mut selecting = selecting.into_iter();
-    let (_, name, (revision, stored)) = selecting.next()?;
-    Some(Gated {
-        environment: name.clone(),
-        revision,
-        image: stored.image_of(&machine.hostname).to_owned(),
-        conflicts: selecting.map(|(_, name, _)| name.clone()).collect(),
-    })
+/// Decides about machines, given what is remembered.
+#[derive(Debug)]
+pub struct Gate<'a>(SelectorIndex<'a, InUse<'a>>);
+
+/// A revision that machines may have.
+#[derive(Clone, Copy, Debug)]
+struct InUse<'a> {
+    name: &'a String,
+    environment: &'a EnvironmentState,
+    number: Revision,
+    stored: &'a StoredRevision,
+}
+
+impl<'a> Gate<'a> {
+    /// Makes it of what is remembered.
+    #[must_use]
+    pub fn new(state: &'a State) -> Self {
+        let in_use = state.environments.iter().flat_map(|(name, environment)| {
+            let moved = environment.moved.values().copied();
+            let numbers: BTreeSet<Revision> = moved.chain([environment.committed]).collect();
+            numbers.into_iter().filter_map(move |number| {
+                let stored = environment.revisions.get(&number)?;
+                let selector = &stored.definition.select;
+                Some((selector, InUse { name, environment, number, stored }))
+            })
+        });
+        Self(SelectorIndex::new(in_use))
+    }
+
+    /// Returns what environments say about the machine with this record; `None` if the image of
+    /// the machine database applies.
+    #[must_use]
+    pub fn gated(&self, machine: &Machine) -> Option<Gated> {
+        let hostname = &machine.hostname;
+        let mut selecting = self.0.selecting(machine);
+        selecting.retain(|one| {
+            one.environment.number_on(hostname) == one.number && one.environment.has(hostname)
+        });
+        selecting.sort_by_key(|one| (one.environment.order, one.name));
+        let mut selecting = selecting.into_iter();
+        let InUse { name, number, stored, .. } = selecting.next()?;
+        Some(Gated {
+            environment: name.clone(),
+            revision: number,
+            image: stored.image_of(hostname).to_owned(),
+            conflicts: selecting.map(|one| one.name.clone()).collect(),
+        })
+    }
+
+    /// Returns the image that the machine with this record must have; empty for none.
+    #[must_use]
+    pub fn image_of(&self, machine: &Machine) -> String {
+        self.gated(machine).map_or_else(|| machine.required_image.clone(), |gated| gated.image)
+    }
 }
 
 /// Returns the machine database that is in force, given the one that operators wrote.
@@ -49,15 +86,15 @@ pub fn effective(state: &State, mdb: &SharedMachines) -> SharedMachines {
     if state.environments.is_empty() {
         return mdb.clone();
     }
-    let pending = pending(state);
+    let (gate, pending) = (Gate::new(state), pending(state));
     let record = |(hostname, machine): (&String, &Arc<Machine>)| {
-        (hostname.clone(), effective_record(state, &pending, machine))
+        (hostname.clone(), effective_record(&gate, &pending, machine))
     };
     mdb.iter().map(record).collect()
 }
 
-/// Returns the environments that get another revision, with it.
-fn pending(state: &State) -> BTreeMap<&str, Revision> {
+/// Returns the revisions that environments get.
+fn pending(state: &State) -> SelectorIndex<'_, &StoredRevision> {
     let mut pending = BTreeMap::new();
     for step in state.unfinished().flat_map(|record| &record.rollout.steps) {
         let wanted = step.revision.filter(|_| step.direction == Direction::Forward);
@@ -65,32 +102,31 @@ fn pending(state: &State) -> BTreeMap<&str, Revision> {
             pending.insert(step.environment.as_str(), revision);
         }
     }
-    pending
+    SelectorIndex::new(pending.into_iter().filter_map(|(name, revision)| {
+        let stored = state.environments.get(name)?.revisions.get(&revision)?;
+        Some((&stored.definition.select, stored))
+    }))
 }
 
 fn effective_record(
-    state: &State,
-    pending: &BTreeMap<&str, Revision>,
+    gate: &Gate<'_>,
+    pending: &SelectorIndex<'_, &StoredRevision>,
     machine: &Arc<Machine>,
 ) -> Arc<Machine> {
-    let gated = gated(state, machine);
-    let required = gated.as_ref().map_or(&machine.required_image, |gated| &gated.image);
-    let next = |(name, revision): (&&str, &Revision)| {
-        let environment: &EnvironmentState = state.environments.get(*name)?;
-        let stored = environment.revisions.get(revision)?;
-        let image = stored.image_of(&machine.hostname);
-        let is_wanted = !image.is_empty() && image != required;
-        (is_wanted && stored.definition.select.selects(machine)).then_some(image)
-    };
+    let required = gate.image_of(machine);
     let planned = match machine.planned_image.as_str() {
-        "" => pending.iter().find_map(next).unwrap_or_default(),
+        "" => {
+            let next = pending.selecting(machine).into_iter();
+            let mut images = next.map(|stored| stored.image_of(&machine.hostname));
+            images.find(|image| !image.is_empty() && **image != required).unwrap_or_default()
+        }
         planned => planned,
     };
-    if *required == machine.required_image && planned == machine.planned_image {
+    if required == machine.required_image && planned == machine.planned_image {
         return Arc::clone(machine);
     }
     Arc::new(Machine {
-        required_image: required.clone(),
+        required_image: required,
         planned_image: planned.to_owned(),
         ..Machine::clone(machine)
     })

@@ -11,6 +11,7 @@
 //! * [`steps`]: how the steps of a rollout go on, are aborted and rolled back.
 //! * [`mod@decide`]: all of it together.
 //! * [`definition`], [`selector`]: what operators say about environments.
+//! * [`selector_index`]: which of many selectors select a machine.
 //! * [`state`]: what is remembered, and how orders change it.
 //! * [`gate`]: which image each machine must have because of environments.
 //! * [`mod@advance`]: takes the rollouts that are remembered on, with what is seen of machines.
@@ -37,6 +38,7 @@ pub mod gate;
 pub mod lock;
 pub mod machine_tasks;
 pub mod selector;
+pub mod selector_index;
 pub mod state;
 pub mod steps;
 

@@ -99,12 +99,6 @@ impl RolloutRecord {
         let state = self.rollout.state;
         state != RolloutState::Pending && !state.holds_lock()
     }
-
-    /// Returns the environments that it changes.
-    #[must_use]
-    pub fn environments(&self) -> BTreeSet<String> {
-        self.rollout.steps.iter().map(|step| step.environment.clone()).collect()
-    }
 }
 
 impl EnvironmentState {
@@ -126,9 +120,14 @@ impl EnvironmentState {
     pub fn revision_on(&self, machine: &Machine) -> Option<(Revision, &StoredRevision)> {
         let number = self.number_on(&machine.hostname);
         let revision = self.revisions.get(&number)?;
-        let is_member =
-            self.members.as_ref().is_none_or(|members| members.contains(&machine.hostname));
-        (is_member && revision.definition.select.selects(machine)).then_some((number, revision))
+        let is_selected =
+            self.has(&machine.hostname) && revision.definition.select.selects(machine);
+        is_selected.then_some((number, revision))
+    }
+
+    /// True unless it is not active, and the machine has joined since then.
+    pub(crate) fn has(&self, hostname: &str) -> bool {
+        self.members.as_ref().is_none_or(|members| members.contains(hostname))
     }
 
     /// Returns the number of the revision that a machine has if it is selected.
@@ -214,7 +213,7 @@ impl State {
             id: record.rollout.id.clone(),
             kind: record.rollout.kind,
             state: record.rollout.state,
-            environments: record.environments(),
+            environments: record.rollout.environments(),
         });
         crate::Document {
             groups: self.groups.values().map(|group| Group::clone(group)).collect(),

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt as _};
-use hyper::header::{ACCEPT_ENCODING, CONTENT_TYPE, HeaderValue};
+use hyper::header::{ACCEPT_ENCODING, CONTENT_TYPE, HeaderValue, ORIGIN};
 use hyper::http::uri::{Authority, InvalidUri};
 use hyper::{Request, Response, StatusCode, Uri};
 
@@ -277,6 +277,33 @@ impl Client {
         let request = Request::get(self.uri(method, path_and_query.to_owned())?)
             .body(body::full(Bytes::new()))
             .map_err(|error| self.odd(method, error.to_string()))?;
+        self.page(method, request).await
+    }
+
+    /// Sends the form of a page, as a browser does. Returns the status and body of the answer.
+    pub async fn submit(
+        &self,
+        path: &str,
+        fields: &[(&str, &str)],
+    ) -> Result<(u16, Bytes), CallError> {
+        let method = "POST";
+        let uri = self.uri(method, path.to_owned())?;
+        let host = uri.authority().map_or("", Authority::as_str);
+        let origin = format!("{}://{host}", self.inner.security.scheme());
+        let form = form_urlencoded::Serializer::new(String::new()).extend_pairs(fields).finish();
+        let request = Request::post(uri)
+            .header(ORIGIN, origin)
+            .header(CONTENT_TYPE, "application/x-www-form-urlencoded")
+            .body(body::full(form))
+            .map_err(|error| self.odd(method, error.to_string()))?;
+        self.page(method, request).await
+    }
+
+    async fn page(
+        &self,
+        method: &'static str,
+        request: Request<Body>,
+    ) -> Result<(u16, Bytes), CallError> {
         let call = async {
             let (response, _connection) = self.send(method, request).await?;
             let status = response.status().as_u16();

@@ -20,6 +20,7 @@ mod connection;
 mod connection_counts;
 mod connection_limiter;
 mod dispatch;
+mod form;
 mod handshakes;
 mod listen;
 mod metrics;
@@ -32,6 +33,7 @@ mod unstated_owners;
 
 pub use super::object_reader::{ObjectReader, StreamError, head_bytes, object_chunks};
 pub use caller::{Caller, CallerPermit, CallerPermits};
+pub use form::TOKEN_FIELD;
 pub use listen::{SHUTDOWN_GRACE, Server, serve};
 pub use page::{Content, Page, PageBody, PageRequest, Query};
 pub use range::ByteRange;

@@ -25,6 +25,9 @@ use crate::input_file::read;
 /// The longest file, in bytes.
 const FILE_BYTES_MAX: usize = 1 << 20;
 
+/// Where to look for names.
+pub(super) const NO_ENVIRONMENT: &str = "there is no such environment: domtool env list";
+
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
     /// Make an environment; no machine changes by it
@@ -173,6 +176,7 @@ pub(super) async fn run(
             order(client, format, name, EnvironmentOrder::Deactivate, why).await
         }
         Command::Apply { directory, plan, why } => {
+            expect_either(directory)?;
             let request = EditEnvironmentsRequest {
                 groups: objects(&directory.join("groups"))?,
                 environments: objects(&directory.join("environments"))?,
@@ -251,8 +255,17 @@ async fn find(client: &Client, name: &str, all: bool) -> Result<EnvironmentInfo,
     let names = vec![name.to_owned()];
     let request = ListEnvironmentsRequest { names, all_revisions: all, ..Default::default() };
     let reply = call::<ListEnvironments>(client, &request).await?;
-    let missing = || PlacedError::new(name, "there is no such environment: domtool env list");
+    let missing = || PlacedError::new(name, NO_ENVIRONMENT);
     Ok(reply.environments.into_iter().next().ok_or_else(missing)?)
+}
+
+/// Fails if a directory has neither groups nor environments: its name may be misspelt.
+fn expect_either(directory: &Path) -> Result<(), PlacedError> {
+    if ["groups", "environments"].iter().any(|name| directory.join(name).is_dir()) {
+        return Ok(());
+    }
+    let problem = "has no directory groups or environments";
+    Err(PlacedError::new(directory.display().to_string(), problem))
 }
 
 /// Reads the objects of a directory, by name. There are none if the directory is missing.

@@ -5,20 +5,23 @@ use std::io::Write as _;
 use std::path::PathBuf;
 
 use api::dominator::rollouts::{
-    ListRollouts, ListRolloutsReply, ListRolloutsRequest, OrderRollout, OrderRolloutRequest,
-    PlanRollout, PlanRolloutReply, PlanRolloutRequest, RolloutInfo, RolloutVerb, StartRollout,
-    StartRolloutRequest, VoteOnStep, VoteOnStepRequest,
+    ListEnvironments, ListEnvironmentsRequest, ListRollouts, ListRolloutsReply,
+    ListRolloutsRequest, OrderRollout, OrderRolloutRequest, PlanRollout, PlanRolloutReply,
+    PlanRolloutRequest, RolloutInfo, RolloutVerb, StartRollout, StartRolloutRequest, VoteOnStep,
+    VoteOnStepRequest,
 };
 use clap::{Args, Subcommand, ValueEnum};
 use daemon::EXIT_DONE;
 use daemon::mdb_file;
 use model::display::{counted, utc};
 use rollouts::advance::{Class, StepPlan};
-use rollouts::document::{Choice, Direction, RolloutState, Scan, Step, name_of};
+use rollouts::document::{Choice, RolloutState, Scan, Step, name_of};
 use rpc::client::Client;
+use serde::Serialize;
 use tokio::time::{Duration, sleep};
 use tool::{EXIT_DIFFERENT, Format, Output, PlacedError};
 
+use super::environments::NO_ENVIRONMENT;
 use super::orders::{OptionalWhy, RequiredWhy};
 use super::{ToolError, call, columns, text_of, who};
 
@@ -65,10 +68,12 @@ pub(super) enum Command {
         why: RequiredWhy,
     },
     /// Show a rollout: its steps, plans, votes and batches
+    ///
+    /// Exit codes with --watch: 0 succeeded, 3 ended otherwise, or waits for `resolve`.
     Show {
         /// Such as r12
         id: String,
-        /// Print it again whenever it changes, until it has ended
+        /// Print it again whenever it changes, until it goes on no more
         #[arg(long)]
         watch: bool,
     },
@@ -248,26 +253,40 @@ pub(super) async fn check_lock(
     command: &LockCommand,
 ) -> Result<Output, ToolError> {
     let LockCommand::Check { environments } = command;
+    let request = ListEnvironmentsRequest { names: environments.clone(), ..Default::default() };
+    let known = call::<ListEnvironments>(client, &request).await?.environments;
+    let is_unknown = |name: &&String| known.iter().all(|one| one.name != **name);
+    if let Some(name) = environments.iter().find(is_unknown) {
+        return Err(PlacedError::new(name, NO_ENVIRONMENT).into());
+    }
     let request = ListRolloutsRequest { unfinished: true, ..ListRolloutsRequest::default() };
     let reply = call::<ListRollouts>(client, &request).await?;
     let holders = holders(&reply, environments);
     let code = if holders.is_empty() { EXIT_DONE } else { EXIT_DIFFERENT };
     let text = format.render(&holders, |holders| {
-        let line =
-            |(environment, id): &(String, String)| format!("{environment}: locked by {id}\n");
+        let line = |lock: &Lock| format!("{}: locked by {}\n", lock.environment, lock.rollout);
         holders.iter().map(line).collect()
     });
     Ok(Output { text, code })
 }
 
-/// Returns the environments that are locked, with the rollouts that have locked them.
-fn holders(reply: &ListRolloutsReply, environments: &[String]) -> Vec<(String, String)> {
+/// A rollout that has locked an environment.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct Lock {
+    environment: String,
+    rollout: String,
+}
+
+/// Returns which of these environments are locked; of all, if none is named.
+fn holders(reply: &ListRolloutsReply, environments: &[String]) -> Vec<Lock> {
     let holding = reply.rollouts.iter().filter(|info| info.rollout.state.holds_lock());
     let locks = holding.flat_map(|info| {
-        info.locks.iter().map(|environment| (environment.clone(), info.rollout.id.clone()))
+        let lock =
+            |name: &String| Lock { environment: name.clone(), rollout: info.rollout.id.clone() };
+        info.locks.iter().map(lock)
     });
     let is_meant =
-        |lock: &(String, String)| environments.is_empty() || environments.contains(&lock.0);
+        |lock: &Lock| environments.is_empty() || environments.contains(&lock.environment);
     locks.filter(is_meant).collect()
 }
 
@@ -281,14 +300,14 @@ async fn find(client: &Client, id: &str) -> Result<ListRolloutsReply, ToolError>
     Ok(reply)
 }
 
-/// Prints a rollout whenever it changes. Exit code 0 if it succeeds.
+/// Prints a rollout whenever it changes, until it goes on no more.
 async fn watch(client: &Client, format: Format, id: &str) -> Result<Output, ToolError> {
     let mut last = String::new();
     loop {
         let reply = find(client, id).await?;
         let text = format.render(&reply, shown);
         let state = reply.rollouts[0].rollout.state;
-        if reply.rollouts[0].ended.is_some() {
+        if reply.rollouts[0].ended.is_some() || state == RolloutState::RollbackFailed {
             let is_done = state == RolloutState::Succeeded;
             return Ok(Output { text, code: if is_done { EXIT_DONE } else { EXIT_DIFFERENT } });
         }
@@ -333,9 +352,7 @@ fn classes(plan: &StepPlan) -> String {
 fn listed(reply: &ListRolloutsReply) -> String {
     let mut table = columns(&["ID", "KIND", "STATE", "ENVIRONMENTS", "BY", "CREATED", "WHY"]);
     for RolloutInfo { rollout, why, created, .. } in &reply.rollouts {
-        let mut names: Vec<&str> =
-            rollout.steps.iter().map(|step| step.environment.as_str()).collect();
-        names.dedup();
+        let names = Vec::from_iter(rollout.environments());
         table.add_row([
             rollout.id.clone(),
             name_of(&rollout.kind),
@@ -362,7 +379,7 @@ fn shown(reply: &ListRolloutsReply) -> String {
 }
 
 fn shown_one(info: &RolloutInfo) -> String {
-    let RolloutInfo { rollout, why, created, since, batches, plans, locks, .. } = info;
+    let RolloutInfo { rollout, why, created, since, batches, locks, .. } = info;
     let (state, cause) = (name_of(&rollout.state), after_colon(&rollout.cause));
     let mut text = format!("{}: {state}{cause}\n", rollout.id);
     text += &format!("started by {}, {}: {why}\n", rollout.by, utc(*created));
@@ -391,14 +408,10 @@ fn shown_one(info: &RolloutInfo) -> String {
         text += &format!("{}: {state}: {reason}; {done} of {machines} done", batch.step);
         text += &if hosts.is_empty() { "\n".to_owned() } else { format!(": {hosts}\n") };
     }
-    for plan in plans {
-        let step = rollout.steps.iter().find(|step| {
-            step.environment == plan.environment && step.direction == Direction::Forward
-        });
-        let id = step.map_or(&plan.environment, |step| &step.id);
-        text += &format!("the plan of {id}:\n{}", classes(plan));
+    for (step, plan) in info.steps_with_plans() {
+        text += &format!("the plan of {}:\n{}", step.id, classes(plan));
         let digest = &plan.digest;
-        text += &format!("  domtool approve {}/{id} --digest {digest}\n", rollout.id);
+        text += &format!("  domtool approve {}/{} --digest {digest}\n", rollout.id, step.id);
     }
     text
 }

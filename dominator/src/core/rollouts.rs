@@ -56,7 +56,7 @@ pub fn raise_alarms(state: &State, raised: &mut AlarmSet) {
             let about = format!("{id}/{}", step.id);
             raised.add(ROLLOUT_VOTES, &about, since(&step.id), step.cause.clone());
         }
-        let environments = record.environments();
+        let environments = record.rollout.environments();
         let is_newest = environments.is_disjoint(&newer);
         newer.extend(environments);
         let since: Option<Time> = record.ended.or(Some(record.created));

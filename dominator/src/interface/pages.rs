@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use api::dominator::content::ContentChange;
 use api::dominator::orders::{DefaultImage, LimitUse};
+use api::dominator::rollouts::VoteOnStep;
 use api::dominator::{DominatorStatus, ListSubsRequest, Status, SubDetail, SubSummary, TagFilter};
 use api::fault::{Fault, FaultCode};
 use askama::Template;
@@ -74,7 +75,8 @@ pub fn pages<S: Clone + Send + Sync + 'static>(
         .page("/resources", async |pages, request| resources::page(&pages, &request.query).await)
         .page("/environments", async |pages, _| Ok(rollouts::environments(&pages)))
         .page("/rollouts", async |pages, request| Ok(rollouts::rollouts(&pages, &request.query)))
-        .page("/rollout", async |pages, request| rollouts::rollout(&pages, &request.query))
+        .page("/rollouts/", async |pages, request| rollouts::rollout(&pages, &request))
+        .form::<VoteOnStep>("/vote", rollouts::read_vote)
         .page("/mdb", async |pages, _| {
             Ok(pages.html("Machine database", &HeldMdbPage::new(&pages.fleet)))
         })

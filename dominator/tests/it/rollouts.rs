@@ -49,9 +49,10 @@ impl Fleet {
         fleet
     }
 
-    /// Has the machine database require an image of all.
+    /// Has the machine database require an image of all, and plan the same.
     fn require(&self, image: &str) {
-        let record = |record| format!("{{{record}, \"RequiredImage\": \"{image}\"}}");
+        let keys = format!("\"RequiredImage\": \"{image}\", \"PlannedImage\": \"{image}\"");
+        let record = |record| format!("{{{record}, {keys}}}");
         let records: Vec<String> = self.records.iter().map(record).collect();
         self.stage.write_mdb(&format!("[{}]", records.join(",")));
     }

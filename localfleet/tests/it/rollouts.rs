@@ -150,7 +150,18 @@ fn revisions_come_step_by_step_and_a_bad_one_goes_back_by_itself() {
         shown["rollout"]["steps"][0]["state"] == "awaiting_approval"
     });
     let digest = shown["plans"][0]["digest"].as_str().unwrap();
-    assert_eq!(domtool(&scenario, &["approve", &format!("{id}/web"), "--digest", digest]).0, 0);
+    // Somebody votes with the form of the page.
+    let vote = |vote, digest| {
+        let fields =
+            [("rollout", id), ("step", "web"), ("digest", digest), ("vote", vote), ("why", "seen")];
+        let page = format!("/rollouts/{id}");
+        let (status, content) = scenario.fleet.submit(&page, "/vote", &fields).unwrap();
+        (status, String::from_utf8(content).unwrap())
+    };
+    let (status, content) = vote("approve", "0000");
+    assert_eq!(status, 409, "{content}");
+    assert_eq!(vote("perhaps", digest).0, 400);
+    assert_eq!(vote("approve", digest).0, 303);
     let shown = wait_for_state(&scenario, id, "rolled_back");
     let cause = shown["rollout"]["cause"].as_str().unwrap();
     assert_eq!(cause, "web failed: a canary has failed: sub-2");

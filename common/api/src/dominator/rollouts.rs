@@ -5,7 +5,7 @@ use model::tree::Time;
 use rollouts::advance::StepPlan;
 use rollouts::batch::Batch;
 use rollouts::definition::{Definition, EnvironmentEdit};
-use rollouts::document::{Choice, Group, Revision, Rollout, Scan};
+use rollouts::document::{Choice, Group, Revision, Rollout, Scan, Step, StepState};
 use rollouts::state::EditOutcome;
 use serde::{Deserialize, Serialize};
 
@@ -358,10 +358,19 @@ pub struct RolloutInfo {
     pub since: Vec<(String, Time)>,
     /// What the steps on machines do now.
     pub batches: Vec<Batch>,
-    /// The plans of steps that wait for votes.
+    /// The plans of the steps that wait for votes, in the order of the steps.
     pub plans: Vec<StepPlan>,
     /// The environments that it locks.
     pub locks: Vec<String>,
+}
+
+impl RolloutInfo {
+    /// Returns the steps that wait for votes, with their plans.
+    pub fn steps_with_plans(&self) -> impl Iterator<Item = (&Step, &StepPlan)> {
+        let waiting = self.rollout.steps.iter();
+        let waiting = waiting.filter(|step| step.state == StepState::AwaitingApproval);
+        waiting.zip(&self.plans)
+    }
 }
 
 impl Method for ListRollouts {

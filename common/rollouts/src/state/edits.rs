@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::{EnvironmentState, SharedMachines, State, StoredRevision};
 use crate::definition::{Definition, EnvironmentEdit, Source};
 use crate::document::{Group, Revision};
-use crate::gate::gated;
+use crate::gate::Gate;
 use crate::steps::Said;
 
 /// Edits of groups and environments.
@@ -184,7 +184,8 @@ impl State {
         if !self.environments.contains_key(name) {
             return Err(Said::new(404, format!("there is no environment {name}")));
         }
-        let has_it = |record: &&Arc<super::RolloutRecord>| record.environments().contains(name);
+        let has_it =
+            |record: &&Arc<super::RolloutRecord>| record.rollout.environments().contains(name);
         if let Some(record) = self.unfinished().find(has_it) {
             let id = &record.rollout.id;
             return Err(Said::new(409, format!("{id} changes {name}: stop it first")));
@@ -192,11 +193,8 @@ impl State {
         let mut next = self.clone();
         next.environments.remove(name);
         next.document(None).check().map_err(|error| Said::new(409, error.to_string()))?;
-        let image = |state: &Self, machine| gated(state, machine).map(|gated| gated.image);
-        let moves = mdb.values().filter(|machine| {
-            let after = image(&next, machine).unwrap_or_else(|| machine.required_image.clone());
-            image(self, machine).is_some_and(|before| before != after)
-        });
+        let (before, after) = (Gate::new(self), Gate::new(&next));
+        let moves = mdb.values().filter(|one| before.image_of(one) != after.image_of(one));
         let moves = moves.count() as u64;
         if moves > 0 && !force {
             let message = format!(

@@ -175,7 +175,7 @@ impl State {
                 self.happen(&record, event).map(|_| format!("{id} is rolled back"))
             }
             (RolloutOrder::Resolve, RolloutState::RollbackFailed) => {
-                for name in record.environments() {
+                for name in record.rollout.environments() {
                     if let Some(environment) = self.environments.get_mut(&name) {
                         Arc::make_mut(environment).moved.clear();
                     }
@@ -235,7 +235,7 @@ impl State {
 
     /// Makes the environments of a rollout inactive: their machines keep what they have.
     fn deactivate(&mut self, record: &RolloutRecord) -> Vec<String> {
-        let names = record.environments();
+        let names = record.rollout.environments();
         for name in &names {
             if let Some(environment) = self.environments.get_mut(name) {
                 Arc::make_mut(environment).active = false;

@@ -13,7 +13,7 @@ use rollouts::definition::EnvironmentEdit;
 use rollouts::document::{
     Choice, MachineTaskState as Task, Revision, RolloutState, StepState, VoteEvent,
 };
-use rollouts::gate::{effective, gated};
+use rollouts::gate::{Gate, effective};
 use rollouts::state::{Editor, Edits, RolloutOrder, SharedMachines, StartOrder, State};
 
 /// Numbers that look random, of a seed.
@@ -313,7 +313,8 @@ impl World {
             // As many stay healthy as the definition asks for.
             let image = |state: &State, host: &str| {
                 let machine = &self.mdb[host];
-                gated(state, machine)
+                Gate::new(state)
+                    .gated(machine)
                     .map_or_else(|| machine.required_image.clone(), |gated| gated.image)
             };
             let serving = taken.iter().filter(|name| {
@@ -348,7 +349,7 @@ impl World {
         }
         // Machines in no environment have what the machine database says.
         for (name, machine) in effective(&self.state, &self.mdb) {
-            if gated(&self.state, &self.mdb[&name]).is_none() {
+            if Gate::new(&self.state).gated(&self.mdb[&name]).is_none() {
                 prop_assert_eq!(&machine.required_image, &self.mdb[&name].required_image);
             }
         }
@@ -391,7 +392,7 @@ impl World {
             let mut records = self.state.rollouts.values();
             let was_stopped = records.any(|record| {
                 record.rollout.state == RolloutState::Stopped
-                    && record.environments().contains(name)
+                    && record.rollout.environments().contains(name)
             });
             let is_mixed = environment.moved.values().any(|moved| *moved != environment.committed);
             prop_assert!(was_stopped || !is_mixed, "{name} is mixed: {environment:?}");

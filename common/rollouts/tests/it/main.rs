@@ -4,9 +4,11 @@
 
 mod batches;
 mod documents;
+mod environments;
 mod fleet;
 mod lifecycle;
 mod locks;
+mod selectors;
 mod steps;
 mod votes;
 

@@ -66,7 +66,7 @@ pub(super) struct Service {
 }
 
 /// What a request holds until it is answered.
-struct HeldMemory {
+pub(super) struct HeldMemory {
     _shared: Option<CallerPermit>,
     _large: Option<OwnedSemaphorePermit>,
 }
@@ -181,7 +181,9 @@ impl Service {
         let Some(path) = page::unescape(raw) else {
             return self.error_page(StatusCode::BAD_REQUEST, "The path has wrong escapes.");
         };
-        if !matches!(*request.method(), Method::GET | Method::HEAD) {
+        let form = self.routes.forms.get(path.as_str());
+        let form = form.filter(|_| request.method() == Method::POST);
+        if form.is_none() && !matches!(*request.method(), Method::GET | Method::HEAD) {
             return self.wrong_http_method("GET, HEAD", "Pages are only read, with GET or HEAD.");
         }
         if self.routes.private_pages && path != "/healthz" && caller.identity.user.is_none() {
@@ -190,6 +192,9 @@ impl Service {
                         (--cert, --key) or to Prometheus (tls_config); `domtool cert issue` makes \
                         one.";
             return self.error_page(StatusCode::FORBIDDEN, text);
+        }
+        if let Some(form) = form {
+            return self.submit(caller, form, request).await;
         }
         let head = request.method() == Method::HEAD;
         let mut response = self.page(caller, path, &request).await;
@@ -221,6 +226,7 @@ impl Service {
         };
         let if_none_match = text(header::IF_NONE_MATCH);
         let page = PageRequest {
+            form_token: self.routes.form_tokens.of(&caller),
             caller,
             path,
             below,
@@ -230,11 +236,7 @@ impl Service {
         };
         match guarded("page", async { handler(page).await }).await {
             Ok(page) => page.into_response(if_none_match.as_deref()),
-            Err(fault) => {
-                let status = StatusCode::from_u16(fault.code.status())
-                    .unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-                self.error_page(status, &fault.message)
-            }
+            Err(fault) => self.fault_page(&fault),
         }
     }
 
@@ -292,7 +294,7 @@ impl Service {
     }
 
     /// Refuses callers that do not need a decision by the handler.
-    async fn admit(&self, caller: &Caller, entry: &Entry) -> Result<(), Fault> {
+    pub(super) async fn admit(&self, caller: &Caller, entry: &Entry) -> Result<(), Fault> {
         let identity = &caller.identity;
         // The handler knows the owners.
         let access = match entry.access {
@@ -340,7 +342,7 @@ impl Service {
 
     /// Reads a request. Requests share the memory until they are answered, because their handlers
     /// may wait with the decoded values.
-    async fn read(
+    pub(super) async fn read(
         &self,
         caller: &Caller,
         entry: &Entry,
@@ -388,7 +390,12 @@ impl Service {
         Fault::new(FaultCode::NoMethod, text)
     }
 
-    fn error_page(&self, status: StatusCode, text: &str) -> Response<Body> {
+    pub(super) fn fault_page(&self, fault: &Fault) -> Response<Body> {
+        let status = StatusCode::from_u16(fault.code.status());
+        self.error_page(status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), &fault.message)
+    }
+
+    pub(super) fn error_page(&self, status: StatusCode, text: &str) -> Response<Body> {
         html_response(status, self.routes.frame.error(status.as_u16(), text))
     }
 
@@ -400,7 +407,7 @@ impl Service {
 }
 
 /// Runs a handler so that a panic fails only this call.
-async fn guarded<T>(
+pub(super) async fn guarded<T>(
     what: &str,
     handler: impl Future<Output = Result<T, Fault>>,
 ) -> Result<T, Fault> {

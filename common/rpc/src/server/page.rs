@@ -31,11 +31,11 @@ fn page_policy() -> String {
 /// The Content-Security-Policy of all other responses.
 const CONTENT_POLICY: &str = "default-src 'none'; frame-ancestors 'none'; sandbox";
 
-/// Headers of every response: browsers must not guess types, send this server's address to others,
-/// embed its content in other sites, or use features of the machine.
+/// Headers of every response: browsers must not guess types, send this server's address to others
+/// (to this server they must, or forms have no origin), embed its content in other sites, or use features of the machine.
 const PROTECTION: [(&str, &str); 6] = [
     ("x-content-type-options", "nosniff"),
-    ("referrer-policy", "no-referrer"),
+    ("referrer-policy", "same-origin"),
     ("x-frame-options", "DENY"),
     ("cross-origin-opener-policy", "same-origin"),
     ("cross-origin-resource-policy", "same-origin"),
@@ -75,6 +75,8 @@ pub struct PageRequest {
     pub range: Option<ByteRange>,
     /// The value of `If-None-Match`.
     pub if_none_match: Option<String>,
+    /// What forms of the page must have in the field [`TOKEN_FIELD`](super::TOKEN_FIELD).
+    pub form_token: String,
 }
 
 /// The parameters of a query, in their order.

@@ -11,8 +11,9 @@ use prometheus_client::registry::Registry;
 
 use super::audit::{self, Recorder};
 use super::caller::Caller;
+use super::form::FormTokens;
 use super::metrics::Metrics;
-use super::page::{Page, PageRequest};
+use super::page::{Page, PageRequest, Query};
 use super::server_limits::ServerLimits;
 use crate::audit_log::{AuditCollector, AuditLog};
 use crate::body::{Body, streamed};
@@ -31,6 +32,8 @@ pub(super) type Unary = Arc<dyn Fn(Caller, Encoding, Bytes) -> Answer<Vec<u8>> +
 pub(super) type Upload =
     Arc<dyn Fn(Caller, Encoding, ObjectReader) -> Answer<Vec<u8>> + Send + Sync>;
 pub(super) type Download = Arc<dyn Fn(Caller, Encoding, Bytes) -> Answer<Body> + Send + Sync>;
+/// Returns the request as JSON, and the path of the page that follows.
+pub(super) type ReadForm = Arc<dyn Fn(&Query) -> Result<(Vec<u8>, String), Fault> + Send + Sync>;
 pub(super) type PageHandler = Arc<dyn Fn(PageRequest) -> Answer<Page> + Send + Sync>;
 
 /// The handler of a method.
@@ -52,12 +55,21 @@ pub(super) struct Entry {
     pub(super) kind: Kind,
 }
 
+/// A form that calls a method.
+#[derive(Clone)]
+pub(super) struct Form {
+    pub(super) method: &'static str,
+    pub(super) read: ReadForm,
+}
+
 /// The methods and pages of a server.
 pub(super) struct Routes {
     pub(super) security: Security,
     pub(super) frame: Frame,
     pub(super) methods: BTreeMap<&'static str, Entry>,
     pub(super) pages: BTreeMap<&'static str, PageHandler>,
+    pub(super) forms: BTreeMap<&'static str, Form>,
+    pub(super) form_tokens: FormTokens,
     pub(super) metrics: Metrics,
     pub(super) recorder: Recorder,
     pub(super) private_pages: bool,
@@ -99,6 +111,8 @@ impl Router {
             frame: Frame::new(daemon, security),
             methods: BTreeMap::new(),
             pages: BTreeMap::new(),
+            forms: BTreeMap::new(),
+            form_tokens: FormTokens::new(),
             metrics: Metrics::new(daemon, security),
             recorder: Recorder::default(),
             private_pages: false,
@@ -267,6 +281,25 @@ impl<S: Clone + Send + Sync + 'static> Router<S> {
         let state = self.state.clone();
         let handler = move |request| -> Answer<Page> { Box::pin(handler(state.clone(), request)) };
         self.routes.pages.insert(path, Arc::new(handler));
+        self
+    }
+
+    /// Answers POST of a form to exactly `path`: calls `M`, which must be added too, with what
+    /// `read` makes of the fields, and then shows the page of the path that `read` returns. The
+    /// form must have the field [`TOKEN_FIELD`](super::TOKEN_FIELD).
+    pub fn form<M: Method>(
+        mut self,
+        path: &'static str,
+        read: impl Fn(&Query) -> Result<(M::Request, String), Fault> + Send + Sync + 'static,
+    ) -> Self {
+        let read = Arc::new(move |fields: &Query| {
+            let (request, next) = read(fields)?;
+            let bytes = codec::encode(Encoding::Json, "request", &request).map_err(|error| {
+                Fault::new(FaultCode::Internal, format!("{}: {error}", M::NAME))
+            })?;
+            Ok((bytes, next))
+        });
+        self.routes.forms.insert(path, Form { method: M::NAME, read });
         self
     }
 

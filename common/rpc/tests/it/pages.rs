@@ -2,15 +2,18 @@
 
 use std::net::SocketAddr;
 
+use api::fault::{Fault, FaultCode};
+use api::subd::{Commit, CommitRequest};
 use rpc::audit_log::AuditLog;
 use rpc::page_frame::STYLE_HASH;
+use rpc::server::Page;
 
 use crate::wire::{Server, raw, router};
 
 /// The headers that every response has.
 const EVERYWHERE: [&str; 6] = [
     "x-content-type-options: nosniff",
-    "referrer-policy: no-referrer",
+    "referrer-policy: same-origin",
     "x-frame-options: DENY",
     "cross-origin-opener-policy: same-origin",
     "cross-origin-resource-policy: same-origin",
@@ -99,5 +102,62 @@ async fn private_pages_need_a_certificate_and_health_does_not() {
     let json = "content-type: application/json\r\n";
     let response = ask(server.address, "POST", "/rpc/Subd.GetConfiguration", json).await;
     assert!(response.starts_with("HTTP/1.1 200 "), "calls have rules of their own: {response}");
+    server.stop().await;
+}
+
+/// Sends a form as a browser does.
+async fn send_form(address: SocketAddr, headers: &str, fields: &str) -> String {
+    let length = fields.len();
+    let request = format!(
+        "POST /commit HTTP/1.1\r\nhost: x:1\r\nconnection: close\r\ncontent-length: {length}\r\n\
+         {headers}\r\n{fields}"
+    );
+    raw(address, request.as_bytes()).await
+}
+
+#[tokio::test]
+async fn a_form_is_only_taken_from_a_page_of_this_server() {
+    let router = router()
+        .page("/token", async |(), request| Ok(Page::Text(request.form_token)))
+        .form::<Commit>("/commit", |fields| {
+        let update_id = fields.get("id").and_then(|id| id.parse().ok());
+        let missing = || Fault::new(FaultCode::BadRequest, "which update?");
+        let request = CommitRequest { update_id: update_id.ok_or_else(missing)? };
+        Ok((request, "/done".to_owned()))
+    });
+    let server = Server::start(router).await;
+    let page = ask(server.address, "GET", "/token", "").await;
+    let token = page.rsplit("\r\n").next().unwrap().to_owned();
+    assert_eq!(token.len(), 64, "{page}");
+    let kind = "content-type: application/x-www-form-urlencoded\r\n";
+    let own = format!("{kind}origin: https://x:1\r\n");
+    let good = format!("token={token}&id=7");
+    #[rustfmt::skip]
+    let table = [
+        (own.clone(),                                    good.clone(),                    "303"),
+        (format!("{own}sec-fetch-site: same-origin\r\n"), good.clone(),                    "303"),
+        (format!("{own}sec-fetch-site: cross-site\r\n"),  good.clone(),                    "403"),
+        (format!("{kind}origin: https://evil\r\n"),       good.clone(),                    "403"),
+        (format!("{kind}origin: null\r\n"),               good.clone(),                    "403"),
+        (kind.to_owned(),                                good.clone(),                    "403"),
+        ("origin: https://x:1\r\n".to_owned(),            good.clone(),                    "403"),
+        (own.clone(),                                    "id=7".to_owned(),               "403"),
+        (own.clone(),                                    format!("token={token}0&id=7"),  "403"),
+        (own.clone(),                                    format!("token={:064}&id=7", 0), "403"),
+        (own.clone(),                                    format!("token={token}"),        "400"),
+        // What the method says.
+        (own.clone(),                                    format!("token={token}&id=0"),   "404"),
+        (own.clone(),                                    format!("token={token}&id=1"),   "500"),
+        (own.clone(),                                    "\u{fffd}=&id=7".to_owned(),     "403"),
+    ];
+    for (headers, fields, status) in table {
+        let response = send_form(server.address, &headers, &fields).await;
+        let is_expected = response.starts_with(&format!("HTTP/1.1 {status} "));
+        assert!(is_expected, "{headers} {fields}: {response}");
+        let is_done = response.contains("location: /done\r\n");
+        assert_eq!(is_done, status == "303", "{headers} {fields}: {response}");
+    }
+    let response = ask(server.address, "GET", "/commit?id=7", "").await;
+    assert!(response.starts_with("HTTP/1.1 404 "), "a link does nothing: {response}");
     server.stop().await;
 }

@@ -1,15 +1,17 @@
-//! The pages of environments and rollouts.
+//! The pages of environments and rollouts, with the form for votes.
 
 use ::rollouts::advance::StepPlan;
 use ::rollouts::definition::Source;
-use ::rollouts::document::{Step, name_of};
+use ::rollouts::document::{Choice, Step, name_of};
 use api::dominator::rollouts::{
     EnvironmentInfo, ListEnvironmentsRequest, ListRolloutsReply, ListRolloutsRequest, RolloutInfo,
+    VoteOnStepRequest,
 };
 use api::fault::{Fault, FaultCode};
-use model::display::{counted, utc};
+use askama::Template;
+use model::display::utc;
 use rpc::page_frame::{Cell, html_escape, path_escape, table};
-use rpc::server::{Page, Query};
+use rpc::server::{Page, PageRequest, Query, TOKEN_FIELD};
 
 use super::Pages;
 
@@ -61,7 +63,7 @@ fn environment_row(environment: &EnvironmentInfo) -> Vec<Cell> {
     let group = definition.and_then(|definition| definition.group.clone());
     let rollout = match environment.rollout.as_str() {
         "" => Cell::Text(String::new()),
-        id => link("/rollout?id=", id),
+        id => link("/rollouts/", id),
     };
     vec![
         link("/rollouts?env=", &environment.name),
@@ -98,10 +100,9 @@ fn paused(reply: &ListRolloutsReply) -> String {
 
 fn rollout_row(info: &RolloutInfo) -> Vec<Cell> {
     let rollout = &info.rollout;
-    let mut names: Vec<&str> = rollout.steps.iter().map(|step| step.environment.as_str()).collect();
-    names.dedup();
+    let names = Vec::from_iter(rollout.environments());
     vec![
-        link("/rollout?id=", &rollout.id),
+        link("/rollouts/", &rollout.id),
         Cell::Text(name_of(&rollout.kind)),
         Cell::Text(name_of(&rollout.state)),
         Cell::Text(names.join(" ")),
@@ -113,11 +114,9 @@ fn rollout_row(info: &RolloutInfo) -> Vec<Cell> {
 }
 
 /// One rollout.
-pub(super) fn rollout(pages: &Pages, query: &Query) -> Result<Page, Fault> {
-    let Some(id) = query.get("id") else {
-        return Err(Fault::new(FaultCode::BadRequest, "which rollout? /rollout?id=r1"));
-    };
-    let request = ListRolloutsRequest { ids: vec![id.to_owned()], ..Default::default() };
+pub(super) fn rollout(pages: &Pages, page: &PageRequest) -> Result<Page, Fault> {
+    let id = &page.below;
+    let request = ListRolloutsRequest { ids: vec![id.clone()], ..Default::default() };
     let reply = pages.fleet.rollouts(&request);
     let missing = || Fault::new(FaultCode::NotFound, format!("there is no rollout {id}"));
     let info = reply.rollouts.first().ok_or_else(missing)?;
@@ -136,8 +135,21 @@ pub(super) fn rollout(pages: &Pages, query: &Query) -> Result<Page, Fault> {
         let text = format!("{}: {state}: {reason}; {done} of {machines} done", batch.step);
         body.push_str(&paragraph(&text));
     }
-    for plan in &info.plans {
-        body.push_str(&plan_text(&rollout.id, plan));
+    let may_vote = match page.caller.identity.user {
+        Some(_) => MayVote::Yes,
+        None if pages.fleet.shared().security.is_insecure() => MayVote::AsNamed,
+        None => MayVote::No,
+    };
+    for (step, plan) in info.steps_with_plans() {
+        let form = VoteForm {
+            rollout: &rollout.id,
+            step,
+            from: step.from.unwrap_or_default(),
+            plan,
+            may_vote,
+            token: &page.form_token,
+        };
+        body.push_str(&form.render().expect("writing to a String cannot fail"));
     }
     Ok(Page::Html(pages.frame.render(&rollout.id, &body)))
 }
@@ -160,17 +172,43 @@ fn step_row(info: &RolloutInfo, step: &Step) -> Vec<Cell> {
     texts.into_iter().map(Cell::Text).collect()
 }
 
-/// Says what a step would do that waits for votes, and how to vote.
-fn plan_text(id: &str, plan: &StepPlan) -> String {
-    let mut text = format!("<h2>Plan of {}</h2>\n", html_escape(&plan.environment));
-    let row = |class: &::rollouts::advance::Class| {
-        let machines = counted(class.machines.into(), "machine");
-        let texts = [machines, class.from.clone(), class.to.clone(), class.hosts.join(", ")];
-        texts.into_iter().map(Cell::Text).collect::<Vec<Cell>>()
+/// Whether the reader of a page may vote by the form.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum MayVote {
+    Yes,
+    /// Nobody has a certificate: under the name that the form gives.
+    AsNamed,
+    No,
+}
+
+/// What a step would do that waits for votes, and the form to vote.
+#[derive(Template)]
+#[template(path = "vote.html")]
+struct VoteForm<'a> {
+    rollout: &'a str,
+    step: &'a Step,
+    from: u64,
+    plan: &'a StepPlan,
+    may_vote: MayVote,
+    token: &'a str,
+}
+
+/// Reads the form: returns the vote, and the page that follows.
+pub(super) fn read_vote(fields: &Query) -> Result<(VoteOnStepRequest, String), Fault> {
+    let field = |name: &str| fields.get(name).unwrap_or_default().to_owned();
+    let vote = match field("vote").as_str() {
+        "approve" => Choice::Approve,
+        "reject" => Choice::Reject,
+        _ => return Err(Fault::new(FaultCode::BadRequest, "The form has no vote.")),
     };
-    let rows: Vec<Vec<Cell>> = plan.classes.iter().map(row).collect();
-    text.push_str(&table(&["machines", "from", "to", "such as"], &rows));
-    let (step, digest) = (&plan.environment, &plan.digest);
-    text.push_str(&paragraph(&format!("domtool approve {id}/{step} --digest {digest}")));
-    text
+    let request = VoteOnStepRequest {
+        rollout: field("rollout"),
+        step: field("step"),
+        vote,
+        digest: field("digest"),
+        why: field("why"),
+        who: field("who"),
+    };
+    let next = format!("/rollouts/{}", path_escape(&request.rollout));
+    Ok((request, next))
 }

@@ -140,12 +140,14 @@ impl Fleet {
         let changes = changes_between(&inner.effective, &effective);
         (inner.admission, inner.effective) = (admission, effective);
         self.shared.images.keep(self.kept_images());
+        // A rollout that has begun needs images before it changes any record.
+        let after = self.wanted_images(inner);
         if changes.is_empty() {
+            self.shared.images.want(&after);
             return;
         }
         let machines = inner.effective.len();
         tracing::info!(machines, changes = changes.len(), "a machine database is in force");
-        let after = self.wanted_images(inner);
         // Old images stay until no driver watches them.
         self.shared.images.want(&before.union(&after).cloned().collect());
         for change in changes {

@@ -3,7 +3,7 @@
 //! Whatever changes is on the disk before a machine gets another record for it. All of it is done
 //! under the lock of decisions about machine databases.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -26,8 +26,9 @@ use rollouts::batch::Batch;
 use rollouts::definition::{Source, Start};
 use rollouts::dependencies::Dependencies;
 use rollouts::document::{Kind, Revision, StepState, VoteEvent};
-use rollouts::gate::{effective, gated};
+use rollouts::gate::{Gate, effective};
 use rollouts::lock::lock;
+use rollouts::selector_index::SelectorIndex;
 use rollouts::state::{
     Editor, Edits, EnvironmentState, RolloutOrder, RolloutRecord, SharedMachines, StartOrder,
     State, StoredRevision,
@@ -57,27 +58,35 @@ pub(super) struct Progress {
     error: Option<String>,
 }
 
-/// What is seen of machines now.
+/// What was seen of machines at one moment.
 struct FleetView<'a> {
     shared: &'a Shared,
-    machines: &'a FleetState,
-    healthy_since: &'a mut BTreeMap<(u64, String), Instant>,
+    machines: HashMap<String, Seen>,
+    healthy_since: BTreeMap<(u64, String), Instant>,
 }
 
-impl View for FleetView<'_> {
-    fn machine(&self, hostname: &str) -> Option<Seen> {
-        let watched = self.machines.watched.get(hostname)?;
-        watched.handle.with_sub(|sub| {
+/// Returns what is seen of machines now.
+fn seen(machines: &FleetState) -> HashMap<String, Seen> {
+    let seen = machines.watched.iter().map(|(hostname, watched)| {
+        let seen = watched.handle.with_sub(|sub| {
             let has_trouble = sub.task_troubles().next().is_some();
             let (state, reachable) = machine_state(sub.status(), has_trouble);
-            Some(Seen {
+            Seen {
                 image: sub.required().map_or_else(String::new, String::from),
                 state,
                 reachable,
                 unknown: sub.status() == Status::Connecting,
                 held_out: watched.machine.disable_updates || sub.rollback().is_some(),
-            })
-        })
+            }
+        });
+        (hostname.clone(), seen)
+    });
+    seen.collect()
+}
+
+impl View for FleetView<'_> {
+    fn machine(&self, hostname: &str) -> Option<Seen> {
+        self.machines.get(hostname).cloned()
     }
 
     fn digest(&self, image: &str) -> Option<ObjectId> {
@@ -103,56 +112,65 @@ impl Fleet {
     pub async fn run_rollouts(self: Arc<Self>) {
         let mut pause = tokio::time::interval(INTERVAL);
         pause.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        // The machine database may have been edited just before the end of the dominator.
+        let mut is_edited = true;
         loop {
             tokio::select! {
-                () = self.rollouts_changed.notified() => {}
+                () = self.rollouts_changed.notified() => is_edited = true,
                 _ = pause.tick() => {}
             }
-            if self.state().rollouts.get().environments.is_empty() {
+            let state = self.state().rollouts.get();
+            if state.environments.is_empty() || (!is_edited && state.unfinished().next().is_none())
+            {
                 continue;
             }
             let fleet = Arc::clone(&self);
+            let taken = tokio::task::spawn_blocking(move || fleet.take_rollouts_on(is_edited));
             // It ends early only by a panic, which has been logged.
-            let _taken = tokio::task::spawn_blocking(move || fleet.take_rollouts_on()).await;
+            is_edited &= !taken.await.unwrap_or(false);
         }
     }
 
-    /// Takes rollouts on once. Blocks on the disk.
-    fn take_rollouts_on(&self) {
+    /// Takes rollouts on once, and edits of the machine database if there may be some. Returns
+    /// false if that has to be done again. Blocks on the disk.
+    fn take_rollouts_on(&self, is_edited: bool) -> bool {
         let _decision = locked(&self.mdb_decisions);
         let before = self.state().rollouts.get();
         let mut next = State::clone(&before);
         let now = self.shared.clock.now().wall;
-        let (mdb, advanced) = {
+        // Decisions about many machines take long: nothing else waits for them.
+        let (mdb, machines) = {
             let inner = self.locked();
             // Nothing is known of machines before the first machine database.
             if !inner.admission.is_in_force() {
-                return;
+                return false;
             }
             let mdb = inner.admission.current().machines().clone();
+            (mdb, seen(&inner))
+        };
+        if is_edited {
             next.note_members(&mdb);
             for (name, revision) in next.take_mdb(&mdb, now) {
                 let what = "the machine database was edited: its images wait as a revision";
                 tracing::info!("{name}@{revision}: {what}");
                 start_by_itself(&mut next, &name, revision, now);
             }
-            let mut progress = locked(&self.rollout_progress);
-            let mut view = FleetView {
-                shared: &self.shared,
-                machines: &inner,
-                healthy_since: &mut progress.healthy_since,
-            };
-            let advanced = match self.rollouts_paused() {
-                Some(_) => Advanced::default(),
-                None => advance(&mut next, &mdb, &mut view, now),
-            };
-            progress.batches.clone_from(&advanced.batches);
-            let unfinished: BTreeSet<u64> = next.unfinished().map(|record| record.number).collect();
-            progress.healthy_since.retain(|(number, _), _| unfinished.contains(number));
-            (mdb, advanced)
+        }
+        let healthy_since = std::mem::take(&mut locked(&self.rollout_progress).healthy_since);
+        let mut view = FleetView { shared: &self.shared, machines, healthy_since };
+        let advanced = match self.rollouts_paused() {
+            Some(_) => Advanced::default(),
+            None => advance(&mut next, &mdb, &mut view, now),
         };
+        let unfinished: BTreeSet<u64> = next.unfinished().map(|record| record.number).collect();
+        view.healthy_since.retain(|(number, _), _| unfinished.contains(number));
+        {
+            let mut progress = locked(&self.rollout_progress);
+            progress.batches.clone_from(&advanced.batches);
+            progress.healthy_since = view.healthy_since;
+        }
         if next == *before {
-            return;
+            return true;
         }
         let saved = self.state().rollouts.replace(next, None);
         let error = saved.as_ref().err().map(|error| error_chain(error));
@@ -161,14 +179,14 @@ impl Fleet {
             if former.as_ref() != Some(&error) {
                 tracing::error!("rollouts do not go on until they can be saved: {error}");
             }
-            return;
+            return false;
         }
         for (id, what) in advanced.events {
             tracing::info!(rollout = id, "{what}");
             self.shared.audit.record_decision("rollout", &format!("id={id}"), &what);
         }
-        drop(mdb);
         self.put_rollouts_in_force();
+        true
     }
 
     /// Returns why no rollout goes on, if none does.
@@ -397,15 +415,16 @@ impl Fleet {
         for (name, one) in state.environments.iter().filter(is_wanted) {
             environments.insert(name, info(&state, name, one, request.all_revisions));
         }
+        let gate = Gate::new(&state);
+        let newest = state.environments.iter().filter_map(|(name, one)| {
+            environments.contains_key(name).then_some((&one.definition()?.select, name))
+        });
+        let newest = SelectorIndex::new(newest.collect::<Vec<_>>());
         for machine in mdb.values() {
-            for (name, info) in &mut environments {
-                let Some(one) = state.environments.get(*name) else { continue };
-                let selects = |definition: &rollouts::definition::Definition| {
-                    definition.select.selects(machine)
-                };
-                info.selected += u32::from(one.definition().is_some_and(selects));
+            for name in newest.selecting(machine) {
+                environments.entry(name).and_modify(|info| info.selected += 1);
             }
-            let Some(gated) = gated(&state, machine) else { continue };
+            let Some(gated) = gate.gated(machine) else { continue };
             for name in &gated.conflicts {
                 let info = environments.get_mut(name);
                 if let Some(info) = info.filter(|info| info.conflicts.len() < CONFLICTS_MAX) {
@@ -438,7 +457,7 @@ impl Fleet {
         let is_wanted = |record: &&Arc<RolloutRecord>| {
             (request.ids.is_empty() || request.ids.contains(&record.rollout.id))
                 && (request.environment.is_empty()
-                    || record.environments().contains(&request.environment))
+                    || record.rollout.environments().contains(&request.environment))
                 && !(request.unfinished && record.is_ended())
         };
         let rollouts = state.rollouts.values().rev().filter(is_wanted).map(|record| {
@@ -473,7 +492,7 @@ impl Fleet {
     /// Returns what environments say about a machine, if one applies.
     pub(super) fn environment_of(&self, hostname: &str) -> Option<EnvironmentImage> {
         let record = self.locked().admission.current().machines().get(hostname).cloned()?;
-        let gated = gated(&self.state().rollouts.get(), &record)?;
+        let gated = Gate::new(&self.state().rollouts.get()).gated(&record)?;
         Some(EnvironmentImage {
             environment: gated.environment,
             revision: gated.revision,
@@ -548,7 +567,7 @@ fn info(state: &State, name: &str, one: &EnvironmentState, all: bool) -> Environ
             images: images.into_iter().map(|(image, count)| (image.clone(), count)).collect(),
         }
     });
-    let rollout = state.unfinished().find(|record| record.environments().contains(name));
+    let rollout = state.unfinished().find(|record| record.rollout.environments().contains(name));
     EnvironmentInfo {
         name: name.to_owned(),
         newest: one.newest(),

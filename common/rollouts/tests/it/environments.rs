@@ -1,0 +1,312 @@
+//! Tables of edits, of the gate, and of orders.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use model::mdb::Machine;
+use model::object::{Algorithm, ObjectId};
+use model::tree::Time;
+use rollouts::advance::{Seen, View, advance, plan};
+use rollouts::document::{Choice, Kind, MachineTaskState, VoteEvent, name_of};
+use rollouts::gate::effective;
+use rollouts::state::{Editor, Edits, RolloutOrder, SharedMachines, StartOrder, State};
+use rollouts::steps::Said;
+use serde_json::{Value, json};
+
+/// Machines, each as `HOST IMAGE`. The tag `tier` is the name without its last digit.
+fn mdb(text: &str) -> SharedMachines {
+    let machine = |words: &str| {
+        let (hostname, image) = words.split_once(' ').unwrap_or((words, ""));
+        let tier = hostname[..hostname.len() - 1].to_owned();
+        let machine = Machine {
+            hostname: hostname.to_owned(),
+            required_image: image.to_owned(),
+            tags: [("tier".to_owned(), tier)].into(),
+            ..Machine::default()
+        };
+        (hostname.to_owned(), Arc::new(machine))
+    };
+    text.split(',').map(str::trim).map(machine).collect()
+}
+
+fn at(seconds: i64) -> Editor {
+    Editor { who: "ann".to_owned(), why: "so".to_owned(), now: Time { seconds, nanoseconds: 0 } }
+}
+
+/// What an edit says of each environment: `NAME@REVISION WHAT`, and warnings.
+type Outcomes = Result<Vec<String>, Said>;
+
+fn edit_with(state: &mut State, mdb: &SharedMachines, edit: Value, whole: bool) -> Outcomes {
+    let environments = vec![serde_json::from_value(edit).unwrap()];
+    let outcomes = state.edit(Edits { environments, whole, groups: Vec::new() }, &at(0), mdb)?;
+    let text = |one: &rollouts::state::EditOutcome| {
+        let revision = one.revision.map_or_else(String::new, |number| format!("@{number}"));
+        let warnings: String = one.warnings.iter().map(|text| format!("; {text}")).collect();
+        format!("{}{revision} {}{warnings}", one.name, one.what)
+    };
+    Ok(outcomes.iter().map(text).collect())
+}
+
+fn edit(state: &mut State, mdb: &SharedMachines, edit: Value) -> Outcomes {
+    edit_with(state, mdb, edit, false)
+}
+
+fn environment(name: &str, image: &str) -> Value {
+    json!({"name": name, "select": {"tags": {"tier": [name]}}, "source": {"image": image}})
+}
+
+/// All machines are healthy with what they must have at once.
+struct Instant<'a>(&'a SharedMachines, SharedMachines);
+
+impl View for Instant<'_> {
+    fn machine(&self, hostname: &str) -> Option<Seen> {
+        assert!(self.0.contains_key(hostname));
+        let image = self.1[hostname].required_image.clone();
+        let state = MachineTaskState::Synced;
+        Some(Seen { image, state, reachable: true, unknown: false, held_out: false })
+    }
+
+    fn digest(&self, image: &str) -> Option<ObjectId> {
+        Some(Algorithm::Blake3.digest(image.as_bytes()))
+    }
+
+    fn healthy_for_s(&mut self, _: u64, _: &str, healthy: bool) -> u64 {
+        u64::from(healthy) * 1_000
+    }
+}
+
+/// Takes rollouts as far as they go at this moment.
+fn go_on(state: &mut State, mdb: &SharedMachines, seconds: i64) {
+    for _ in 0..20 {
+        let now = effective(state, mdb);
+        advance(state, mdb, &mut Instant(mdb, now), at(seconds).now);
+    }
+}
+
+fn start(state: &mut State, what: &str, kind: Kind) -> Result<u64, Said> {
+    let environments = vec![what.to_owned()];
+    state.start(&StartOrder { environments, kind, ..StartOrder::default() }, &at(0))
+}
+
+/// Returns `STATE: CAUSE` of a rollout.
+fn shown(state: &State, number: u64) -> String {
+    let rollout = &state.rollouts[&number].rollout;
+    format!("{}: {}", name_of(&rollout.state), rollout.cause)
+}
+
+/// Returns the images that machines must have, by host.
+fn images(state: &State, mdb: &SharedMachines) -> String {
+    let effective = effective(state, mdb);
+    let image = |one: &Arc<Machine>| format!("{} {}", one.hostname, one.required_image);
+    effective.values().map(image).collect::<Vec<_>>().join(", ").replace(" ,", ",")
+}
+
+fn ok(text: &str) -> Outcomes {
+    Ok(vec![text.to_owned()])
+}
+
+fn said<T>(code: u16, message: &str) -> Result<T, Said> {
+    Err(Said::new(code, message))
+}
+
+#[test]
+fn edits_make_revisions_or_are_refused_whole() {
+    let mdb = mdb("web1 a, web2 a, db1 a");
+    let web = environment("web", "b");
+    #[rustfmt::skip]
+    let table: [(Value, Outcomes); 11] = [
+        (web.clone(), ok("web@1 created")),
+        (web, ok("web unchanged")),
+        (json!({"name": "web", "base": 0, "source": {"image": "c"}}),
+            said(409, "web exists already, with revision 1")),
+        (json!({"name": "web", "base": 1, "source": {"image": "c"}}), ok("web@2 updated")),
+        (json!({"name": "web", "base": 1, "source": {"image": "d"}}),
+            said(409, "web has revision 2 now, and the edit was made from 1: look at what has \
+                       changed, and edit again")),
+        (json!({"name": "db", "base": 3, "source": {"image": "c"}}),
+            said(409, "there is no environment db")),
+        (json!({"name": "db", "source": {"image": "c"}}), said(400, "db.select: is missing")),
+        (json!({"name": "db", "select": {}, "source": {"image": "c"}}),
+            said(400, "db.select: names nothing; for all machines: {\"hosts\": [\"*\"]}")),
+        (json!({"name": "db", "select": {"hosts": ["x*"]}, "source": {"image": "c"}}),
+            ok("db@1 created; it selects no machine of the machine database")),
+        (json!({"name": "db", "select": {"hosts": ["*"]}, "source": {"image": "c"}}),
+            ok("db@2 updated; 2 machines are in web too: the older environment applies")),
+        (json!({"name": "db", "source": {"image": "c"}, "depends_on": ["db"]}),
+            said(400, "environments: these depend on each other: db")),
+    ];
+    let mut state = State::default();
+    for (change, expected) in table {
+        let before = state.clone();
+        let outcome = edit(&mut state, &mdb, change.clone());
+        assert_eq!(outcome, expected, "{change}");
+        assert!(outcome.is_ok() || state == before, "{change}");
+        assert_eq!(images(&state, &mdb), "db1 a, web1 a, web2 a", "an edit changes no machine");
+    }
+    // A whole edit has defaults for what it leaves out.
+    let group = json!({"name": "web", "source": {"image": "c"}, "start": "auto"});
+    assert_eq!(
+        edit(&mut state, &mdb, group),
+        ok("web@3 updated; 2 machines are in db too: the \
+        older environment applies")
+    );
+    let whole = environment("web", "c");
+    let again = edit_with(&mut state, &mdb, whole, true);
+    let text = "web@4 updated; 2 machines are in db too: the older environment applies";
+    assert_eq!(again, ok(text));
+}
+
+#[test]
+fn the_environment_that_was_made_first_applies_once_it_is_started() {
+    let mdb = mdb("web1 a, web2 a, db1 a");
+    let mut state = State::default();
+    edit(&mut state, &mdb, environment("web", "b")).unwrap();
+    let all = json!({"name": "all", "select": {"hosts": ["*"]}, "source": {"image": "c"}});
+    edit(&mut state, &mdb, all).unwrap();
+    assert_eq!(images(&state, &mdb), "db1 a, web1 a, web2 a");
+    let number = start(&mut state, "all@1", Kind::User).unwrap();
+    go_on(&mut state, &mdb, 0);
+    assert_eq!(shown(&state, number), "succeeded: all steps are done");
+    assert_eq!(images(&state, &mdb), "db1 c, web1 c, web2 c");
+    // `web` is older, and takes its machines over.
+    start(&mut state, "web@1", Kind::User).unwrap();
+    go_on(&mut state, &mdb, 0);
+    assert_eq!(images(&state, &mdb), "db1 c, web1 b, web2 b");
+    let gated = rollouts::gate::Gate::new(&state).gated(&mdb["web1"]).unwrap();
+    assert_eq!((gated.environment.as_str(), gated.conflicts), ("web", vec!["all".to_owned()]));
+    // What joins gets it at once, unless the environment is not active.
+    let more = self::mdb("web1 a, web2 a, web3 a, db1 a");
+    assert_eq!(images(&state, &more), "db1 c, web1 b, web2 b, web3 b");
+    state.set_active("web", false).unwrap();
+    state.set_active("all", false).unwrap();
+    state.note_members(&mdb);
+    assert_eq!(images(&state, &more), "db1 c, web1 b, web2 b, web3 a");
+    // Without the environment the machine database applies: that needs force.
+    let refused = state.delete("web", false, &mdb).unwrap_err();
+    assert_eq!(refused.code, 409);
+    state.delete("all", true, &mdb).unwrap();
+    assert_eq!(images(&state, &more), "db1 a, web1 b, web2 b, web3 a");
+}
+
+#[test]
+fn edits_of_the_machine_database_wait_in_one_draft() {
+    let first = mdb("web1 a, web2 a");
+    let mut state = State::default();
+    let web = json!({"name": "web", "select": {"hosts": ["web*"]}, "source": {"mdb": true}});
+    edit(&mut state, &first, web).unwrap();
+    let takes = |state: &mut State, text: &str| state.take_mdb(&mdb(text), at(5).now);
+    let draft = |number| vec![("web".to_owned(), number)];
+    assert_eq!(takes(&mut state, "web1 a, web2 a"), []);
+    assert_eq!(takes(&mut state, "web1 b, web2 a"), draft(2));
+    assert_eq!(images(&state, &mdb("web1 b, web2 a")), "web1 a, web2 a");
+    // The next edit replaces the draft; one that is taken back leaves none.
+    assert_eq!(takes(&mut state, "web1 b, web2 b"), draft(3));
+    assert_eq!(Vec::from_iter(state.environments["web"].revisions.keys()), [&1, &3]);
+    assert_eq!(takes(&mut state, "web1 a, web2 a"), []);
+    assert_eq!(Vec::from_iter(state.environments["web"].revisions.keys()), [&1]);
+    // Once it is started it stays as it was.
+    assert_eq!(takes(&mut state, "web1 c, web2 a"), draft(2));
+    let number = start(&mut state, "web@2", Kind::User).unwrap();
+    assert_eq!(takes(&mut state, "web1 d, web2 a"), draft(3));
+    go_on(&mut state, &mdb("web1 d, web2 a"), 0);
+    assert_eq!(shown(&state, number), "succeeded: all steps are done");
+    assert_eq!(images(&state, &mdb("web1 d, web2 a")), "web1 c, web2 a");
+}
+
+#[test]
+fn votes_are_for_changes_and_not_for_machines() {
+    let few = mdb("web1 a, web2 a");
+    let mut state = State::default();
+    edit(&mut state, &few, environment("web", "b")).unwrap();
+    let known = |image: &str| Some(Algorithm::Blake3.digest(image.as_bytes()));
+    let digest = |state: &State, mdb: &SharedMachines| plan(state, mdb, "web", 1, known).digest;
+    let two = digest(&state, &few);
+    assert_eq!(digest(&state, &mdb("web1 a, web2 a, web3 a, db1 z")), two, "the same change");
+    assert_ne!(digest(&state, &mdb("web1 a, web2 a, web3 x")), two, "another change");
+    let other = |image: &str| Some(Algorithm::Blake3.digest(image.to_uppercase().as_bytes()));
+    assert_ne!(plan(&state, &few, "web", 1, other).digest, two, "another content of the image");
+    let unknown = plan(&state, &few, "web", 1, |_| None);
+    assert_eq!(unknown.digest, "", "nobody can vote yet");
+    assert_eq!(Vec::from_iter(unknown.unknown_images), ["b"]);
+}
+
+#[test]
+fn a_step_ends_when_nobody_votes_for_too_long() {
+    let mdb = mdb("web1 a");
+    let mut state = State::default();
+    let mut web = environment("web", "b");
+    web["approval"] = json!({"voters": ["bob"], "min_approvals": 1, "timeout_s": 60});
+    edit(&mut state, &mdb, web).unwrap();
+    let number = start(&mut state, "web@1", Kind::User).unwrap();
+    go_on(&mut state, &mdb, 10);
+    assert_eq!(shown(&state, number), "running: ");
+    let vote = |voter: &str, digest: &str| VoteEvent {
+        step: "web".to_owned(),
+        voter: voter.to_owned(),
+        vote: Choice::Approve,
+        digest: digest.to_owned(),
+        link_valid: true,
+    };
+    let id = format!("r{number}");
+    assert_eq!(state.vote(&id, vote("bob", "0")).unwrap_err().code, 409);
+    assert_eq!(state.vote(&id, vote("eve", "0")).unwrap_err().code, 403);
+    go_on(&mut state, &mdb, 70);
+    assert_eq!(shown(&state, number), "running: ", "it waits since 10");
+    go_on(&mut state, &mdb, 71);
+    let cause = "rolled_back: web failed: nobody has decided for 60 s";
+    assert_eq!(shown(&state, number), cause);
+    assert_eq!(images(&state, &mdb), "web1 a");
+    assert_eq!(state.vote(&id, vote("bob", "0")).unwrap_err().code, 410);
+}
+
+#[test]
+fn orders_fit_the_state_of_a_rollout() {
+    let mdb = mdb("web1 a, db1 a");
+    let mut state = State::default();
+    let mut web = environment("web", "b");
+    web["approval"] = json!({"voters": ["bob"], "min_approvals": 1});
+    edit(&mut state, &mdb, web).unwrap();
+    edit(&mut state, &mdb, environment("db", "b")).unwrap();
+    let errors: BTreeMap<&str, (Kind, u16)> = [
+        ("web", (Kind::User, 400)),
+        ("web@7", (Kind::User, 409)),
+        ("nothing@1", (Kind::User, 404)),
+        ("nothing", (Kind::Rollback, 404)),
+        ("web@x", (Kind::Rollback, 400)),
+        ("web@9", (Kind::Rollback, 404)),
+        // It was never anywhere else.
+        ("db", (Kind::Rollback, 404)),
+        ("db@0", (Kind::Rollback, 409)),
+    ]
+    .into();
+    for (what, (kind, code)) in errors {
+        assert_eq!(start(&mut state, what, kind).unwrap_err().code, code, "{what}");
+    }
+    let first = start(&mut state, "web@1", Kind::User).unwrap();
+    go_on(&mut state, &mdb, 0);
+    // It waits for the lock of the first, and is replaced by the next one.
+    let second = start(&mut state, "web@1", Kind::User).unwrap();
+    let third = start(&mut state, "web@1", Kind::User).unwrap();
+    go_on(&mut state, &mdb, 0);
+    assert_eq!(shown(&state, second), "canceled: replaced by r3");
+    let order = |state: &mut State, number: u64, order| {
+        state.order(&format!("r{number}"), order, &at(0)).map_err(|said| said.code)
+    };
+    assert_eq!(order(&mut state, first, RolloutOrder::Cancel), Err(409));
+    assert_eq!(order(&mut state, first, RolloutOrder::Resolve), Err(409));
+    assert_eq!(order(&mut state, third, RolloutOrder::Stop), Err(409));
+    assert_eq!(order(&mut state, 99, RolloutOrder::Stop), Err(404));
+    assert_eq!(order(&mut state, third, RolloutOrder::Cancel), Ok("r3 is canceled".to_owned()));
+    assert_eq!(state.delete("web", true, &mdb).unwrap_err().code, 409, "r1 changes it");
+    let stopped = "r1 is stopped; machines stay as they are; not active: web".to_owned();
+    assert_eq!(order(&mut state, first, RolloutOrder::Stop), Ok(stopped));
+    assert_eq!(shown(&state, first), "stopped: stopped by ann");
+    assert!(!state.environments["web"].active);
+    // Back to what the machine database says.
+    start(&mut state, "db@1", Kind::User).unwrap();
+    go_on(&mut state, &mdb, 0);
+    assert_eq!(images(&state, &mdb), "db1 b, web1 a");
+    start(&mut state, "db@0", Kind::Rollback).unwrap();
+    go_on(&mut state, &mdb, 0);
+    assert_eq!(images(&state, &mdb), "db1 a, web1 a");
+}
