@@ -92,6 +92,8 @@ pub const METHODS: &[Decoders] = decoders![
     dominator::orders::GoOn,
     dominator::permits::FenceMachine,
     dominator::permits::ListPermits,
+    dominator::departing::ListDeparting,
+    dominator::departing::OrderDeparting,
     dominator::orders::FastUpdate,
     dominator::orders::WatchSub,
     dominator::orders::SetDefaultImage,

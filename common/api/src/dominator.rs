@@ -1,6 +1,7 @@
 //! `Dominator`: the methods that operators call at the controller.
 
 pub mod content;
+pub mod departing;
 pub mod events;
 pub mod explain;
 pub mod kept_files;

@@ -80,6 +80,8 @@ pub fn methods() -> Vec<MethodInfo> {
         MethodInfo::of::<dominator::tasks::GetTaskLog>(),
         MethodInfo::of::<dominator::permits::FenceMachine>(),
         MethodInfo::of::<dominator::permits::ListPermits>(),
+        MethodInfo::of::<dominator::departing::ListDeparting>(),
+        MethodInfo::of::<dominator::departing::OrderDeparting>(),
         MethodInfo::of::<dominator::rollouts::EditEnvironments>(),
         MethodInfo::of::<dominator::rollouts::OrderEnvironment>(),
         MethodInfo::of::<dominator::rollouts::ListEnvironments>(),

@@ -76,10 +76,10 @@ pub use provisioning::{
 pub use refused::{GetRefusedChanges, GetRefusedChangesReply, REFUSED_MAX};
 pub use replace_certificate::{OWN_CERTIFICATE, ReplaceCertificate, ReplaceCertificateRequest};
 pub use tasks::{
-    GetTaskLog, GetTaskLogReply, GetTaskLogRequest, GetTaskStates, GetTaskStatesReply,
-    GetTaskStatesRequest, GetTasks, GetTasksReply, OrderTask, OrderTaskRequest, PermitReport,
-    PermitTask, PermitTaskReply, PermitTaskRequest, TASK_LOG_BYTES_MAX, TASK_WHY_BYTES_MAX,
-    TaskOrder, TaskReport, TaskState, TaskStates, TasksVersion,
+    DEPARTED_WHY, GetTaskLog, GetTaskLogReply, GetTaskLogRequest, GetTaskStates,
+    GetTaskStatesReply, GetTaskStatesRequest, GetTasks, GetTasksReply, OrderTask, OrderTaskRequest,
+    PermitReport, PermitTask, PermitTaskReply, PermitTaskRequest, TASK_LOG_BYTES_MAX,
+    TASK_WHY_BYTES_MAX, TaskOrder, TaskReport, TaskState, TaskStates, TasksVersion,
 };
 
 /// Returns directories of the scanned tree by digest.

@@ -73,6 +73,7 @@ const FLEET: &[&str] = &[
     "Dominator.GetStatus",
     "Dominator.GetSubLimits",
     "Dominator.GetTask",
+    "Dominator.ListDeparting",
     "Dominator.ListEnvironments",
     "Dominator.ListEvents",
     "Dominator.ListPermits",

@@ -16,6 +16,10 @@ use model::tree::Time;
 /// The longest reason of an order, in bytes.
 pub const TASK_WHY_BYTES_MAX: usize = 1_000;
 
+/// The reason for which a dominator suspends the tasks of a machine that has left its machine
+/// database. A dominator that has the machine resumes tasks that are suspended for this reason.
+pub const DEPARTED_WHY: &str = "the machine has left the machine database of its dominator";
+
 /// The most of a log that is returned, in bytes.
 pub const TASK_LOG_BYTES_MAX: u32 = 1 << 20;
 
@@ -61,6 +65,14 @@ pub struct TaskReport {
     /// The highest number of an order about it; zero if there was none.
     #[serde(with = "model::json::large_number")]
     pub order_number: u64,
+}
+
+impl TaskReport {
+    /// True if it is suspended because the machine has left the machine database.
+    #[must_use]
+    pub fn is_departed(&self) -> bool {
+        self.detail.strip_prefix("suspended: ") == Some(DEPARTED_WHY)
+    }
 }
 
 /// How a machine is about the permit of an exclusive task.

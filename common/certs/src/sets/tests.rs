@@ -104,6 +104,7 @@ fn sets_may_call_what_they_must() {
             Dominator.GetTaskLog
             Dominator.GoOn
             Dominator.ListContentChanges
+            Dominator.ListDeparting
             Dominator.ListEnvironments
             Dominator.ListEvents
             Dominator.ListLastingOrders
@@ -112,6 +113,7 @@ fn sets_may_call_what_they_must() {
             Dominator.ListSubs
             Dominator.ListTasks
             Dominator.OrderContentChange
+            Dominator.OrderDeparting
             Dominator.OrderEnvironment
             Dominator.OrderRollout
             Dominator.OrderTasks
@@ -192,6 +194,7 @@ fn sets_may_call_what_they_must() {
             Dominator.GetStatus
             Dominator.GetSubLimits
             Dominator.GetTask
+            Dominator.ListDeparting
             Dominator.ListEnvironments
             Dominator.ListEvents
             Dominator.ListPermits

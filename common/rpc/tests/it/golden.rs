@@ -199,6 +199,8 @@ fn methods_of_the_dominator_have_these_bytes() {
     pinned.method::<dominator::orders::GoOn>(samples::go_on());
     pinned.method::<dominator::permits::FenceMachine>(samples::fence_machine());
     pinned.method::<dominator::permits::ListPermits>(((), samples::list_permits()));
+    pinned.method::<dominator::departing::ListDeparting>(((), samples::list_departing()));
+    pinned.method::<dominator::departing::OrderDeparting>(samples::order_departing());
     pinned.method::<dominator::orders::FastUpdate>(samples::fast_update());
     pinned.method::<dominator::orders::WatchSub>(samples::watch_sub());
     pinned.method::<dominator::orders::SetDefaultImage>(samples::set_default_image());

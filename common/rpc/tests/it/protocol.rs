@@ -84,6 +84,8 @@ fn every_method_is_in_the_table_with_its_access_and_limits() {
         row::<dominator::orders::GoOn>(),
         row::<dominator::permits::FenceMachine>(),
         row::<dominator::permits::ListPermits>(),
+        row::<dominator::departing::ListDeparting>(),
+        row::<dominator::departing::OrderDeparting>(),
         row::<dominator::orders::FastUpdate>(),
         row::<dominator::orders::WatchSub>(),
         row::<dominator::orders::SetDefaultImage>(),

@@ -1,6 +1,7 @@
 //! One request and one reply for every method, with a value in every field.
 
 mod computed;
+mod departing;
 mod fleet_tasks;
 mod image_life;
 mod machine_database;
@@ -43,6 +44,7 @@ use model::trigger::services::{ServiceCall, ServiceCalls, ServiceVerb};
 use model::trigger::{Trigger, Triggers};
 
 pub use computed::*;
+pub use departing::*;
 pub use fleet_tasks::*;
 pub use image_life::*;
 pub use machine_database::*;
