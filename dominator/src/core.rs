@@ -8,6 +8,7 @@ pub mod budget;
 pub mod changes;
 pub mod claims;
 pub mod computed;
+pub mod departing;
 pub mod event_filter;
 pub mod identity;
 pub mod image_breaker;

@@ -148,6 +148,12 @@ pub struct Arguments {
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = permit_time)]
     pub permit_time: Duration,
 
+    /// How long after a machine has left the machine database its tasks are stopped. If more than
+    /// three machines, and more than 1 % of all, have left at once, an operator decides
+    #[arg(long, value_name = "DURATION", default_value = "15m",
+          value_parser = time_parse::duration)]
+    pub departing_after: Duration,
+
     #[command(flatten)]
     pub budgets: BudgetArgs,
 
@@ -238,6 +244,7 @@ impl Arguments {
             subd_port,
             renew_expired,
             permit_time,
+            departing_after,
             budgets: _,
             log: LogArgs { filter: _, format },
             security: SecurityArgs { insecure, tls },
@@ -260,6 +267,7 @@ impl Arguments {
             ("subd-port", *subd_port != new.subd_port),
             ("renew-expired", *renew_expired != new.renew_expired),
             ("permit-time", *permit_time != new.permit_time),
+            ("departing-after", *departing_after != new.departing_after),
             ("log-format", *format != new.log.format),
             ("insecure", *insecure != new.security.insecure),
             ("tls", *tls != new.security.tls),
@@ -346,6 +354,7 @@ pub async fn run(
     tracker.spawn(Arc::clone(&shared.claim_service).run(stop.clone()));
     tracker.spawn(Arc::clone(&shared.task_orders).run(stop.clone()));
     until_stop(Arc::clone(&fleet).run_rollouts().boxed());
+    until_stop(Arc::clone(&fleet).run_departing().boxed());
     until_stop(Arc::clone(&shared.permits).save_time().boxed());
     until_stop(Arc::clone(&shared.computed).clean_regularly().boxed());
     until_stop(Arc::clone(&shared.computed).advance_regularly().boxed());
@@ -424,6 +433,7 @@ fn share(
         caches: Interned::default(),
         machine_memory: CallMemory::new((arguments.machine_memory as usize) << 20),
         subd_port: arguments.subd_port,
+        departing_after: arguments.departing_after,
         renew_expired: Duration::from_secs(u64::from(arguments.renew_expired) * 86_400),
     })
 }

@@ -40,6 +40,7 @@ use redb::{ReadableDatabase as _, ReadableTable as _, TableDefinition};
 use system::durable::DurableError;
 use system::trusted_clock::SavedClock;
 
+use crate::core::departing::Departing;
 use crate::core::event_filter::EventFilter;
 use crate::core::identity::KnownIdentity;
 use crate::core::orders::Order;
@@ -159,6 +160,8 @@ pub struct Storage {
     pub permit_seconds: StoredValue<Option<u64>>,
     /// The orders about tasks that machines have not taken.
     pub task_orders: StoredValue<TaskOrders>,
+    /// The machines that have left the machine database.
+    pub departing: StoredValue<Departing>,
     /// The image of machines whose record names none.
     pub default_image: StoredValue<Option<Arc<DefaultImage>>>,
     /// The configuration of subs.
@@ -224,6 +227,7 @@ impl Storage {
             fences: StoredValue::load_or_default_as(row("fences"), RowJson)?,
             permit_seconds: StoredValue::load_or_default_as(row("permit-seconds"), RowJson)?,
             task_orders: StoredValue::load_or_default_as(row("task-orders"), RowJson)?,
+            departing: StoredValue::load_or_default_as(row("departing"), RowJson)?,
             default_image: StoredValue::load_or_default_as(row("default-image"), RowJson)?,
             settings: StoredValue::load_or_default_as(row("subs"), RowJson)?,
             machines: StoredValue::load_or_default_as(row("machines"), RowJson)?,

@@ -57,6 +57,9 @@ pub const TASK_BACK_OFF: &str = "task-back-off";
 /// The kind of the alarm that two machines may run an exclusive task.
 pub const PERMIT_CONFLICT: &str = "permit-conflict";
 
+/// The kind of the alarm that machines that have left the machine database wait for an operator.
+pub const DEPARTING: &str = "departing";
+
 /// The kind of the alarm that the health check of the image of a machine fails for a while.
 pub const IMAGE_UNHEALTHY: &str = "image-unhealthy";
 

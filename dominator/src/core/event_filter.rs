@@ -60,7 +60,7 @@ impl Hosts {
 /// Returns the names and patterns of machines in the object of an order.
 fn selectors_of<'a>(verb: &str, about: &'a str) -> Vec<&'a str> {
     match verb {
-        "pause" | "resume" => about.split_whitespace().collect(),
+        "pause" | "resume" | "departing" => about.split_whitespace().collect(),
         verb if verb.starts_with("task-") => about.split_whitespace().collect(),
         // `host web1: cpu-percent=5` names a machine; a fleet or a tag does not.
         "set-config" => {
@@ -279,6 +279,7 @@ mod tests {
             ("web*",  "retry",               "web1",                        true),
             ("web1",  "pause",               "web*",                        true),
             ("web1",  "pause",               "db1 web? mail",               true),
+            ("web1",  "departing",           "db1 web? mail",               true),
             ("db1",   "resume",              "db1 web? mail",               true),
             ("db2",   "pause",               "db1 web? mail",               false),
             ("web*",  "pause",               "db1 web1",                    true),

@@ -39,6 +39,17 @@ impl TaskOrders {
         number
     }
 
+    /// Adds the order that ends what a machine suspended because it had left a machine database, as
+    /// [`Self::want`], unless an order that was given since decides.
+    pub fn want_back(&mut self, hostname: &str, order: WantedTaskOrder, told: u64) {
+        let decides = |one: &WantedTaskOrder| {
+            one.task == order.task && subject(one.order) == subject(order.order)
+        };
+        if !self.of(hostname).iter().any(decides) {
+            self.want(hostname, order, told);
+        }
+    }
+
     /// Forgets the orders about a task up to this number.
     pub fn forget(&mut self, hostname: &str, task: &str, number: u64) {
         if let Some(orders) = self.0.get_mut(hostname) {
@@ -96,6 +107,11 @@ mod tests {
         assert_eq!(numbers(&orders, "web1"), kept);
         // The machine's operator was faster.
         assert_eq!(orders.want("web1", order("b", Restart), 7), 8);
+        // It stays suspended, as an operator wants; the other one does not.
+        orders.want_back("web1", order("a", TaskOrder::Resume), 9);
+        orders.want_back("web2", order("a", TaskOrder::Resume), 3);
+        assert_eq!(numbers(&orders, "web2"), [("a".to_owned(), "resume", 4)]);
+        orders.forget("web2", "a", 4);
         let saved = serde_json::to_string(&orders).unwrap();
         assert_eq!(serde_json::from_str::<TaskOrders>(&saved).unwrap(), orders);
         orders.forget("web1", "a", 6);

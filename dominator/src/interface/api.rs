@@ -4,6 +4,7 @@ mod orders;
 
 use std::sync::Arc;
 
+use api::dominator::departing::ListDeparting;
 use api::dominator::events::{Backup, ListEvents};
 use api::dominator::explain::Explain;
 use api::dominator::kept_files::CountKeptFiles;
@@ -51,6 +52,7 @@ pub fn methods(router: Router<ApiState>) -> Router<ApiState> {
         .method::<GetStatus, _>(async |api, _, ()| Ok(api.fleet.status()))
         .method::<ListLastingOrders, _>(async |api, _, ()| Ok(api.fleet.lasting_orders()))
         .method::<ListPermits, _>(async |api, _, ()| Ok(api.fleet.shared().permits.report()))
+        .method::<ListDeparting, _>(async |api, _, ()| Ok(api.fleet.departing()))
         .method::<ShowMdb, _>(async |api, _, request| {
             api.fleet.mdb(request.held).map_err(|error| fault_of(&error))
         })
@@ -133,6 +135,7 @@ pub fn fault_of(error: &OrderError) -> Fault {
         | OrderError::Content(_)
         | OrderError::NotChanged { .. }
         | OrderError::NoTask { .. }
+        | OrderError::NotDeparting { .. }
         | OrderError::NoCopy
         | OrderError::Accept { source: AcceptError::NothingHeld } => FaultCode::NotFound,
         OrderError::Accept { source: AcceptError::OtherHeld }

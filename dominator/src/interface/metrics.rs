@@ -48,6 +48,14 @@ impl Collector for FleetCollector {
             let gauge = ConstGauge::new(i64::from(count));
             gauge.encode(tasks.encode_family(&[("state", state.name())])?)?;
         }
+        let departing = fleet.departing().machines;
+        let help = "Machines that have left the machine database, by what becomes of their tasks";
+        let mut left = encoder.encode_descriptor("departing", help, None, MetricType::Gauge)?;
+        for state in api::dominator::departing::DepartingState::ALL {
+            let count = departing.iter().filter(|machine| machine.state == state).count();
+            let gauge = ConstGauge::new(i64::try_from(count).unwrap_or(i64::MAX));
+            gauge.encode(left.encode_family(&[("state", state.name())])?)?;
+        }
         let mut one = |name, help, value: i64| {
             let encoder = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             ConstGauge::new(value).encode(encoder)

@@ -371,6 +371,16 @@ impl Driver {
                 tracing::info!(host = %hostname, event = name, "{text}");
                 self.shared.history.task(hostname, name, text);
             }
+            TaskEffect::Resume(tasks) => {
+                tracing::info!(host = %hostname, ?tasks, "suspended tasks are resumed: it is back");
+                let (orders, shared) = (Arc::clone(&self.shared.task_orders), &self.shared);
+                let handle = Arc::clone(&self.handle);
+                let resumed = orders.resume(handle, hostname.clone(), tasks, Arc::clone(shared));
+                self.running.push(Box::pin(async move {
+                    resumed.await;
+                    Event::Wake
+                }));
+            }
             TaskEffect::OrderEnded(task, number) => {
                 let orders = Arc::clone(&self.shared.task_orders);
                 let ended = orders.ended(hostname.clone(), task, number);

@@ -1,5 +1,6 @@
 //! The machines of the machine database, each run by a driver task, and the orders for them.
 
+mod departing;
 mod kept_files;
 mod machine_database;
 mod orders;
@@ -86,6 +87,8 @@ pub enum OrderError {
     NoLimits { hostname: String, why: String },
     #[error("the tasks of {hostname} are not known: {why}")]
     NoTasks { hostname: String, why: String },
+    #[error("no machine that has left the machine database is called {pattern}")]
+    NotDeparting { pattern: String },
     #[error("no task of the machines that are meant is called {task}")]
     NoTask { task: String },
     #[error("the log is not known: {hostname}: {why}")]
@@ -224,6 +227,7 @@ pub struct Fleet {
     rollouts_changed: RolloutsChanged,
     rollout_progress: Mutex<Progress>,
     mdb_saver: Saver,
+    departing_attempts: Mutex<departing::Attempts>,
     /// Why the machine database in force is not on the disk, if it is not.
     mdb_save_error: Mutex<Option<String>>,
     /// Describes the keys of the machine database that nothing reads.
@@ -268,6 +272,7 @@ impl Fleet {
             rollouts_changed: RolloutsChanged::default(),
             rollout_progress: Mutex::default(),
             mdb_saver: Saver::new("the machine database in force", retry, retry),
+            departing_attempts: Mutex::default(),
             mdb_save_error: Mutex::default(),
             mdb_unknown_keys: Mutex::default(),
             copy: tokio::sync::Mutex::default(),
@@ -389,6 +394,7 @@ impl Fleet {
             }
         }
         raise_alarms(&self.state().rollouts.get(), &mut raised);
+        self.state().departing.get().raise_alarm(&mut raised);
         for TaskPermits { task, holders } in self.shared.permits.report().tasks {
             if let Some(text) = conflict_text(&task, &holders) {
                 raised.add(PERMIT_CONFLICT, &task, None, text);

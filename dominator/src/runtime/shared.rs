@@ -66,6 +66,8 @@ pub struct Shared {
     /// How long ago the certificate of a machine may have ended that gets another one; zero if none
     /// does.
     pub renew_expired: Duration,
+    /// How long after it has left the machine database the tasks of a machine are stopped.
+    pub departing_after: Duration,
 }
 
 /// Returns the limiter of [`Shared::redials`].

@@ -4,9 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::dominator::tasks::WantedTaskOrder;
+use api::subd::TaskOrder;
 use tokio_util::sync::CancellationToken;
 
+use crate::core::sub::SubOrder;
+use crate::runtime::driver::Handle;
 use crate::runtime::saver::Saver;
+use crate::runtime::shared::Shared;
 use crate::storage::Storage;
 
 /// How long ended orders are gathered, to share a write.
@@ -35,6 +39,39 @@ impl TaskOrderService {
     /// Returns the orders for a machine.
     pub fn of(&self, hostname: &str) -> Vec<WantedTaskOrder> {
         self.state.task_orders.get().of(hostname).to_vec()
+    }
+
+    /// Has a machine resume tasks that are suspended because it had left a machine database. Each
+    /// comes with the number of the last order about it.
+    pub async fn resume(
+        self: Arc<Self>,
+        handle: Arc<Handle>,
+        hostname: String,
+        tasks: Vec<(String, u64)>,
+        shared: Arc<Shared>,
+    ) {
+        let resume = move || {
+            let since = shared.clock.now().wall;
+            self.state.task_orders.modify_behind(|orders| {
+                for (task, told) in tasks {
+                    let why = "the machine is in the machine database again".to_owned();
+                    let (order, who) = (TaskOrder::Resume, "dominator".to_owned());
+                    let order = WantedTaskOrder { task, order, why, who, since, number: 0 };
+                    orders.want_back(&hostname, order, told);
+                }
+            });
+            self.saver.notify();
+            // An order that is given now must not be hidden by those that were read before.
+            loop {
+                let wanted = self.of(&hostname);
+                handle.order(SubOrder::WantTaskOrders(wanted.clone()), &shared);
+                if self.of(&hostname) == wanted {
+                    return;
+                }
+            }
+        };
+        // This fails only if the thread panicked, which has been logged.
+        let _resumed = tokio::task::spawn_blocking(resume).await;
     }
 
     /// Forgets the orders about a task of a machine up to `number`. If this is lost in a crash, the

@@ -29,13 +29,14 @@ const SOURCE: &str = "dominator.redb.source";
 pub const REPLACED: &str = "dominator.redb.replaced";
 
 /// The settings that are salvaged.
-const SAVED_SETTINGS: [&str; 11] = [
+const SAVED_SETTINGS: [&str; 12] = [
     "brake",
     "pauses",
     "rollbacks",
     "default-image",
     "subs",
     "machines",
+    "departing",
     "stopped-images",
     "known-images",
     "fences",

@@ -313,4 +313,7 @@ pub enum TaskEffect {
     /// The machine has taken the order about this task with this number, or refuses it, or obeys a
     /// later one.
     OrderEnded(String, u64),
+    /// Tasks, each with the number of the last order about it, are suspended because the machine
+    /// had left a machine database. They are to be resumed.
+    Resume(Vec<(String, u64)>),
 }

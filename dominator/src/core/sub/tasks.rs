@@ -189,6 +189,11 @@ impl Sub {
         let events = self.tasks.troubles.take(&states.tasks, image, step.now);
         step.effects.extend(events.into_iter().map(tell));
         self.end_superseded_orders(&states.tasks, step);
+        let departed = states.tasks.into_iter().filter(TaskReport::is_departed);
+        let departed: Vec<_> = departed.map(|task| (task.name, task.order_number)).collect();
+        if !departed.is_empty() {
+            step.effects.push(Effect::Task(TaskEffect::Resume(departed)));
+        }
     }
 
     /// Ends the orders up to the number that the machine has told.

@@ -6,6 +6,7 @@ use api::access::{DeniedError, OwnedItem, authorize};
 use api::dominator::content::{
     ListContentChanges, ListContentChangesReply, OrderContentChange, OrderContentChangeRequest,
 };
+use api::dominator::departing::{OrderDeparting, OrderDepartingRequest};
 use api::dominator::events::AcceptClock;
 use api::dominator::mdb::AcceptMdb;
 use api::dominator::orders::{
@@ -79,6 +80,10 @@ pub(super) fn methods(router: Router<ApiState>) -> Router<ApiState> {
                 finish(tracker, async move { fleet.fence(request).await }).await
             },
         )
+        .method::<OrderDeparting, _>(async |ApiState { fleet, tracker }, caller, request| {
+            let request = OrderDepartingRequest { who: caller.name_or(request.who), ..request };
+            finish(tracker, async move { fleet.order_departing(request).await }).await
+        })
         .method::<AcceptImage, _>(async |ApiState { fleet, tracker }, caller, request| {
             let who = caller.name_or(request.who);
             let order = move || fleet.accept_image(&request.image, &who, &request.why);

@@ -87,6 +87,7 @@ pub(crate) fn shared(state: &Arc<Storage>, stop: &CancellationToken) -> Shared {
         machine_memory: CallMemory::new(1 << 20),
         subd_port: 1,
         renew_expired: Duration::ZERO,
+        departing_after: Duration::ZERO,
     }
 }
 

@@ -52,8 +52,10 @@ impl Fleet {
         let mut admission = self.locked().admission.clone();
         let accepted = admission.accept(digest);
         accepted.map_err(|source| OrderError::Accept { source })?;
+        let before = self.state().machines.get();
         let machines = Some(admission.current().machines().clone());
         self.state().machines.set_through(machines, with_order::<OrderError>(&order))?;
+        self.note_departing(Option::as_ref(&before), admission.current().machines());
         *locked(&self.mdb_save_error) = None;
         tracing::warn!(who, why, %digest, "the machine database that was held is accepted");
         self.carry_out(admission);
@@ -96,6 +98,7 @@ impl Fleet {
         let machines = admission.current().machines().clone();
         let (count, changed) = (machines.len(), outcome.changes.len());
         if outcome.must_save {
+            self.note_departing(Option::as_ref(&self.state().machines.get()), &machines);
             // A database that cannot be saved is in force all the same, and an alarm says so. After
             // a restart before it is saved, the next one is compared with the one saved before.
             self.state().machines.set_behind(Some(machines));

@@ -20,7 +20,8 @@ const CALL_LIMIT: Duration = Duration::from_secs(5);
 const ASKED_MAX: usize = 64;
 
 impl Fleet {
-    /// Asks the machines of `selection` for their resources. Those without any are left out.
+    /// Asks the machines of `selection` for their resources. Those without any are left out. Of
+    /// machines that have left the machine database it has what they have told last, as orphans.
     pub async fn resources(&self, selection: &Selection) -> GetResourcesReply {
         let _turn = self.counting.lock().await;
         let hostnames = self.list(selection).into_iter().map(|sub| sub.hostname);
@@ -32,7 +33,10 @@ impl Fleet {
             Some(MachineResources { hostname, report, unknown })
         });
         let answers = stream::iter(asked).buffered(ASKED_MAX);
-        GetResourcesReply { machines: answers.filter_map(async |answer| answer).collect().await }
+        let mut machines: Vec<_> = answers.filter_map(async |answer| answer).collect().await;
+        machines.extend(self.departed_resources(selection));
+        machines.sort_by(|one, other| one.hostname.cmp(&other.hostname));
+        GetResourcesReply { machines }
     }
 
     /// Returns the resources of a machine; `None` if it has none. The error says why that is not

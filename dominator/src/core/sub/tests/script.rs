@@ -287,6 +287,7 @@ impl Script {
                 Effect::Task(TaskEffect::OrderEnded(task, number)) => {
                     done.push(format!("order {number} about {task} has ended"));
                 }
+                Effect::Task(TaskEffect::Resume(tasks)) => done.push(format!("resume {tasks:?}")),
                 Effect::ReportContent(round, report) => self.reports.push((round, report)),
                 Effect::Plan(request_id, job) => {
                     next.push(Event::Planned(request_id, Ok(Arc::new(job.run().unwrap()))));

@@ -3,8 +3,8 @@
 
 use api::dominator::tasks::WantedTaskOrder;
 use api::subd::{
-    GetTaskStatesReply, GetTaskStatesRequest, PermitReport, TaskOrder, TaskReport, TaskState,
-    TaskStates, TasksVersion,
+    DEPARTED_WHY, GetTaskStatesReply, GetTaskStatesRequest, PermitReport, TaskOrder, TaskReport,
+    TaskState, TaskStates, TasksVersion,
 };
 use model::boot_time::BootTime;
 use model::tree::Time;
@@ -215,6 +215,23 @@ fn orders_are_given_until_the_machine_has_taken_them() {
                      -> release logd as 6
         2   accepted synced           equals base
                      -> order 6 about logd has ended
+    "#]]);
+}
+
+#[test]
+fn what_was_suspended_because_the_machine_had_left_is_resumed() {
+    let mut script = Script::synced();
+    let detail = format!("suspended: {DEPARTED_WHY}");
+    let departed = TaskReport { detail, ..report(TaskState::Suspended, 5) };
+    let detail = "suspended: disk swap".to_owned();
+    let other = TaskReport { name: "db".to_owned(), detail, ..report(TaskState::Suspended, 2) };
+    script.answer(3, Some(vec![other, departed]));
+    script.check(expect![[r#"
+        0   assigned connecting       not reached yet
+                     -> poll for all
+        0   polled   synced           equals base
+        0   told     synced           equals base
+                     -> resume [("logd", 5)]
     "#]]);
 }
 
