@@ -6,6 +6,7 @@ mod cert;
 mod content;
 mod cron;
 mod database;
+mod departing;
 mod environments;
 mod events;
 mod fleet_tasks;
@@ -175,6 +176,14 @@ enum Command {
     Resource {
         #[command(subcommand)]
         command: resource::Command,
+    },
+    /// Decide about the tasks of machines that have left the machine database
+    ///
+    /// They are stopped some time after that (--departing-after of the dominator), unless many
+    /// machines have left at once. docs/TASKS.md explains the states.
+    Departing {
+        #[command(subcommand)]
+        command: departing::Command,
     },
     /// Limit the resources that subs use: for the fleet, a tag or one machine
     ///
@@ -418,6 +427,7 @@ async fn run_command(
         Command::Permit(command) => permits::run(client, format, command).await,
         Command::ListStopped => status::list_stopped(client, format).await,
         Command::Computed { command } => content::run(client, format, command).await,
+        Command::Departing { command } => departing::run(client, format, command).await,
         Command::Resource { command } => resource::run(client, format, command).await,
         Command::Mdb { command } => machine_database::run(client, format, command).await,
         Command::Events(arguments) => events::list(client, format, arguments).await,
