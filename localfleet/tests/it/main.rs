@@ -9,6 +9,7 @@ mod blocked;
 mod computed;
 mod contracts;
 mod converges;
+mod departing;
 mod disks;
 mod documents;
 mod events;

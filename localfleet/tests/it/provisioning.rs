@@ -5,6 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use api::dominator::Status;
+use model::mdb::Machine;
 use testing::eventually;
 
 use crate::converges::{CONVERGE_MAX, Scenario};
@@ -147,6 +148,25 @@ fn a_machine_gets_its_resources_before_its_image_and_loses_them_after() {
     });
     let done = ["created db", "created user", "destroyed user"];
     assert_eq!(lines(&scenario.fleet.subs[0], "plugin"), done);
+
+    // The dominator remembers them when the machine has left the machine database.
+    let other = Machine { hostname: "other".to_owned(), ..Machine::default() };
+    scenario.fleet.replace_mdb(&[other]).unwrap();
+    let departing = |scenario: &Scenario, words: &[&str]| {
+        let words: Vec<&str> =
+            ["--format", "json", "departing"].iter().chain(words).copied().collect();
+        let output = scenario.fleet.domtool(&words).unwrap();
+        serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()
+    };
+    eventually("it has told them", || match departing(&scenario, &["list"]) {
+        listed if listed[0]["resources"] == 1 => Ok(()),
+        listed => Err(listed),
+    });
+    scenario.fleet.subs[0].daemon.kill().unwrap();
+    assert_eq!(listed(&scenario), pairs(&[("db", "orphan")]));
+    departing(&scenario, &["forget", "*", "--why", "it is deleted"]);
+    assert_eq!(listed(&scenario), pairs(&[]));
+    scenario.fleet.subs[0].daemon.start_again().unwrap();
     scenario.fleet.stop().unwrap();
 }
 

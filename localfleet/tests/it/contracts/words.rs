@@ -5,7 +5,7 @@ use std::path::Path;
 
 use api::access::Access;
 use api::audit;
-use api::dominator::{Status, content, events, explain, orders, plan, settings};
+use api::dominator::{Status, content, departing, events, explain, orders, plan, settings};
 use api::fault::FaultCode;
 use api::image_server::replication;
 use api::subd;
@@ -86,6 +86,7 @@ fn words_of_json_stay() {
         ("record of an audit log", words::<audit::record::AuditEvent>()),
         ("scope of a resource", words::<provisioning::resource::Per>()),
         ("source of a required image", words::<explain::ImageSource>()),
+        ("state of a machine that has left", words::<departing::DepartingState>()),
         ("state of a run of a task", words::<tasks::RunState>()),
         ("status of a machine", words::<Status>()),
         ("stage of a change of content", words::<content::ContentStage>()),
@@ -109,13 +110,14 @@ fn words_of_json_stay() {
 }
 
 /// The alarms that the dominator raises by itself; those of machines are among the words of JSON.
-const ALARMS: [&str; 19] = [
+const ALARMS: [&str; 20] = [
     alarms::ROLLOUT_FAILED,
     alarms::ROLLOUT_VOTES,
     alarms::COMPUTED_FILES,
     alarms::CONTENT_STOPPED,
     alarms::IMAGE_CHANGED,
     alarms::CLOCK_JUMPED,
+    alarms::DEPARTING,
     alarms::HISTORY_FAILING,
     alarms::IMAGE_STOPPED,
     alarms::IMAGE_UNHEALTHY,
