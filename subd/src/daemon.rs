@@ -10,7 +10,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
+use ::provisioning::machine::drift::Schedule;
 use ::tasks::image::ImageTasks;
 use api::audit::call_details::{WHY_BYTES_MAX, escape_and_cut};
 use api::audit::record::AuditEvent;
@@ -43,7 +45,7 @@ use crate::machine::probe::Probe;
 use crate::machine::services::{self, ServiceDriver};
 use crate::provisioning;
 use crate::provisioning::plugins::Plugins;
-use crate::provisioning::provisioner::Provisioner;
+use crate::provisioning::provisioner::{Provisioner, Surroundings};
 use crate::root::{Root, RootError};
 use crate::scan::pace::Pace;
 use crate::scan::{Pause, Scanner, watch_for_stalls};
@@ -178,7 +180,8 @@ impl Daemon {
         };
         let (daemon_tasks, tasks_not_run) =
             start_tasks(&options, supervision, &persisted.tasks, &resumed, &parts.report_state)?;
-        let provisioner = provisioning.map(|provisioning| parts.provisioner(provisioning));
+        let every = options.resource_check_every;
+        let provisioner = provisioning.map(|provisioning| parts.provisioner(provisioning, every));
         let running = (daemon_tasks, provisioner);
         let updater = parts.updater(&options, security, directories, running);
         updater.start(resumed).await;
@@ -257,11 +260,17 @@ impl Parts {
     fn provisioner(
         &self,
         (records, plugins): (provisioning::records::SavedRecords, Plugins),
+        check_every: Duration,
     ) -> Arc<Provisioner> {
         let name = self.identity.read(&self.root).hostname;
-        let report_state = Arc::clone(&self.report_state);
-        let tell = Box::new(move || report_state.change(|_| ()));
-        let provisioner = Provisioner::new(records, plugins, &name, tell, self.stop.clone());
+        let (told, asked) = (Arc::clone(&self.report_state), Arc::clone(&self.report_state));
+        let surroundings = Surroundings {
+            tell: Box::new(move || told.change(|_| ())),
+            last_update: Box::new(move || asked.read(State::last_update_done)),
+            checks: Schedule::new(check_every, &name),
+        };
+        let stop = self.stop.clone();
+        let provisioner = Provisioner::new(records, plugins, &name, surroundings, stop);
         let provisioner = Arc::new(provisioner);
         let running = Arc::clone(&provisioner);
         self.tasks.spawn_blocking(move || running.run());

@@ -5,6 +5,7 @@
 //! | module | what |
 //! |---|---|
 //! | [`provisioner`] | carries out what is decided, and answers the methods |
+//! | [`check`] | asks plugins whether resources have drifted |
 //! | [`records`] | what is kept of provisioning |
 //! | [`plugins`] | finds plugins, keeps copies of them, and says how they are run |
 //! | [`stage`] | becomes the plugin: its user and root |
@@ -17,8 +18,10 @@
 //! * A call of a plugin is on the medium before the plugin runs, and so is a token before it is
 //!   asked about.
 //! * Nothing is provisioned without an order, and nothing is removed before an image is active.
+//! * Nothing is called drift while an update or provisioning is going on.
 //! * No plugin runs from where others could have written it: a copy of it is run.
 
+pub mod check;
 pub mod outputs;
 pub mod plugins;
 pub mod provisioner;

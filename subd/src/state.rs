@@ -135,6 +135,13 @@ impl State {
         Activity::of(self.update, self.fetch)
     }
 
+    /// Returns the id of the last update, or zero; `None` while one is carried out.
+    pub fn last_update_done(&self) -> Option<u64> {
+        let is_updating = matches!(self.activity(), Activity::Updating { .. });
+        let id = self.persisted.last_update.as_ref().map_or(0, |update| update.update_id);
+        (!is_updating).then_some(id)
+    }
+
     /// Returns the alarms, sorted.
     pub fn alarms(&self) -> Vec<Alarm> {
         let stuck = self.stuck.iter().cloned().map(Alarm::JournalStuck);

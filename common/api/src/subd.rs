@@ -70,8 +70,9 @@ pub use poll::{
 pub use preview_scan::{PreviewScan, PreviewScanReply, PreviewScanRequest};
 pub use provisioning::{
     ContinueProvisioning, ContinueProvisioningRequest, GetResources, GetResourcesReply,
-    GetResourcesRequest, Provision, ProvisionRequest, ProvisioningReport, ProvisioningStage,
-    ResourceReport, ResourceState, ResourcesReport,
+    GetResourcesRequest, OrderResource, OrderResourceRequest, Provision, ProvisionRequest,
+    ProvisioningReport, ProvisioningStage, RESOURCE_WHY_BYTES_MAX, ResourceOrder, ResourceReport,
+    ResourceState, ResourcesReport,
 };
 pub use refused::{GetRefusedChanges, GetRefusedChangesReply, REFUSED_MAX};
 pub use replace_certificate::{OWN_CERTIFICATE, ReplaceCertificate, ReplaceCertificateRequest};

@@ -5,6 +5,9 @@
 //! what nothing asks for any more is removed, without leave. So it is when the update was undone:
 //! then the active image is the former one, and asks for what was changed as it was.
 
+pub mod drift;
+pub mod orphans;
+
 use std::collections::BTreeMap;
 
 use model::image::ImageName;
@@ -12,6 +15,7 @@ use model::object::ObjectId;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use self::drift::Checks;
 use crate::binding::Bindings;
 use crate::image::Definition;
 use crate::plan::{Call, Next, Plan, Provision, plan, plan_without_removal};
@@ -32,6 +36,9 @@ pub struct Machine {
     state: Option<State>,
     /// The plugins that have made what there is, by provisioner.
     kept: BTreeMap<String, KeptPlugin>,
+    /// What is known of drift.
+    #[serde(default)]
+    checks: Checks,
 }
 
 /// A plugin of which a copy is kept.
@@ -109,6 +116,8 @@ pub struct Standing {
     pub condition: Condition,
     /// Says why.
     pub text: String,
+    /// How it differed when it was checked last.
+    pub drift: Option<String>,
     pub is_orphan: bool,
     /// Without those that are secret.
     pub outputs: serde_json::Map<String, Value>,
@@ -121,6 +130,7 @@ pub enum Condition {
     Made,
     Failed,
     Leaving,
+    Drifted,
 }
 
 /// What is asked for now.
@@ -313,6 +323,7 @@ impl Machine {
     /// Changes the state. Failures of what only a former image asked for are taken back: nothing
     /// waits for them.
     pub fn change_state(&mut self, change: impl FnOnce(&mut State)) {
+        let under_way = self.drift_under_way();
         let Some(state) = &mut self.state else { return };
         change(state);
         if let Some(target) = self.target.as_ref().filter(|target| !target.is_over)
@@ -320,6 +331,7 @@ impl Machine {
         {
             state.forgive(|id| resources.get(id).is_none());
         }
+        self.settle_drift(&under_way);
     }
 
     /// Returns the calls that provision the target from here, before any was made for it.
@@ -363,6 +375,12 @@ impl Machine {
         };
         let outputs = |id: &String| Some((id.clone(), state.outputs(id)?.1.clone().into()));
         resources.iter().filter_map(|one| outputs(&one.id)).collect()
+    }
+
+    /// True while an image is to come whose resources are or were provisioned.
+    #[must_use]
+    pub fn has_target(&self) -> bool {
+        self.open_target().is_some()
     }
 
     fn open_target(&self) -> Option<&Target> {
@@ -440,12 +458,14 @@ impl Machine {
                     needs: resource.needs.clone(),
                     condition,
                     text: text.to_owned(),
+                    drift: None,
                     is_orphan: false,
                     outputs: plain_outputs(state, &resource.id),
                 },
             );
         }
         add_others(state, &active, &mut standings);
+        standings.values_mut().for_each(|standing| self.add_drift(standing));
         for id in state.running() {
             if let Some(one) = standings.get_mut(id.as_str()) {
                 one.text = "its plugin works on it".to_owned();
@@ -490,6 +510,7 @@ fn add_others(state: &State, active: &Goal, standings: &mut BTreeMap<String, Sta
             needs: resource.needs.clone(),
             condition,
             text,
+            drift: None,
             is_orphan: orphan.is_some(),
             outputs: plain_outputs(state, id),
         };

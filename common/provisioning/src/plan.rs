@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use crate::binding::Bindings;
+use crate::binding::{Binding, Bindings};
 use crate::order::{Cycle, Needs, order};
 use crate::protocol::{Desired, Outputs, Previous, Request};
 use crate::resource::{OnRemoval, Resource, Resources, digest};
@@ -385,6 +385,35 @@ pub fn summary(plan: &Plan) -> String {
     let mut parts: Vec<String> = counts.map(|(count, what)| format!("{count} to {what}")).collect();
     parts.push(format!("{} unchanged", plan.unchanged.len()));
     parts.join(", ")
+}
+
+/// Returns the calls that ask what plugins would do about resources that are as asked for, by
+/// provisioner.
+pub(crate) fn questions(
+    resources: &Resources,
+    bindings: &Bindings,
+    unchanged: &[String],
+    state: &State,
+) -> Vec<Provision> {
+    let mut by_binding: BTreeMap<&str, (&Binding, Vec<&Resource>)> = BTreeMap::new();
+    for resource in unchanged.iter().filter_map(|id| resources.get(id)) {
+        if let Some(binding) = bindings.of_kind(&resource.kind) {
+            let (_, asked) = by_binding.entry(&binding.name).or_insert((binding, Vec::new()));
+            asked.push(resource);
+        }
+    }
+    let question = |(binding, asked): (&Binding, Vec<&Resource>)| {
+        let wanted = asked.iter().map(|one| desired(one, state)).collect();
+        let former = asked.iter().flat_map(|one| previous(&one.id, Some(one), state)).collect();
+        let others = state.resources.iter().filter(|(id, record)| {
+            record.provisioner == binding.name && asked.iter().all(|one| one.id != **id)
+        });
+        let unchanged = others.flat_map(|(id, _)| previous(id, None, state)).collect();
+        let request = Request { unchanged, ..request(wanted, former, state) };
+        let (provisioner, user) = (binding.name.clone(), binding.user.clone());
+        Provision { wave: 0, provisioner, user, request }
+    };
+    by_binding.into_values().map(question).collect()
 }
 
 fn desired(resource: &Resource, state: &State) -> Desired {

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::plan::{Call, Provision, Status};
 use crate::protocol::{Answer, Outcome, Outputs, Request};
-use crate::resource::{Resource, Resources};
+use crate::resource::{OnRemoval, Resource, Resources};
 
 /// The version of the state that this release writes, and the only one that it reads.
 const VERSION: u32 = 1;
@@ -159,6 +159,11 @@ impl State {
         self.resources.contains_key(id)
     }
 
+    /// Returns true if the resource was asked for, and it is not known that this has ended well.
+    pub(crate) fn is_under_way(&self, id: &str) -> bool {
+        self.resources.get(id).is_some_and(|record| record.attempt.is_some())
+    }
+
     /// Returns the outputs of a resource, and which resource that is.
     #[must_use]
     pub fn outputs(&self, id: &str) -> Option<(&Resource, &Outputs)> {
@@ -238,6 +243,44 @@ impl State {
         self.forgive(|_| true);
         for open in &mut self.open {
             open.error = None;
+        }
+    }
+
+    /// Forgets a resource that nothing asks for. False if its plugin works on it: then nothing is
+    /// changed.
+    pub(crate) fn forget(&mut self, id: &str) -> bool {
+        let is_of = |open: &Open| open.ids.contains(id);
+        // What failed is asked about again after a retry, so others of the same work need it.
+        let has_failed = |open: &Open| open.error.is_some() && open.ids.len() == 1;
+        if self.open.iter().any(|open| is_of(open) && !has_failed(open)) {
+            return false;
+        }
+        self.open.retain(|open| !is_of(open));
+        self.resources.remove(id);
+        true
+    }
+
+    /// Lets a resource be destroyed that nothing asks for.
+    pub(crate) fn let_go(&mut self, id: &str) {
+        let Some(record) = self.resources.get_mut(id) else { return };
+        let made = record.made.iter_mut().map(|made| &mut made.resource);
+        let attempt = record.attempt.iter_mut().map(|attempt| &mut attempt.resource);
+        made.chain(attempt).for_each(|resource| resource.on_removal = OnRemoval::Destroy);
+    }
+
+    /// Has a resource that is as asked for made again, with the same inputs.
+    pub(crate) fn make_again(&mut self, id: &str) {
+        let Some(record) = self.resources.get_mut(id) else { return };
+        if let (Some(made), None) = (&record.made, &record.attempt) {
+            record.attempt = Some(Attempt {
+                key: made.key.clone(),
+                resource: made.resource.clone(),
+                destroys: false,
+                outputs: Outputs::new(),
+                forgotten: 0,
+                is_forgotten: false,
+                error: None,
+            });
         }
     }
 
@@ -334,13 +377,15 @@ impl State {
 
     fn apply(&mut self, provisioner: &str, user: &str, ids: &BTreeSet<String>, outcome: Outcome) {
         match outcome {
-            Outcome::Running(token) => self.open.push(Open {
-                token,
-                provisioner: provisioner.to_owned(),
-                user: user.to_owned(),
-                ids: ids.clone(),
-                error: None,
-            }),
+            Outcome::Running(token) => {
+                // What was forgotten meanwhile is followed no more.
+                let known = ids.iter().filter(|id| self.is_under_way(id));
+                let ids: BTreeSet<String> = known.cloned().collect();
+                if !ids.is_empty() {
+                    let (provisioner, user) = (provisioner.to_owned(), user.to_owned());
+                    self.open.push(Open { token, provisioner, user, ids, error: None });
+                }
+            }
             Outcome::Success(outputs) => {
                 for (id, outputs) in outputs {
                     if let Some(attempt) = self.attempt(&id) {

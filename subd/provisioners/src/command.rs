@@ -48,9 +48,14 @@ impl Provisioner for Commands {
             true => (Operation::Create, "make"),
             false => (Operation::Update, "change"),
         };
+        let is_repeated = !previous.is_empty() && previous.iter().all(|old| old.key == item.key);
         match &spec.check {
             Some(check) if run("check", check, item)?.is_good => {
                 Ok((Operation::None, "it is as asked for".to_owned()))
+            }
+            // Its drift is asked about.
+            None if is_repeated => {
+                Ok((Operation::None, "without `check` it is not known how it is".to_owned()))
             }
             _ => Ok((op, format!("{verb} it with {}", spec.apply.join(" ")))),
         }

@@ -103,6 +103,12 @@ pub struct Options {
     )]
     pub supervisor: SupervisorChoice,
 
+    /// How often plugins are asked whether the resources of the image are as they were made; 0 for
+    /// never. Each machine has its own time for it, so that not all of a fleet ask at once.
+    #[arg(long, value_name = "DURATION", default_value = "1d",
+          value_parser = time_parse::duration)]
+    pub resource_check_every: Duration,
+
     /// The command that decides whether the machine may be disturbed now. It is split at white
     /// space, and run with check, request or cancel as its last argument, before an update that
     /// reboots or fires a trigger with HighImpact, and from time to time. Exit code 0 means

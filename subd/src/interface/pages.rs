@@ -124,7 +124,7 @@ fn task_class(state: TaskState) -> &'static str {
 fn resource_class(state: ResourceState) -> &'static str {
     match state {
         ResourceState::Made => "good",
-        ResourceState::Failed => "bad",
+        ResourceState::Failed | ResourceState::Drifted => "bad",
         _ => "quiet",
     }
 }

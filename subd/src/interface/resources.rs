@@ -5,8 +5,8 @@ use std::sync::Arc;
 use api::Done;
 use api::fault::{Fault, FaultCode};
 use api::subd::{
-    ContinueProvisioning, ContinueProvisioningRequest, GetResources, GetResourcesReply, Provision,
-    ResourcesReport,
+    ContinueProvisioning, ContinueProvisioningRequest, GetResources, GetResourcesReply,
+    OrderResource, OrderResourceRequest, Provision, RESOURCE_WHY_BYTES_MAX, ResourcesReport,
 };
 use model::object::Algorithm;
 use rpc::server::Router;
@@ -14,7 +14,7 @@ use rpc::server::Router;
 use crate::blocking;
 use crate::interface::Service;
 use crate::interface::operator::refuse_if_paused;
-use crate::provisioning::provisioner::NOT_HERE;
+use crate::provisioning::provisioner::{NOT_HERE, Provisioner};
 
 /// Adds the methods of this module to `router`.
 pub fn add_methods(router: Router<Arc<Service>>) -> Router<Arc<Service>> {
@@ -26,6 +26,9 @@ pub fn add_methods(router: Router<Arc<Service>>) -> Router<Arc<Service>> {
         .method::<ContinueProvisioning, _>(async |service, _, request| {
             refuse_if_paused(&service.report_state)?;
             blocking(move || service.continue_provisioning(&request).map(|()| Done {})).await
+        })
+        .method::<OrderResource, _>(async |service, _, request| {
+            blocking(move || service.order_resource(&request).map(|()| Done {})).await
         })
         .method::<GetResources, _>(async |service, _, request| {
             blocking(move || {
@@ -52,7 +55,22 @@ impl Service {
     }
 
     fn continue_provisioning(&self, request: &ContinueProvisioningRequest) -> Result<(), Fault> {
+        self.provisioner()?.go_on(request)
+    }
+
+    fn order_resource(&self, request: &OrderResourceRequest) -> Result<(), Fault> {
+        let bad = |text: String| Err(Fault::new(FaultCode::BadRequest, text));
+        if request.why.len() > RESOURCE_WHY_BYTES_MAX {
+            return bad(format!("the reason has at most {RESOURCE_WHY_BYTES_MAX} bytes"));
+        }
+        if request.why.trim().is_empty() {
+            return bad(format!("to {} a resource needs a reason", request.order.name()));
+        }
+        self.provisioner()?.order_orphan(request)
+    }
+
+    fn provisioner(&self) -> Result<&Provisioner, Fault> {
         let unavailable = || Fault::new(FaultCode::Unavailable, NOT_HERE);
-        self.updater.provisioner.as_ref().ok_or_else(unavailable)?.go_on(request)
+        self.updater.provisioner.as_deref().ok_or_else(unavailable)
     }
 }

@@ -5,13 +5,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::fault::{Fault, FaultCode};
-use api::subd::{ContinueProvisioningRequest, ResourcesReport};
+use api::subd::{
+    ContinueProvisioningRequest, OrderResourceRequest, ResourceOrder, ResourcesReport,
+};
 use daemon::plugins::{Caller, Ended, Host, Plugin, program};
 use model::display::error_chain;
 use model::image::ImageName;
 use model::object::ObjectId;
 use provisioning::binding::Binding;
 use provisioning::image::Definition;
+use provisioning::machine::drift::Schedule;
+use provisioning::machine::orphans::{OrphanError, OrphanOrder};
 use provisioning::machine::{KeptPlugin, Machine, Todo};
 use provisioning::{Call, State};
 use tokio::runtime::Handle;
@@ -27,7 +31,7 @@ use crate::state::persisted_state::PersistError;
 pub const NOT_HERE: &str = "the root is not /: --supervisor direct provisions in that root";
 
 /// When what could not be removed, or the state that could not be written, is tried again.
-const RETRY_AFTER: Duration = Duration::from_secs(600);
+pub(super) const RETRY_AFTER: Duration = Duration::from_secs(600);
 
 /// How long a call may take whose provisioner no binding names any more, in seconds.
 const TIMEOUT_S: u32 = 60;
@@ -38,10 +42,19 @@ pub struct Provisioner {
     pub plugins: Plugins,
     /// The name of which keys are made.
     name: String,
+    pub(super) surroundings: Surroundings,
+    pub(super) changed: Notify,
+    pub(super) stop: CancellationToken,
+}
+
+/// What else of the machine it needs to know.
+pub struct Surroundings {
     /// Called after each change.
-    tell: Box<dyn Fn() + Send + Sync>,
-    changed: Notify,
-    stop: CancellationToken,
+    pub tell: Box<dyn Fn() + Send + Sync>,
+    /// Returns the last update; `None` while one is carried out.
+    pub last_update: Box<dyn Fn() -> Option<u64> + Send + Sync>,
+    /// When plugins are asked whether resources have drifted; `None` if never.
+    pub checks: Option<Schedule>,
 }
 
 impl Provisioner {
@@ -51,11 +64,11 @@ impl Provisioner {
         records: SavedRecords,
         plugins: Plugins,
         name: &str,
-        tell: Box<dyn Fn() + Send + Sync>,
+        surroundings: Surroundings,
         stop: CancellationToken,
     ) -> Self {
         let (name, changed) = (name.to_owned(), Notify::new());
-        Self { records, plugins, name, tell, changed, stop }
+        Self { records, plugins, name, surroundings, changed, stop }
     }
 
     /// Provisions, until it is stopped. Blocks.
@@ -69,7 +82,10 @@ impl Provisioner {
             let mut caller = Caller::new(&**self);
             while !self.stop.is_cancelled() {
                 let pause = match self.machine(Machine::next) {
-                    Todo::Nothing => None,
+                    Todo::Nothing => match self.check().await {
+                        Ok(pause) => pause,
+                        Err(_) => Some(RETRY_AFTER),
+                    },
                     Todo::Settle => match self.change(Machine::settle) {
                         Ok(()) => continue,
                         Err(_) => Some(RETRY_AFTER),
@@ -103,7 +119,7 @@ impl Provisioner {
         let destroys = |call: &Call| matches!(call, Call::Provision(call) if call.destroys());
         let is_removal = calls.iter().any(destroys);
         let ended = caller.carry_out(calls).await?;
-        if is_removal {
+        if is_removal || !self.machine(Machine::has_target) {
             self.write_outputs();
         }
         Ok(ended)
@@ -124,7 +140,7 @@ impl Provisioner {
         }
     }
 
-    fn machine<T>(&self, look: impl FnOnce(&Machine) -> T) -> T {
+    pub(super) fn machine<T>(&self, look: impl FnOnce(&Machine) -> T) -> T {
         look(&self.records.get().machine)
     }
 
@@ -136,12 +152,12 @@ impl Provisioner {
     }
 
     /// Changes the records, and returns when that is on the medium.
-    fn change(&self, change: impl FnOnce(&mut Machine)) -> Result<(), PersistError> {
+    pub(super) fn change(&self, change: impl FnOnce(&mut Machine)) -> Result<(), PersistError> {
         let saved = self.records.modify(|records| change(&mut records.machine));
         if let Err(error) = &saved {
             tracing::error!("what is provisioned cannot be recorded: {}", error_chain(error));
         }
-        (self.tell)();
+        (self.surroundings.tell)();
         Ok(saved?)
     }
 
@@ -177,6 +193,32 @@ impl Provisioner {
                 Err(Fault::new(FaultCode::NotFound, text))
             }
         }
+    }
+
+    /// Has an orphan forgotten or destroyed. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// It is no orphan, or that cannot be recorded.
+    pub fn order_orphan(&self, request: &OrderResourceRequest) -> Result<(), Fault> {
+        let OrderResourceRequest { id, order, why } = request;
+        let orphan_order = match order {
+            ResourceOrder::Forget => OrphanOrder::Forget,
+            ResourceOrder::Destroy => OrphanOrder::Destroy,
+        };
+        let mut done = Ok(());
+        self.order(|machine| done = machine.order_orphan(id, orphan_order))
+            .map_err(|error| internal(&error))?;
+        done.map_err(|error| {
+            let code = match error {
+                OrphanError::Unknown { .. } => FaultCode::NotFound,
+                OrphanError::Working { .. } => FaultCode::Busy,
+                _ => FaultCode::BadRequest,
+            };
+            Fault::new(code, error.to_string())
+        })?;
+        tracing::warn!(resource = id, why, "an operator orders: {} it", order.name());
+        Ok(())
     }
 
     /// Returns how the resources are.
@@ -242,6 +284,12 @@ impl Provisioner {
         brought.map_or_else(|| self.plugins.keep_installed(provisioner), Ok)
     }
 
+    /// Returns the plugin that makes what the image asks for.
+    pub(super) fn current_plugin(&self, provisioner: &str) -> Result<KeptPlugin, String> {
+        let timeout_s = self.timeout_s(provisioner).unwrap_or(TIMEOUT_S);
+        Ok(KeptPlugin { copy: self.current(provisioner)?, timeout_s })
+    }
+
     fn timeout_s(&self, provisioner: &str) -> Option<u32> {
         let bindings = self.machine(|machine| machine.definition().read().ok())?.1;
         bindings.of_name(provisioner).map(|Binding { timeout_s, .. }| *timeout_s)
@@ -262,10 +310,7 @@ impl Host for &Provisioner {
         let kept = self.machine(|machine| machine.kept(name).cloned()).filter(|_| !makes);
         let plugin = match kept {
             Some(kept) => kept,
-            None => KeptPlugin {
-                copy: self.current(name)?,
-                timeout_s: self.timeout_s(name).unwrap_or(TIMEOUT_S),
-            },
+            None => self.current_plugin(name)?,
         };
         if makes {
             let keep = |machine: &mut Machine| machine.keep(name, plugin.clone());

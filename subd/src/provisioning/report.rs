@@ -32,14 +32,16 @@ fn provisioning(target: TargetReport) -> ProvisioningReport {
 }
 
 fn resource(standing: Standing) -> ResourceReport {
-    let Standing { id, kind, provisioner, needs, condition, text, is_orphan, outputs } = standing;
+    let Standing { id, kind, provisioner, needs, condition, text, drift, is_orphan, outputs } =
+        standing;
     let state = match condition {
         Condition::Waiting => ResourceState::Waiting,
         Condition::Running => ResourceState::Running,
         Condition::Made => ResourceState::Made,
         Condition::Failed => ResourceState::Failed,
         Condition::Leaving => ResourceState::Leaving,
+        Condition::Drifted => ResourceState::Drifted,
     };
     let outputs = serde_json::Value::Object(outputs).to_string();
-    ResourceReport { id, kind, provisioner, state, text, is_orphan, needs, outputs }
+    ResourceReport { id, kind, provisioner, state, text, drift, is_orphan, needs, outputs }
 }

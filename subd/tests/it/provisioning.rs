@@ -1,6 +1,8 @@
 //! Resources on a machine: a subd that is a process of its own, with shell plugins that fail in all
 //! ways, and that is killed at each stage.
 
+mod kept;
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -51,6 +53,12 @@ make() {
     else rmdir "/srv/made/$id" 2>/dev/null && echo "destroyed $id" >> /srv/log; fi
     true
 }
+if [ "$1" = plan ]; then
+    [ -e /srv/late ] && { echo 'no login' >&2; exit 1; }
+    op=create; [ -d "/srv/made/$id" ] && op=none
+    echo '{"changes": [{"id": "'$id'", "op": "'$op'", "text": "make its directory"}]}'
+    exit
+fi
 while [ -e /srv/wait ]; do sleep 0.05; done
 if [ "$1" = status ]; then
     [ -e /srv/other ] && token other

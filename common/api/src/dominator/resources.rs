@@ -1,11 +1,13 @@
-//! `Dominator.GetResources`: the resources of machines.
+//! `Dominator.GetResources` and `Dominator.OrderResource`: the resources of machines.
 
 use serde::{Deserialize, Serialize};
 
 use super::ListSubsRequest;
+use crate::Done;
 use crate::access::Access;
+use crate::audit::call_details::CallDetails;
 use crate::method::{Effect, Method};
-use crate::subd::{ResourceReport, ResourcesReport};
+use crate::subd::{ResourceOrder, ResourceReport, ResourcesReport};
 
 /// Asks machines which resources they have, and how far these are. Refuses machines.
 pub enum GetResources {}
@@ -34,6 +36,39 @@ impl Method for GetResources {
     const REPLY_BYTES_MAX: usize = 64 << 20;
     type Request = ListSubsRequest;
     type Reply = GetResourcesReply;
+}
+
+/// Gives a machine an order about an orphan: see [`crate::subd::OrderResource`], whose fault is the
+/// answer too. It is recorded before the machine is told.
+pub enum OrderResource {}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OrderResourceRequest {
+    pub hostname: String,
+    pub id: String,
+    pub order: ResourceOrder,
+    /// The reason; must not be empty.
+    pub why: String,
+    /// Who asks, if the call has no certificate.
+    #[serde(default)]
+    pub who: String,
+}
+
+impl Method for OrderResource {
+    const NAME: &'static str = "Dominator.OrderResource";
+    const ACCESS: Access = Access::PowerOrOwner;
+    const EFFECT: Effect = Effect::Changes;
+    type Request = OrderResourceRequest;
+    type Reply = Done;
+
+    fn audit_details(request: &Self::Request) -> CallDetails {
+        CallDetails::default()
+            .with("host", &request.hostname)
+            .with("resource", &request.id)
+            .with("order", request.order.name())
+            .why(&request.why)
+            .who(&request.who)
+    }
 }
 
 impl ResourceReport {

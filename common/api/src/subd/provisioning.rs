@@ -1,5 +1,5 @@
-//! `Subd.Provision`, `Subd.ContinueProvisioning` and `Subd.GetResources`: the resources of a
-//! machine.
+//! `Subd.Provision`, `Subd.ContinueProvisioning`, `Subd.GetResources` and `Subd.OrderResource`: the
+//! resources of a machine.
 
 use serde::{Deserialize, Serialize};
 
@@ -126,6 +126,9 @@ pub struct ResourceReport {
     pub state: ResourceState,
     /// Says why.
     pub text: String,
+    /// How it differed from what was made when its plugin was asked last. If it is `made`, or on
+    /// the way to that, it was made again since.
+    pub drift: Option<String>,
     /// True if no image of the machine has it any more, and it stays.
     pub is_orphan: bool,
     /// The ids of the resources that it needs.
@@ -147,6 +150,8 @@ pub enum ResourceState {
     Failed,
     /// It is to be destroyed, or on the way to it.
     Leaving,
+    /// It is not as it was made.
+    Drifted,
 }
 
 impl ResourceState {
@@ -159,6 +164,7 @@ impl ResourceState {
             Self::Made => "made",
             Self::Failed => "failed",
             Self::Leaving => "leaving",
+            Self::Drifted => "drifted",
         }
     }
 }
@@ -170,4 +176,59 @@ impl Method for GetResources {
     const REPLY_BYTES_MAX: usize = 16 << 20;
     type Request = GetResourcesRequest;
     type Reply = GetResourcesReply;
+}
+
+/// Gives an order about an orphan: a resource that stays although no image of the machine has it
+/// any more. When it is answered, the order holds over restarts of subd and of the machine.
+///
+/// The answer is [`crate::fault::FaultCode::NotFound`] if there is no such resource,
+/// [`crate::fault::FaultCode::BadRequest`] if it is no orphan or others need it, and
+/// [`crate::fault::FaultCode::Busy`] while its plugin works on it.
+pub enum OrderResource {}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OrderResourceRequest {
+    pub id: String,
+    pub order: ResourceOrder,
+    /// The reason: at most [`RESOURCE_WHY_BYTES_MAX`], and not empty.
+    pub why: String,
+}
+
+/// The longest reason of an order about a resource, in bytes.
+pub const RESOURCE_WHY_BYTES_MAX: usize = 1_000;
+
+/// What is to become of an orphan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ResourceOrder {
+    /// The machine forgets it, and it stays as it is.
+    Forget,
+    /// The plugin that made it destroys it. That is tried until it is gone.
+    Destroy,
+}
+
+impl ResourceOrder {
+    /// The name on command lines and in the audit log.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Forget => "forget",
+            Self::Destroy => "destroy",
+        }
+    }
+}
+
+impl Method for OrderResource {
+    const NAME: &'static str = "Subd.OrderResource";
+    const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Changes;
+    type Request = OrderResourceRequest;
+    type Reply = Done;
+
+    fn audit_details(request: &Self::Request) -> CallDetails {
+        CallDetails::default()
+            .with("resource", &request.id)
+            .with("order", request.order.name())
+            .why(&request.why)
+    }
 }

@@ -58,6 +58,7 @@ fn sets_may_call_what_they_must() {
             Subd.Hurry
             Subd.OfferContents
             Subd.OfferImage
+            Subd.OrderResource
             Subd.OrderTask
             Subd.PermitTask
             Subd.Poll
@@ -115,6 +116,7 @@ fn sets_may_call_what_they_must() {
             Dominator.OrderContentChange
             Dominator.OrderDeparting
             Dominator.OrderEnvironment
+            Dominator.OrderResource
             Dominator.OrderRollout
             Dominator.OrderTasks
             Dominator.PauseUpdates
@@ -157,6 +159,7 @@ fn sets_may_call_what_they_must() {
             Subd.GetResources
             Subd.GetTaskStates
             Subd.GetTasks
+            Subd.OrderResource
             Subd.OrderTask
             Subd.Pause
             Subd.Poll

@@ -4,6 +4,7 @@
 mod bindings;
 mod decisions;
 mod images;
+mod kept;
 mod machine;
 mod orders;
 mod properties;

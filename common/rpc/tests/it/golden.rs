@@ -124,6 +124,8 @@ fn methods_of_subd_have_these_bytes() {
     let go_on = samples::continue_provisioning();
     pinned.method::<subd::ContinueProvisioning>((go_on, Default::default()));
     pinned.method::<subd::GetResources>(samples::get_resources());
+    let order = samples::order_resource();
+    pinned.method::<subd::OrderResource>((order, Default::default()));
     pinned.check("Subd.", expect_file!["golden/subd.txt"]);
 }
 
@@ -216,6 +218,8 @@ fn methods_of_the_dominator_have_these_bytes() {
     pinned.method::<dominator::tasks::GetTaskLog>(samples::get_fleet_task_log());
     pinned.method::<dominator::kept_files::CountKeptFiles>(samples::count_kept_files());
     pinned.method::<dominator::resources::GetResources>(samples::machine_resources());
+    let order = samples::order_machine_resource();
+    pinned.method::<dominator::resources::OrderResource>((order, Default::default()));
     pinned.method::<dominator::rollouts::EditEnvironments>(samples::edit_environments());
     pinned.method::<dominator::rollouts::OrderEnvironment>(samples::order_environment());
     pinned.method::<dominator::rollouts::ListEnvironments>(samples::list_environments());

@@ -1,8 +1,10 @@
 //! Samples of the resources of a machine.
 
+use api::dominator::resources::OrderResourceRequest as OrderMachineResourceRequest;
 use api::subd::{
-    ContinueProvisioningRequest, GetResourcesReply, GetResourcesRequest, ProvisionRequest,
-    ProvisioningReport, ProvisioningStage, ResourceReport, ResourceState, ResourcesReport,
+    ContinueProvisioningRequest, GetResourcesReply, GetResourcesRequest, OrderResourceRequest,
+    ProvisionRequest, ProvisioningReport, ProvisioningStage, ResourceOrder, ResourceReport,
+    ResourceState, ResourcesReport,
 };
 use model::object::{Algorithm, ObjectId};
 
@@ -25,6 +27,7 @@ pub fn get_resources() -> (GetResourcesRequest, GetResourcesReply) {
         provisioner: "sql".to_owned(),
         state: ResourceState::Failed,
         text: "the quota is used up".to_owned(),
+        drift: Some("write /srv/page".to_owned()),
         is_orphan: true,
         needs: vec!["net0".to_owned()],
         outputs: r#"{"port":5432}"#.to_owned(),
@@ -42,4 +45,15 @@ pub fn get_resources() -> (GetResourcesRequest, GetResourcesReply) {
     };
     let request = GetResourcesRequest { have: Some(digest("former")) };
     (request, GetResourcesReply { version: digest("report"), report: Some(report) })
+}
+
+pub fn order_resource() -> OrderResourceRequest {
+    let why = "moved to the other server".to_owned();
+    OrderResourceRequest { id: "foodb".to_owned(), order: ResourceOrder::Destroy, why }
+}
+
+pub fn order_machine_resource() -> OrderMachineResourceRequest {
+    let OrderResourceRequest { id, order, why } = order_resource();
+    let (hostname, who) = ("web1".to_owned(), "ann".to_owned());
+    OrderMachineResourceRequest { hostname, id, order, why, who }
 }

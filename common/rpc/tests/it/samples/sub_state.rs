@@ -127,6 +127,7 @@ pub fn machine_resources() -> (ListSubsRequest, GetMachineResourcesReply) {
     let hosts = vec!["web*".to_owned()];
     let request = ListSubsRequest { hosts, ..ListSubsRequest::default() };
     let resource = ResourceReport {
+        drift: None,
         id: "db".to_owned(),
         kind: "postgres".to_owned(),
         provisioner: "postgres".to_owned(),
