@@ -9,6 +9,7 @@ pub mod changes;
 pub mod claims;
 pub mod computed;
 pub mod departing;
+pub mod drift;
 pub mod event_filter;
 pub mod identity;
 pub mod image_breaker;

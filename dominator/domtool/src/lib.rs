@@ -172,7 +172,7 @@ enum Command {
         domtool plan web1 --image web/7\n  \
         domtool plan --mdb fleet.json --verbose")]
     Plan(plan::Command),
-    /// Show the resources that plugins have made for machines, as their images ask for
+    /// Show the resources that plugins have made for machines, and forget or destroy orphans
     Resource {
         #[command(subcommand)]
         command: resource::Command,

@@ -1,21 +1,24 @@
-//! `domtool resource`: the resources of machines.
+//! `domtool resource`: the resources of machines, and orders about orphans.
 
 use std::fmt::Write as _;
 
-use api::dominator::resources::{GetResources, MachineResources};
+use api::dominator::resources::{
+    GetResources, MachineResources, OrderResource, OrderResourceRequest,
+};
 use api::dominator::{ListSubsRequest, TagFilter};
-use api::subd::ProvisioningStage;
+use api::subd::{ProvisioningStage, ResourceOrder};
 use clap::{Args, Subcommand};
 use model::display::safe_text;
 use rpc::client::Client;
 use tool::{Format, Output};
 
-use super::{ToolError, call, columns, text_of};
+use super::orders::RequiredWhy;
+use super::{ToolError, call, columns, silent, text_of, who};
 
 /// The longest text of a resource in a table, in bytes.
 const CELL_BYTES_MAX: usize = 200;
 
-/// Questions about resources.
+/// Questions about resources, and orders about orphans.
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
     /// List the resources of machines, also those that no image has any more: orphans
@@ -35,6 +38,30 @@ pub(super) enum Command {
         #[command(flatten)]
         machines: MachineArguments,
     },
+    /// Have a machine forget an orphan, which stays as it is
+    ///
+    /// An orphan is a resource that stays although no image of the machine has it any more. What
+    /// is to be destroyed and cannot be may be forgotten too.
+    #[command(after_help = "Example: domtool resource forget web1 db --why 'moved to sql2'")]
+    Forget(OrphanArguments),
+    /// Have a machine destroy an orphan, with the plugin that made it
+    ///
+    /// It is tried every ten minutes until it is gone. If an image is to come whose resources are
+    /// provisioned, the machine has that image first.
+    #[command(after_help = "Example: domtool resource destroy web1 db --why 'not needed any more'")]
+    Destroy(OrphanArguments),
+}
+
+#[derive(Debug, Args)]
+pub(super) struct OrphanArguments {
+    /// Name of the machine in the machine database
+    #[arg(value_name = "HOST")]
+    hostname: String,
+    /// The resource
+    #[arg(value_name = "ID")]
+    id: String,
+    #[command(flatten)]
+    why: RequiredWhy,
 }
 
 #[derive(Debug, Args)]
@@ -56,7 +83,15 @@ pub(super) async fn run(
     format: Format,
     command: &Command,
 ) -> Result<Output, ToolError> {
-    let (Command::List { machines, .. } | Command::Graph { machines }) = command;
+    let machines = match command {
+        Command::Forget(orphan) => {
+            return give(client, format, orphan, ResourceOrder::Forget).await;
+        }
+        Command::Destroy(orphan) => {
+            return give(client, format, orphan, ResourceOrder::Destroy).await;
+        }
+        Command::List { machines, .. } | Command::Graph { machines } => machines,
+    };
     let request = ListSubsRequest {
         hosts: machines.host.clone(),
         images: machines.image.clone(),
@@ -76,9 +111,29 @@ pub(super) async fn run(
             }
             format.render(&machines, |machines| list(machines))
         }
-        Command::Graph { .. } => format.render(&machines, |machines| graph(machines)),
+        _ => format.render(&machines, |machines| graph(machines)),
     }
     .into())
+}
+
+async fn give(
+    client: &Client,
+    format: Format,
+    orphan: &OrphanArguments,
+    order: ResourceOrder,
+) -> Result<Output, ToolError> {
+    let OrphanArguments { hostname, id, why } = orphan;
+    let (hostname, id, why) = (hostname.clone(), id.clone(), why.why.clone());
+    let request = OrderResourceRequest { hostname, id, order, why, who: who() };
+    let done = call::<OrderResource>(client, &request).await?;
+    let OrderResourceRequest { hostname, id, .. } = request;
+    match order {
+        ResourceOrder::Forget => eprintln!("{hostname} knows nothing of {id} any more."),
+        ResourceOrder::Destroy => {
+            eprintln!("{hostname} destroys {id}: domtool resource list --host {hostname}");
+        }
+    }
+    Ok(silent(format, &done))
 }
 
 fn list(machines: &[MachineResources]) -> String {

@@ -39,6 +39,9 @@ pub const OTHER_DOMINATOR: &str = "other-dominator";
 /// The kind of the alarm that a resource of a machine could not be made.
 pub const PROVISION_FAILED: &str = "provision-failed";
 
+/// The kind of the alarm, and the name of the event, that a resource is not as it was made.
+pub const RESOURCE_DRIFT: &str = "resource-drift";
+
 /// The kind of the alarm that computed files could not be made again.
 pub const COMPUTED_FILES: &str = "computed-files";
 

@@ -165,11 +165,13 @@ pub fn fault_of(error: &OrderError) -> Fault {
         | OrderError::NoSelection
         | OrderError::Pause { .. } => FaultCode::BadRequest,
         OrderError::DefaultImage { .. } => FaultCode::Held,
+        OrderError::Resource { source, .. } => source.code().unwrap_or(FaultCode::Unavailable),
         OrderError::TooManyMachines | OrderError::TooManyCounting => FaultCode::TooLarge,
         OrderError::NoPlan { is_scanning: true, .. } => FaultCode::Busy,
         OrderError::NoPlan { .. }
         | OrderError::NoLimits { .. }
         | OrderError::NoTasks { .. }
+        | OrderError::Away { .. }
         | OrderError::NoTaskLog { .. } => FaultCode::Unavailable,
         OrderError::Stopping => FaultCode::Unavailable,
     };

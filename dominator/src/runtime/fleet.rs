@@ -24,16 +24,17 @@ use api::dominator::permits::TaskPermits;
 use api::dominator::plan::{MACHINES_MAX, NoPlanReason};
 use api::dominator::{Brake, DominatorStatus, MDB_REMARK, Status, SubDetail, SubSummary};
 use api::image_server::expiry::AcceptClockReply;
-use api::subd::Alarm;
+use api::subd::{Alarm, ResourceOrder};
 use model::image::ImageName;
 use model::lock::locked;
 use model::mdb::{Machine, Machines};
+use rpc::client::CallError;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::core::alarms::{
     AlarmSet, COMPUTED_FILES, CONTENT_STOPPED, IMAGE_CHANGED, OTHER_DOMINATOR, PERMIT_CONFLICT,
-    PROVISION_FAILED,
+    PROVISION_FAILED, RESOURCE_DRIFT,
 };
 use crate::core::computed::rollout::ContentOrderError;
 use crate::core::event_filter::FilterError;
@@ -91,6 +92,15 @@ pub enum OrderError {
     NotDeparting { pattern: String },
     #[error("no task of the machines that are meant is called {task}")]
     NoTask { task: String },
+    #[error("{hostname} does not {} the resource", .order.name())]
+    Resource {
+        hostname: String,
+        order: ResourceOrder,
+        #[source]
+        source: CallError,
+    },
+    #[error("{hostname} takes no orders from this dominator: {why}")]
+    Away { hostname: String, why: String },
     #[error("the log is not known: {hostname}: {why}")]
     NoTaskLog { hostname: String, why: String },
     #[error("invalid pattern of machines or tasks")]
@@ -408,6 +418,9 @@ impl Fleet {
                 }
                 if let Some(why) = sub.provision_failure() {
                     raised.add(PROVISION_FAILED, hostname, None, why.to_owned());
+                }
+                for (id, text) in sub.drifted() {
+                    raised.add(RESOURCE_DRIFT, &format!("{hostname}/{id}"), None, text);
                 }
                 for trouble in sub.task_troubles() {
                     let (about, text) = (trouble.about(hostname), trouble.text.to_string());

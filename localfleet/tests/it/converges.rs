@@ -65,6 +65,12 @@ impl Scenario {
         Self::start_with_tasks_and(subs, &[])
     }
 
+    /// The same, with resources that are checked each second.
+    pub fn start_with_tasks_and_checks(subs: usize) -> Self {
+        let flags = [("--supervisor", "direct"), ("--resource-check-every", "1s")];
+        Self::make(subs, &[], &flags, false)
+    }
+
     /// The same, with more flags for the dominator.
     pub fn start_with_tasks_and(subs: usize, dominator_flags: &[(&'static str, &str)]) -> Self {
         Self::make(subs, dominator_flags, &[("--supervisor", "direct")], false)

@@ -167,6 +167,94 @@ fn a_machine_gets_its_resources_before_its_image_and_loses_them_after() {
     departing(&scenario, &["forget", "*", "--why", "it is deleted"]);
     assert_eq!(listed(&scenario), pairs(&[]));
     scenario.fleet.subs[0].daemon.start_again().unwrap();
+    scenario.converge("test/plain");
+
+    // Until an operator has it destroyed.
+    let order = |id: &str| {
+        let words = ["resource", "destroy", "sub-1", id, "--why", "not needed any more"];
+        let output = scenario.fleet.domtool(&words).unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (code, said) = order("user");
+    assert!(code == Some(1) && said.contains("the machine has no resource `user`"), "{said}");
+    let (code, said) = order("db");
+    assert_eq!(code, Some(0), "{said}");
+    eventually("the orphan is destroyed", || match listed(&scenario) {
+        left if left.is_empty() => Ok(()),
+        left => Err(left),
+    });
+    assert_eq!(lines(&scenario.fleet.subs[0], "plugin").last().unwrap(), "destroyed db");
+    let orders = scenario.fleet.domtool(&["audit", "--format", "json"]).unwrap();
+    let orders = String::from_utf8_lossy(&orders.stdout).into_owned();
+    let is_known = ["resource-destroy", "resource db", "not needed any more"];
+    assert!(is_known.iter().all(|words| orders.contains(words)), "{orders}");
+    scenario.fleet.stop().unwrap();
+}
+
+#[test]
+fn drift_of_a_resource_is_an_alarm_until_it_is_over() {
+    let mut scenario = Scenario::start_with_tasks_and_checks(1);
+    let directory = scenario.directory.path().to_owned();
+    let filter = directory.join("filter");
+    fs::write(&filter, fs::read_to_string(&filter).unwrap() + "/run/.*\n").unwrap();
+    let tree = directory.join("tree");
+    make_tree(&tree);
+    fs::create_dir_all(tree.join("run")).unwrap();
+    // It is built with the workspace.
+    let program =
+        Path::new(env!("CARGO_BIN_EXE_localfleet")).with_file_name("dom-provisioner-file");
+    copy_program(program.to_str().unwrap(), &tree);
+    fs::rename(tree.join(program.strip_prefix("/").unwrap()), tree.join("usr/bin/files")).unwrap();
+    fs::write(directory.join("triggers"), "[]").unwrap();
+    scenario.add("test/plain", &tree);
+    scenario.converge("test/plain");
+
+    // What is linked dynamically is no plugin of an image, and so is called by one.
+    let resources = tree.join("etc/dominator/resources.d");
+    fs::create_dir_all(&resources).unwrap();
+    let plugin = tree.join("usr/lib/dominator/dom-provisioner-file");
+    fs::create_dir_all(plugin.parent().unwrap()).unwrap();
+    fs::write(&plugin, "#!/bin/sh\nexec /usr/bin/files \"$1\"\n").unwrap();
+    fs::set_permissions(&plugin, fs::Permissions::from_mode(0o755)).unwrap();
+    let page = |id: &str, more: &str| {
+        let spec = format!(r#"{{"path": "/srv/data/{id}", "content": "x"}}"#);
+        let text = format!(r#"{{"id": "{id}", "kind": "file", "spec": {spec}{more}}}"#);
+        fs::write(resources.join(format!("{id}.json")), text).unwrap();
+    };
+    page("page", "");
+    page("mended", r#", "on_drift": "repair""#);
+    let bindings = BINDINGS.replace("mark\"", "file\"").replace("marked", "file");
+    fs::write(tree.join("etc/dominator/provisioners.toml"), bindings).unwrap();
+    fs::write(directory.join("triggers"), TRIGGERS).unwrap();
+    scenario.add("test/file", &tree);
+    scenario.converge("test/file");
+    let root = scenario.fleet.subs[0].root.clone();
+    let data = |id: &str| fs::read_to_string(root.join("srv/data").join(id)).unwrap_or_default();
+    assert_eq!((data("page"), data("mended")), ("x".to_owned(), "x".to_owned()));
+
+    fs::write(root.join("srv/data/page"), "by hand").unwrap();
+    fs::write(root.join("srv/data/mended"), "by hand").unwrap();
+    let is_so = |wanted: &[(&str, &str)]| match listed(&scenario) {
+        found if found == pairs(wanted) => Ok(()),
+        found => Err(found),
+    };
+    eventually("one drifts and one is repaired", || {
+        is_so(&[("mended", "made"), ("page", "drifted")])
+    });
+    assert_eq!((data("page"), data("mended")), ("by hand".to_owned(), "x".to_owned()));
+    let told = |what: &'static str| {
+        eventually("the event is there", || {
+            let output = scenario.fleet.domtool(&["events", "--format", "json"]).unwrap();
+            let events = String::from_utf8_lossy(&output.stdout).into_owned();
+            if events.contains(what) { Ok(()) } else { Err(events) }
+        });
+    };
+    told("page: write /srv/data/page");
+    told("resource-drift");
+    // By hand.
+    fs::write(root.join("srv/data/page"), "x").unwrap();
+    eventually("all is well", || is_so(&[("mended", "made"), ("page", "made")]));
+    told("resource-drift-over");
     scenario.fleet.stop().unwrap();
 }
 

@@ -2,9 +2,10 @@
 
 use api::subd::{
     ContinueProvisioning, ContinueProvisioningRequest, GetResources, GetResourcesRequest,
-    Provision, ProvisionRequest, ProvisioningReport, ProvisioningStage, ResourcesReport,
+    OrderResource, OrderResourceRequest, Provision, ProvisionRequest, ProvisioningReport,
+    ProvisioningStage, ResourceOrder, ResourcesReport,
 };
-use clap::Subcommand;
+use clap::{Args, Subcommand};
 use model::object::ObjectId;
 use rpc::client::CallError;
 use tool::{Format, Output};
@@ -18,6 +19,19 @@ use super::progress::Progress;
 pub enum ResourceCommand {
     /// List the resources, how they are, and how far those of an image are that is to come
     List,
+    /// Have the machine forget an orphan, which stays as it is
+    Forget(OrphanArguments),
+    /// Have the machine destroy an orphan, with the plugin that made it
+    Destroy(OrphanArguments),
+}
+
+#[derive(Debug, Args)]
+pub struct OrphanArguments {
+    /// The resource
+    id: String,
+    /// Why, for the audit log
+    #[arg(long, value_name = "TEXT")]
+    why: String,
 }
 
 /// Carries the command out.
@@ -26,7 +40,16 @@ pub(super) async fn run(
     format: Format,
     command: &ResourceCommand,
 ) -> Result<Output, ToolError> {
-    let ResourceCommand::List = command;
+    let order = match command {
+        ResourceCommand::List => None,
+        ResourceCommand::Forget(orphan) => Some((orphan, ResourceOrder::Forget)),
+        ResourceCommand::Destroy(orphan) => Some((orphan, ResourceOrder::Destroy)),
+    };
+    if let Some((OrphanArguments { id, why }, order)) = order {
+        let request = OrderResourceRequest { id: id.clone(), order, why: why.clone() };
+        let done = machine.call::<OrderResource>(&request).await?;
+        return Ok(format.render(&done, |_| String::new()).into());
+    }
     let report = report(machine).await?;
     if let Some(why) = &report.not_run {
         eprintln!("note: this machine does not provision: {why}");

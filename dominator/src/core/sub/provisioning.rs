@@ -22,8 +22,10 @@ use model::object::ObjectId;
 use super::calls::CallPurpose;
 use super::claims::stopped_text;
 use super::{
-    Call, Check, Effect, Failure, FailureKind, RequestId, StatusAndDetail, Step, Sub, View,
+    Call, Check, Effect, Failure, FailureKind, RequestId, StatusAndDetail, Step, Sub, TaskEffect,
+    View,
 };
+use crate::core::drift::Drift;
 use crate::core::timing::{Attempt, HOLD_FIRST, HOLD_LONGEST, RETRY_FIRST, RETRY_LONGEST};
 
 /// The longest text of a plugin that is kept, in bytes.
@@ -64,6 +66,8 @@ pub(super) struct Provisioning {
     error: Option<String>,
     /// The failure that was counted last: of which image, and in which step.
     counted: Option<(ObjectId, u32)>,
+    /// The drift of what is there.
+    drift: Drift,
 }
 
 impl Provisioning {
@@ -135,6 +139,7 @@ impl Sub {
     ) -> Check<Option<StatusAndDetail>> {
         if !self.needs_resources(view, image) {
             self.provisioning.error = None;
+            self.watch_resources(view, image, step);
             return Continue(None);
         }
         self.ask_for_resources(view, step);
@@ -192,6 +197,14 @@ impl Sub {
                 Some(self.go_on_provisioning(view, image, number, todo, step))
             }
         })
+    }
+
+    /// Asks how the resources of the image are that the machine has: they may drift.
+    fn watch_resources(&mut self, view: &View, image: &RequiredImage, step: &mut Step<'_>) {
+        match image.content.triggers.have_resources() {
+            true => self.ask_for_resources(view, step),
+            false => self.provisioning.drift = Drift::default(),
+        }
     }
 
     /// Has plugins go on after this step, unless something prevents it.
@@ -269,7 +282,7 @@ impl Sub {
         &mut self,
         request_id: RequestId,
         result: Result<GetResourcesReply, Failure>,
-        step: &Step<'_>,
+        step: &mut Step<'_>,
     ) {
         let provisioning = &mut self.provisioning;
         let Some((_, seen)) = provisioning.asked.take_if(|(asked, _)| *asked == request_id) else {
@@ -277,6 +290,8 @@ impl Sub {
         };
         let failure = match result {
             Ok(GetResourcesReply { version, report: Some(report) }) => {
+                let events = provisioning.drift.take(&report.resources).into_iter();
+                step.effects.extend(events.map(|event| Effect::Task(TaskEffect::Tell(event))));
                 let mut under_way = report.provisioning;
                 if let Some(ProvisioningReport {
                     stage: ProvisioningStage::Failed { error }, ..
@@ -315,6 +330,12 @@ impl Sub {
         let pause = failing.count(HOLD_FIRST, HOLD_LONGEST, step.context.jitter);
         failing.hold(step.now.elapsed + pause, why.clone());
         self.provisioning.error = Some(why);
+    }
+
+    /// Returns the resources of which it is known that they are not as they were made, and how they
+    /// differ.
+    pub fn drifted(&self) -> impl Iterator<Item = (&str, String)> {
+        self.provisioning.drift.raised()
     }
 
     /// Returns why resources of the required image could not be made, until they are.

@@ -15,6 +15,7 @@ use api::dominator::orders::{
     Trust,
 };
 use api::dominator::permits::{FenceMachine, FenceMachineRequest};
+use api::dominator::resources::{OrderResource, OrderResourceRequest};
 use api::dominator::rollback::{EndRollback, EndRollbackRequest, RollBack, RollBackRequest};
 use api::dominator::rollouts::{
     EditEnvironments, EditEnvironmentsRequest, OrderEnvironment, OrderEnvironmentRequest,
@@ -151,6 +152,13 @@ pub(super) fn methods(router: Router<ApiState>) -> Router<ApiState> {
             let request = OrderTasksRequest { machines, who, ..request };
             to_the_end(tracker, async move { fleet.order_tasks(request).await }).await
         })
+        .method_of_owners::<OrderResource, _>(
+            async |ApiState { fleet, tracker }, caller, request| {
+                expect_may::<OrderResource>(&caller, &fleet, &request.hostname)?;
+                let request = OrderResourceRequest { who: caller.name_or(request.who), ..request };
+                finish(tracker, async move { fleet.order_resource(request).await }).await
+            },
+        )
         .method_of_owners::<GetTaskLog, _>(async |ApiState { fleet, .. }, caller, request| {
             expect_may::<GetTaskLog>(&caller, &fleet, &request.hostname)?;
             fleet.task_log(request).await.map_err(|error| fault_of(&error))

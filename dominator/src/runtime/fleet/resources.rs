@@ -1,16 +1,20 @@
-//! Asks machines for their resources. Callers are served one at a time.
+//! Asks machines for their resources, and gives orders about them. Callers who ask are served one
+//! at a time.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use api::dominator::resources::{GetResourcesReply, MachineResources};
+use api::dominator::resources::{GetResourcesReply, MachineResources, OrderResourceRequest};
 use api::fault::FaultCode;
-use api::subd::{GetResources, GetResourcesRequest, ResourcesReport};
+use api::subd::{GetResources, GetResourcesRequest, OrderResource, ResourceOrder, ResourcesReport};
 use futures_util::StreamExt as _;
 use futures_util::stream;
 use model::display::error_chain;
 
-use super::Fleet;
+use super::{Fleet, OrderError};
+use crate::core::orders::Order;
 use crate::core::selectors::Selection;
+use crate::core::sub::Sub;
 use crate::runtime::driver::client_of;
 
 /// How long a machine may take to answer.
@@ -53,5 +57,39 @@ impl Fleet {
             Err(error) if error.code() == Some(FaultCode::NoMethod) => Ok(None),
             Err(error) => Err(error_chain(&error)),
         }
+    }
+
+    /// Has a machine forget or destroy an orphan. It is recorded before the machine is told, which
+    /// may refuse it.
+    pub async fn order_resource(
+        self: &Arc<Self>,
+        request: OrderResourceRequest,
+    ) -> Result<(), OrderError> {
+        let OrderResourceRequest { hostname, id, order, why, who } = request;
+        let (handle, machine) = self.find(&hostname)?;
+        let record = Order::new(verb_of(order), &who).about(&hostname).why(&why);
+        let record = record.what(format!("resource {id}"));
+        let record = record.reasoned("the resource is to be forgotten or destroyed")?;
+        let refusal = handle.with_sub(|sub: &Sub| match sub.held_by_other() {
+            Some(other) => Err(other.to_owned()),
+            None => sub.expect_right_machine(),
+        });
+        if let Err(why) = refusal {
+            return Err(OrderError::Away { hostname, why });
+        }
+        self.audit(record).await?;
+        tracing::warn!(%who, %why, host = hostname, resource = id, "{} is ordered", verb_of(order));
+        let client = client_of(&machine, &self.shared);
+        let request = api::subd::OrderResourceRequest { id, order, why };
+        let done = client.call_within::<OrderResource>(&request, CALL_LIMIT).await;
+        done.map(drop).map_err(|source| OrderError::Resource { hostname, order, source })
+    }
+}
+
+/// The name of the order in the history.
+fn verb_of(order: ResourceOrder) -> &'static str {
+    match order {
+        ResourceOrder::Forget => "resource-forget",
+        ResourceOrder::Destroy => "resource-destroy",
     }
 }

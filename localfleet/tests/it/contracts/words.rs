@@ -127,6 +127,7 @@ const ALARMS: [&str; 20] = [
     alarms::OTHER_DOMINATOR,
     alarms::PERMIT_CONFLICT,
     alarms::PROVISION_FAILED,
+    alarms::RESOURCE_DRIFT,
     alarms::TASK_BACK_OFF,
     alarms::TASK_FAILED,
     alarms::TASK_UNHEALTHY,

@@ -2,7 +2,10 @@
 // tidy: core
 
 use api::dominator::orders::{StoppedImage, UpdatePause};
-use api::subd::{Activity, ProvisioningReport, ProvisioningStage, ResourcesReport, UpdateOutcome};
+use api::subd::{
+    Activity, ProvisioningReport, ProvisioningStage, ResourceReport, ResourceState,
+    ResourcesReport, UpdateOutcome,
+};
 use expect_test::expect;
 use model::image::ImageName;
 use model::tree::Time;
@@ -325,4 +328,59 @@ fn a_machine_that_cannot_provision_stays_at_its_former_image() {
                drift is not repaired";
     assert_eq!(texts(&script), (Status::ProvisionFailed, why.to_owned()));
     assert!(script.called.is_none());
+}
+
+#[test]
+fn drift_of_resources_of_the_image_that_the_machine_has_is_told() {
+    let report = |state: ResourceState, drift: Option<&str>| {
+        let text = drift.unwrap_or_default().to_owned();
+        let drift = drift.map(str::to_owned);
+        let (id, kind, provisioner) = ("page".to_owned(), "file".to_owned(), "file".to_owned());
+        let (is_orphan, needs, outputs) = (false, Vec::new(), "{}".to_owned());
+        let resource =
+            ResourceReport { id, kind, provisioner, state, text, drift, is_orphan, needs, outputs };
+        Some(ResourcesReport { resources: vec![resource], ..ResourcesReport::default() })
+    };
+    let drifted = |script: &Script| script.sub.drifted().map(|(id, _)| id.to_owned()).next();
+    let mut script = Script::new(with_resources("base", &[("/a", "2")]));
+    let base = Arc::clone(script.image.ready().unwrap());
+    script.cache(&["2"]);
+    script.reply.scope = Scope::of(&base.scan, &script.reply.exclusions);
+    script.reply.last_image = Some(base.name().clone());
+    script.scan(&[("/a", "2")]);
+    script.resources = report(ResourceState::Made, None);
+    script.poll();
+    script.poll();
+    assert_eq!((script.sub.status(), drifted(&script)), (Status::Synced, None));
+    script.resources = report(ResourceState::Drifted, Some("write it"));
+    script.poll();
+    script.poll();
+    assert_eq!((script.sub.status(), drifted(&script)), (Status::Synced, Some("page".to_owned())));
+    script.resources = report(ResourceState::Made, None);
+    script.poll();
+    assert_eq!(drifted(&script), None);
+    script.resources = report(ResourceState::Drifted, Some("write it"));
+    script.poll();
+    // With another image nothing is asked.
+    script.image = image("plain", &[("/a", "2")]);
+    script.assign();
+    script.poll();
+    assert_eq!(drifted(&script), None);
+    script.check(expect![[r#"
+        0   assigned connecting       not reached yet
+                     -> poll for all
+        0   polled   rescanning       reading the new scan
+        0   polled   synced           equals base
+                     -> cleanup of 1
+        0   polled   synced           equals base
+        0   polled   synced           equals base
+                     -> resource-drift page: write it
+        0   polled   synced           equals base
+        0   polled   synced           equals base
+                     -> resource-drift-over page: write it
+        0   polled   synced           equals base
+                     -> resource-drift page: write it
+        0   assigned preparing        staging no change but the name of the image and it
+        0   polled   preparing        staging no change but the name of the image and it
+    "#]]);
 }
