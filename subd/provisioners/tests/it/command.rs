@@ -31,6 +31,10 @@ fn commands_make_check_and_destroy() {
     };
     assert_eq!((plan(&[]), plan(&[("c", spec.clone())])), ("create".into(), "update".into()));
     assert!(!file.exists());
+    // Without a check, what was made is not known to differ.
+    let blind = json!({"apply": ["/bin/false"]});
+    let answer = ask(command(), "plan", &[("c", blind.clone())], &[("c", blind)]);
+    assert_eq!(answer["changes"][0]["op"], "none");
     assert_eq!(provision(), json!({"tasks": [made("c", &json!({"id": "c"}))]}));
     let told: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
     assert_eq!((&told["id"], &told["spec"]), (&json!("c"), &spec));
