@@ -26,7 +26,8 @@ use signal_hook::flag;
 #[command(
     version,
     after_help = "Examples:\n  localfleet\n  localfleet --once\n  \
-    localfleet --image debian.tar.zst --subs 5\n  localfleet demo rollout --once\n  localfleet bench\n\n\
+    localfleet --image debian.tar.zst --subs 5\n  \
+    localfleet demo rollout --once\n  localfleet bench\n\n\
         Needs root, because subd sets owners."
 )]
 struct Arguments {

@@ -11,19 +11,19 @@ use std::path::{Path, PathBuf};
 /// only on those that are named behind it.
 const MAY_DEPEND: [(&str, &[&str]); 26] = [
     ("common/model", &[]),
-    ("common/api", &["model"]),
     ("common/provisioning", &["model"]),
     ("common/rollouts", &["model", "provisioning"]),
+    ("common/api", &["model", "rollouts"]),
     ("common/system", &["model"]),
     ("common/database", &["model"]),
     ("common/tasks", &["model"]),
     ("common/certs", &["api", "model", "system"]),
-    ("common/rpc", &["api", "model", "system"]),
+    ("common/rpc", &["api", "model", "rollouts", "system"]),
     ("common/daemon", &["api", "model", "provisioning", "rpc", "system"]),
     ("common/tool", &["api", "daemon", "model", "rpc", "system"]),
     ("common/testing", &["api", "model"]),
     ("common/web", &["rpc"]),
-    ("dominator", &["api", "daemon", "database", "model", "rpc", "system"]),
+    ("dominator", &["api", "daemon", "database", "model", "rollouts", "rpc", "system"]),
     (
         "dominator/domtool",
         &[
@@ -462,7 +462,7 @@ const BANNED_IN_SUBD: [&str; 7] =
     ["aes", "clap_complete", "clap_mangen", "rcgen", "rsa", "ssh-cipher", "ssh-key"];
 
 /// The most crates that subd is built of.
-const SUBD_CRATES_MAX: usize = 182;
+const SUBD_CRATES_MAX: usize = 185;
 
 #[test]
 fn the_agent_is_built_of_little() {

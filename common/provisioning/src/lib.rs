@@ -17,8 +17,8 @@
 //! * Resources whose inputs are as they were are in no call.
 //! * A call is in the state before its plugin runs, and so is its key: after a crash at any moment
 //!   the same call is made again with the same key.
-//! * Nothing is forgotten: a resource leaves the state only after its plugin has destroyed it, or by
-//!   order of an operator.
+//! * Nothing is forgotten: a resource leaves the state only after its plugin has destroyed it, or
+//!   by order of an operator.
 
 pub mod binding;
 pub mod image;

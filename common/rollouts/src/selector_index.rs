@@ -1,13 +1,13 @@
 //! Finds which of many selectors select a machine, without asking all of them.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 use model::mdb::{Machine, trimmed};
 
 use crate::selector::Selector;
 
 /// A value that the record of a machine must have to be selected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Key<'a> {
     Host(&'a str),
     Tag(&'a str, &'a str),
@@ -43,7 +43,7 @@ impl<'a> Key<'a> {
 /// Selectors, each with what is asked for.
 #[derive(Debug)]
 pub struct SelectorIndex<'a, T> {
-    by_key: HashMap<Key<'a>, Vec<(&'a Selector, T)>>,
+    by_key: BTreeMap<Key<'a>, Vec<(&'a Selector, T)>>,
     /// Those that may select any machine.
     others: Vec<(&'a Selector, T)>,
 }
@@ -51,7 +51,7 @@ pub struct SelectorIndex<'a, T> {
 impl<'a, T: Copy> SelectorIndex<'a, T> {
     /// Makes it of all selectors.
     pub fn new(selectors: impl IntoIterator<Item = (&'a Selector, T)>) -> Self {
-        let mut index = Self { by_key: HashMap::new(), others: Vec::new() };
+        let mut index = Self { by_key: BTreeMap::new(), others: Vec::new() };
         for (selector, item) in selectors {
             let keys = Key::all_of(selector);
             if keys.is_empty() {

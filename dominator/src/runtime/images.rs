@@ -210,8 +210,8 @@ impl Images {
         }
     }
 
-    /// Holds the wanted and the kept images on the image server, so that they do not expire, under the name
-    /// `holder`. Never returns.
+    /// Holds the wanted and the kept images on the image server, so that they do not expire, under
+    /// the name `holder`. Never returns.
     pub async fn hold(self: Arc<Self>, holder: String) {
         let mut is_failing = false;
         loop {

@@ -147,7 +147,8 @@ fn check(document: &Document, answer: &Answer) {
     }
 }
 
-/// Returns machines that cannot be reached while a step ends: what is committed comes to them later.
+/// Returns machines that cannot be reached while a step ends: what is committed comes to them
+/// later.
 fn left_out_now(document: &Document, answer: &Answer) -> Vec<String> {
     let before = document.rollout.iter().flat_map(|rollout| &rollout.steps);
     let open: BTreeSet<&String> =

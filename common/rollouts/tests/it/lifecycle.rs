@@ -136,7 +136,8 @@ impl World {
                 let soak = self.random.below(3) * 20;
                 let percent = [0, 50, 80, 99][self.random.below(4)];
                 let text = format!(
-                    r#"{{"name": "{name}", "source": {source}, "select": {{"tags": {{"tier": ["{name}"]}}}},
+                    r#"{{"name": "{name}", "source": {source},
+                        "select": {{"tags": {{"tier": ["{name}"]}}}},
                         "strategy": {{"soak_s": {soak}, "min_healthy_percent": {percent}}},
                         "approval": {{"voters": ["bob", "eve"], "min_approvals": {voters}}}}}"#
                 );

@@ -43,7 +43,11 @@ fn selector() -> impl Strategy<Value = Selector> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 2_000, ..Default::default() })]
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None,
+        cases: 2_000,
+        ..Default::default()
+    })]
 
     #[test]
     fn an_index_finds_each_selector_once(

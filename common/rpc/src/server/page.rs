@@ -32,7 +32,8 @@ fn page_policy() -> String {
 const CONTENT_POLICY: &str = "default-src 'none'; frame-ancestors 'none'; sandbox";
 
 /// Headers of every response: browsers must not guess types, send this server's address to others
-/// (to this server they must, or forms have no origin), embed its content in other sites, or use features of the machine.
+/// (to this server they must, or forms have no origin), embed its content in other sites, or use
+/// features of the machine.
 const PROTECTION: [(&str, &str); 6] = [
     ("x-content-type-options", "nosniff"),
     ("referrer-policy", "same-origin"),
