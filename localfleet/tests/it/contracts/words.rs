@@ -110,7 +110,7 @@ fn words_of_json_stay() {
 }
 
 /// The alarms that the dominator raises by itself; those of machines are among the words of JSON.
-const ALARMS: [&str; 20] = [
+const ALARMS: [&str; 21] = [
     alarms::ROLLOUT_FAILED,
     alarms::ROLLOUT_VOTES,
     alarms::COMPUTED_FILES,
