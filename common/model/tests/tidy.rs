@@ -12,11 +12,11 @@ use std::path::{Path, PathBuf};
 const MAY_DEPEND: [(&str, &[&str]); 26] = [
     ("common/model", &[]),
     ("common/provisioning", &["model"]),
-    ("common/rollouts", &["model", "provisioning"]),
+    ("common/tasks", &["model"]),
+    ("common/rollouts", &["model", "provisioning", "tasks"]),
     ("common/api", &["model", "rollouts"]),
     ("common/system", &["model"]),
     ("common/database", &["model"]),
-    ("common/tasks", &["model"]),
     ("common/certs", &["api", "model", "system"]),
     ("common/rpc", &["api", "model", "rollouts", "system"]),
     ("common/daemon", &["api", "model", "provisioning", "rpc", "system"]),

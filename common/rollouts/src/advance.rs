@@ -190,6 +190,7 @@ pub fn advance(
 ) -> Advanced {
     let before = state.clone();
     let mut advanced = Advanced::default();
+    state.end_freezes(now);
     let numbers: Vec<u64> = state.unfinished().map(|record| record.number).collect();
     for number in numbers {
         for _ in 0..PASSES_MAX {
@@ -240,7 +241,10 @@ fn ask(
     let gate = Gate::new(state);
     let machines = mdb.values().filter_map(|one| machine(state, &gate, record, view, one));
     document.machines = machines.collect();
-    document.event = timed_out(&document, record, now).map(Event::Failure);
+    for environment in &mut document.environments {
+        environment.closed = state.opening(&environment.name, now).err();
+    }
+    document.event = timed_out(state, &document, record, now).map(Event::Failure);
     let steps = document.rollout.take();
     document.rollout =
         steps.map(|rollout| with_plans(state, mdb, view, &document, rollout, record));
@@ -296,20 +300,28 @@ fn is_converging(machine: &Machine, step: &Step) -> bool {
 }
 
 /// Returns how a step ends that takes too long, or that nobody votes about.
-fn timed_out(document: &Document, record: &RolloutRecord, now: Time) -> Option<FailureEvent> {
+fn timed_out(
+    state: &State,
+    document: &Document,
+    record: &RolloutRecord,
+    now: Time,
+) -> Option<FailureEvent> {
     let steps = record.rollout.steps.iter();
     steps.filter(|step| !step.state.is_finished()).find_map(|step| {
         let environment = document.environment(&step.environment)?;
-        let (limit, what) = match step.state {
+        let since = *record.since.get(&step.id)?;
+        let (limit, what, since) = match step.state {
             StepState::AwaitingApproval => {
-                (document.approval(environment).timeout_s, "nobody has decided for")
+                (document.approval(environment).timeout_s, "nobody has decided for", since)
             }
             StepState::Applying | StepState::Soaking => {
-                (environment.strategy.timeout_s, "its machines were not changed within")
+                let limit = environment.strategy.timeout_s;
+                let opened = state.opening(&environment.name, now).ok()?.unwrap_or(since);
+                (limit, "its machines were not changed within", since.max(opened))
             }
             _ => return None,
         };
-        let since = record.since.get(&step.id)?.seconds;
+        let since = since.seconds;
         let lasted = u64::try_from(now.seconds.saturating_sub(since)).unwrap_or_default();
         let reason = format!("{what} {limit} s");
         (limit > 0 && lasted > limit).then(|| FailureEvent { step: step.id.clone(), reason })

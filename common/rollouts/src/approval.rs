@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::document::{
-    Approval, Choice, Direction, Document, RollbackApproval, Rollout, Step, StepState, Vote,
+    Approval, Choice, Direction, Document, Kind, RollbackApproval, Rollout, Step, StepState, Vote,
     VoteEvent,
 };
 use crate::steps::Said;
@@ -45,10 +45,15 @@ pub fn votes(approval: &Approval, step: &Step) -> Votes {
 
 /// Returns what the votes of `step` lead to. `author` wrote the revision.
 #[must_use]
-pub fn verdict(approval: &Approval, author: Option<&str>, is_gated: bool, step: &Step) -> Verdict {
-    let is_free_back =
-        step.direction == Direction::Back && approval.rollback == RollbackApproval::Auto;
-    if approval.min_approvals == 0 || is_free_back || !is_gated {
+pub fn verdict(
+    approval: &Approval,
+    author: Option<&str>,
+    rollout: &Rollout,
+    step: &Step,
+) -> Verdict {
+    let is_back = step.direction == Direction::Back || rollout.kind == Kind::Rollback;
+    let is_free_back = is_back && approval.rollback == RollbackApproval::Auto;
+    if approval.min_approvals == 0 || is_free_back || !rollout.kind.is_gated() {
         return Verdict::Approved("needs no votes".to_owned());
     }
     let Votes { approvers, rejecters } = votes(approval, step);
@@ -62,6 +67,10 @@ pub fn verdict(approval: &Approval, author: Option<&str>, is_gated: bool, step: 
     }
     if is_by_author_alone && !approval.author_alone {
         return Verdict::Open("waits for somebody who did not write the revision".to_owned());
+    }
+    if rollout.urgent && approvers.iter().all(|voter| *voter == rollout.by) {
+        let by = &rollout.by;
+        return Verdict::Open(format!("is urgent: waits for somebody else than {by}"));
     }
     Verdict::Approved(format!("approved by {}", names(&approvers)))
 }

@@ -4,7 +4,8 @@ use model::display::counted;
 use serde::{Deserialize, Serialize};
 
 use crate::document::{
-    Direction, Document, Machine, MachineTask, MachineTaskState as State, Step, Strategy,
+    Direction, Document, Environment, Kind, Machine, MachineTask, MachineTaskState as State,
+    Rollout, Step, Strategy,
 };
 
 /// What a step does with its machines now.
@@ -61,6 +62,33 @@ enum Standing {
     Unreachable,
     /// It was changed, and cannot be reached since.
     Lost,
+}
+
+/// How fast a step may go.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace<'a> {
+    strategy: &'a Strategy,
+    soak_s: u64,
+    /// Why no machine may be changed now, if none may.
+    closed: Option<&'a str>,
+}
+
+impl<'a> Pace<'a> {
+    /// Returns the pace of a step. What goes back is never held up.
+    #[must_use]
+    pub fn of(environment: &'a Environment, rollout: &Rollout, step: &Step) -> Self {
+        let Environment { strategy, closed, .. } = environment;
+        let is_back = step.direction == Direction::Back || rollout.kind == Kind::Rollback;
+        let is_free = rollout.urgent || is_back || !rollout.kind.is_gated();
+        let soak_s = if rollout.urgent { 0 } else { strategy.soak_s };
+        Self { strategy, soak_s, closed: closed.as_deref().filter(|_| !is_free) }
+    }
+
+    /// True if machines have been healthy for long enough.
+    #[must_use]
+    pub fn has_soaked(self, step: &Step) -> bool {
+        step.healthy_for_s.is_some_and(|seconds| seconds >= self.soak_s)
+    }
 }
 
 /// How many of `machines` must stay healthy.
@@ -148,7 +176,8 @@ impl Groups {
 
 /// Returns what `step` does with its machines now.
 #[must_use]
-pub fn batch(document: &Document, strategy: &Strategy, step: &Step) -> Batch {
+pub fn batch(document: &Document, pace: Pace<'_>, step: &Step) -> Batch {
+    let strategy = pace.strategy;
     let environment = step.environment.as_str();
     let machines: Vec<&Machine> = selected(document, environment).collect();
     let healthy = machines.iter().filter(|machine| is_healthy(machine, environment)).count();
@@ -170,12 +199,12 @@ pub fn batch(document: &Document, strategy: &Strategy, step: &Step) -> Batch {
     (batch.state, batch.reason) = match ended(&batch, &groups, all - floor) {
         Some(ended) => ended,
         None => {
-            let soaks = soaks(strategy, step, &groups);
-            batch.hosts = match soaks {
+            let held = pace.closed.map(str::to_owned).or_else(|| soaks(pace, step, &groups));
+            batch.hosts = match held {
                 Some(_) => groups.begun.clone(),
                 None => chosen(&batch, &groups, strategy, all - floor),
             };
-            match soaks.filter(|_| batch.hosts.is_empty() && groups.converging == 0) {
+            match held.filter(|_| batch.hosts.is_empty() && groups.converging == 0) {
                 Some(reason) => (BatchState::Wait, reason),
                 None => describe(&batch, &groups, floor),
             }
@@ -216,8 +245,8 @@ fn ended(batch: &Batch, groups: &Groups, allowed: usize) -> Option<(BatchState, 
 
 /// Returns why no more machines are changed yet, if those that were changed have not been healthy
 /// for long enough.
-fn soaks(strategy: &Strategy, step: &Step, groups: &Groups) -> Option<String> {
-    let (for_s, soak_s) = (step.healthy_for_s?, strategy.soak_s);
+fn soaks(pace: Pace<'_>, step: &Step, groups: &Groups) -> Option<String> {
+    let (for_s, soak_s) = (step.healthy_for_s?, pace.soak_s);
     let has_begun = groups.done + groups.converging + groups.lost > 0;
     (has_begun && for_s < soak_s).then(|| format!("healthy for {for_s} of {soak_s} s"))
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Serialize;
 
 use crate::approval::{take, votes};
-use crate::batch::{Batch, batch};
+use crate::batch::{Batch, Pace, batch};
 use crate::constraints::{Cleanup, Edge, cleanups, edges};
 use crate::dependencies::{Dependencies, scanned};
 use crate::document::{
@@ -86,7 +86,7 @@ pub fn decide(document: &Document) -> Answer {
     let ids = |steps: Vec<&Step>| steps.iter().map(|step| step.id.clone()).collect::<Vec<_>>();
     let batches = steps.iter().filter(|step| step.state.is_on_machines()).filter_map(|step| {
         let environment = document.environment(&step.environment)?;
-        Some(batch(document, &environment.strategy, step))
+        Some(batch(document, Pace::of(environment, rollout.as_ref()?, step), step))
     });
     let batches: Vec<Batch> = batches.collect();
     let graph = edges(document, &dependencies, rollout.as_ref());
@@ -220,6 +220,7 @@ fn new_rollout(
         state: RolloutState::Pending,
         cause: String::new(),
         by: start.by.clone(),
+        urgent: false,
         steps: taken.map(step).collect(),
     })
 }

@@ -7,6 +7,7 @@ use provisioning::version::{Range, Version};
 use serde::{Deserialize, Serialize};
 
 use crate::dependencies::{Dependencies, cycle_of};
+use crate::window::Window;
 
 /// The number of a revision of an environment.
 pub type Revision = u64;
@@ -96,6 +97,9 @@ pub struct Environment {
     pub strategy: Strategy,
     #[serde(default)]
     pub approval: Option<Approval>,
+    /// Why no machine may be changed now, if none may: it is frozen, or outside of its windows.
+    #[serde(default)]
+    pub closed: Option<String>,
 }
 
 /// An old revision beside the committed one.
@@ -121,8 +125,11 @@ pub struct Strategy {
     /// Machines that were changed are healthy for so long before the next ones are changed, in
     /// seconds.
     pub soak_s: u64,
-    /// A step that takes longer fails, in seconds; 0 for no limit.
+    /// A step that takes longer fails, in seconds; 0 for no limit. Time outside of windows does not
+    /// count.
     pub timeout_s: u64,
+    /// Machines are changed in these windows only; without any: at all times.
+    pub windows: Vec<Window>,
 }
 
 /// In which order versions of a task change.
@@ -196,6 +203,9 @@ pub struct Rollout {
     pub cause: String,
     #[serde(default)]
     pub by: String,
+    /// True if it does not wait for windows, freezes and soaking. Its votes are not of `by` alone.
+    #[serde(default)]
+    pub urgent: bool,
     #[serde(default)]
     pub steps: Vec<Step>,
 }
@@ -502,6 +512,7 @@ impl Default for Strategy {
             canary: None,
             soak_s: 0,
             timeout_s: 0,
+            windows: Vec::new(),
         }
     }
 }
@@ -636,7 +647,8 @@ pub(crate) fn check_strategy(at: &str, strategy: &Strategy) -> Result<(), KeyErr
         let problem = format!("{percent} leaves no machine that could be changed, use at most 99");
         return Err(KeyError::new(&at("min_healthy_percent"), problem));
     }
-    Ok(())
+    let mut windows = strategy.windows.iter().enumerate();
+    windows.try_for_each(|(index, window)| window.check(&at(&format!("windows[{index}]"))))
 }
 
 pub(crate) fn check_approval(at: &str, approval: Option<&Approval>) -> Result<(), KeyError> {

@@ -13,6 +13,7 @@
 //! * [`definition`], [`selector`]: what operators say about environments.
 //! * [`selector_index`]: which of many selectors select a machine.
 //! * [`state`]: what is remembered, and how orders change it.
+//! * [`window`]: when machines may be changed.
 //! * [`gate`]: which image each machine must have because of environments.
 //! * [`mod@advance`]: takes the rollouts that are remembered on, with what is seen of machines.
 //!
@@ -41,6 +42,7 @@ pub mod selector;
 pub mod selector_index;
 pub mod state;
 pub mod steps;
+pub mod window;
 
 pub use decide::{Answer, decide};
 pub use document::Document;

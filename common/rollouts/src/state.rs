@@ -4,6 +4,7 @@
 //! the first rollout has come to them.
 
 mod edits;
+mod freezes;
 mod orders;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,6 +18,7 @@ use crate::definition::{Definition, Source};
 use crate::document::{Environment, Group, LockMode, Other, Revision, Rollout, RolloutState};
 
 pub use edits::{EditOutcome, Editor, Edits};
+pub use freezes::{ALL, Freeze};
 pub use orders::{RolloutOrder, StartOrder};
 
 /// Machines of a machine database, by host name.
@@ -38,6 +40,8 @@ pub struct State {
     pub environments: BTreeMap<String, Arc<EnvironmentState>>,
     /// By number.
     pub rollouts: BTreeMap<u64, Arc<RolloutRecord>>,
+    /// By environment, or [`ALL`].
+    pub freezes: BTreeMap<String, Arc<Freeze>>,
 }
 
 /// What is remembered of an environment.

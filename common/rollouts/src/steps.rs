@@ -5,12 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Serialize;
 
 use crate::approval::{Verdict, verdict};
-use crate::batch::{BatchState, batch};
+use crate::batch::{BatchState, Pace, batch};
 use crate::constraints::{broken, edges};
 use crate::dependencies::Dependencies;
 use crate::document::{
-    CreatedResource, Direction, Document, Environment, Kind, OnRemoval, RollbackApproval, Rollout,
-    RolloutState, Step, StepState,
+    CreatedResource, Direction, Document, OnRemoval, Rollout, RolloutState, Step, StepState,
 };
 
 /// What is said to somebody about an event, with the code of HTTP for it.
@@ -101,6 +100,7 @@ fn go_on(
     is_ready: bool,
 ) {
     let Some(environment) = document.environment(&step.environment) else { return };
+    let pace = Pace::of(environment, rollout, step);
     let (state, cause) = match step.state {
         StepState::Waiting if is_ready => (StepState::Planning, "a plan is to be made".to_owned()),
         StepState::Planning => {
@@ -118,16 +118,14 @@ fn go_on(
         StepState::AwaitingApproval => {
             let author = environment.author.as_deref();
             let approval = document.approval(environment);
-            let is_free =
-                rollout.kind == Kind::Rollback && approval.rollback == RollbackApproval::Auto;
-            match verdict(&approval, author, rollout.kind.is_gated() && !is_free, step) {
+            match verdict(&approval, author, rollout, step) {
                 Verdict::Approved(why) => (StepState::Applying, why),
                 Verdict::Rejected(why) => (StepState::Failed, why),
                 Verdict::Open(why) => (StepState::AwaitingApproval, why),
             }
         }
         StepState::Applying => {
-            let batch = batch(document, &environment.strategy, step);
+            let batch = batch(document, pace, step);
             match batch.state {
                 BatchState::Failed => (StepState::Failed, batch.reason),
                 BatchState::Done => (StepState::Soaking, batch.reason),
@@ -135,10 +133,10 @@ fn go_on(
             }
         }
         StepState::Soaking => {
-            let batch = batch(document, &environment.strategy, step);
+            let batch = batch(document, pace, step);
             match batch.state {
                 BatchState::Failed => (StepState::Failed, batch.reason),
-                BatchState::Done if step.soaked || has_soaked(environment, step) => {
+                BatchState::Done if step.soaked || pace.has_soaked(step) => {
                     (StepState::Succeeded, batch.reason)
                 }
                 _ => return,
@@ -148,10 +146,6 @@ fn go_on(
     };
     (step.state, step.cause) = (state, cause);
     step.applied |= step.state.is_on_machines();
-}
-
-fn has_soaked(environment: &Environment, step: &Step) -> bool {
-    step.healthy_for_s.is_some_and(|seconds| seconds >= environment.strategy.soak_s)
 }
 
 /// Ends a rollout whose steps are finished; aborts one of which a step has failed.

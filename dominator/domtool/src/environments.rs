@@ -167,13 +167,13 @@ pub(super) async fn run(
             diff(format, &environment, *from, *to)
         }
         Command::Delete { name, force, why } => {
-            order(client, format, name, EnvironmentOrder::Delete { force: *force }, why).await
+            order(client, format, name, EnvironmentOrder::Delete { force: *force }, &why.why).await
         }
         Command::Activate { name, why } => {
-            order(client, format, name, EnvironmentOrder::Activate, why).await
+            order(client, format, name, EnvironmentOrder::Activate, &why.why).await
         }
         Command::Deactivate { name, why } => {
-            order(client, format, name, EnvironmentOrder::Deactivate, why).await
+            order(client, format, name, EnvironmentOrder::Deactivate, &why.why).await
         }
         Command::Apply { directory, plan, why } => {
             expect_either(directory)?;
@@ -238,14 +238,15 @@ async fn edit_one(
     Ok(format.render(&reply, edited).into())
 }
 
-async fn order(
+/// Gives an order about an environment.
+pub(super) async fn order(
     client: &Client,
     format: Format,
     name: &str,
     order: EnvironmentOrder,
-    why: &OptionalWhy,
+    why: &str,
 ) -> Result<Output, ToolError> {
-    let (name, why) = (name.to_owned(), why.why.clone());
+    let (name, why) = (name.to_owned(), why.to_owned());
     let request = OrderEnvironmentRequest { name, order, why, who: who() };
     let reply = call::<OrderEnvironment>(client, &request).await?;
     Ok(format.render(&reply, |reply| format!("{}\n", reply.message)).into())
@@ -352,6 +353,9 @@ fn shown(environment: &EnvironmentInfo) -> String {
     );
     if !environment.rollout.is_empty() {
         text += &format!("rollout: {}\n", environment.rollout);
+    }
+    if let Some(why) = &environment.closed {
+        text += &format!("rollouts change no machines now: {why}\n");
     }
     if !environment.conflicts.is_empty() {
         let hosts = environment.conflicts.join(", ");

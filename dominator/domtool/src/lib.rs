@@ -10,6 +10,7 @@ mod departing;
 mod environments;
 mod events;
 mod fleet_tasks;
+mod freezes;
 mod input_file;
 mod lasting_orders;
 mod machine_database;
@@ -271,6 +272,8 @@ enum Command {
     /// Reject the plan of a step of a rollout
     #[command(after_help = "Example: domtool reject r12/web --digest 8d1f --why 'not today'")]
     Reject(rollout_orders::VoteArguments),
+    #[command(flatten)]
+    Freeze(freezes::Command),
     /// Ask about the locks of rollouts
     Lock {
         #[command(subcommand)]
@@ -442,6 +445,7 @@ async fn run_command(
         Command::Rollout { command: rollout::Command::Order(command) } => {
             rollout_orders::run(client, format, command).await
         }
+        Command::Freeze(command) => freezes::run(client, format, command).await,
         Command::Approve(arguments) => {
             rollout_orders::vote(client, format, arguments, Choice::Approve).await
         }

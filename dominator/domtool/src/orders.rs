@@ -131,7 +131,7 @@ pub(super) enum Command {
         hosts: Vec<String>,
         /// End of the pause: 90s, 15m, 2h or 3d from now, or 18:30, 2030-01-31T18:30 or
         /// 2030-01-31T18:30:00Z
-        #[arg(long, value_name = "TIME|DURATION", value_parser = parse_end)]
+        #[arg(long, value_name = "TIME|DURATION", value_parser = pause_end)]
         until: PauseEnd,
         /// Reason, shown to everyone who looks at the status
         #[arg(long, value_name = "TEXT", alias = "reason")]
@@ -249,7 +249,7 @@ impl Command {
     }
 }
 
-fn parse_end(text: &str) -> Result<PauseEnd, String> {
+pub(super) fn pause_end(text: &str) -> Result<PauseEnd, String> {
     if let Ok(duration) = time_parse::duration(text) {
         let duration: Duration = duration;
         return Ok(PauseEnd::After(duration.as_secs()));

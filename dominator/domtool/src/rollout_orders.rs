@@ -64,6 +64,9 @@ pub(super) enum Command {
         /// graph: with all that depend on them; plan: only those that change
         #[arg(long, value_enum, default_value_t = ScanArgument::Graph)]
         scan: ScanArgument,
+        /// Do not wait for maintenance windows, freezes and soaking; the votes are not yours alone
+        #[arg(long)]
+        urgent: bool,
         #[command(flatten)]
         why: RequiredWhy,
     },
@@ -158,12 +161,13 @@ pub(super) async fn run(
             let code = if is_same { EXIT_DONE } else { EXIT_DIFFERENT };
             Ok(Output { text: format.render(&reply, planned), code })
         }
-        Command::Start { environments, scan, why } => {
+        Command::Start { environments, scan, urgent, why } => {
             let scan = match scan {
                 ScanArgument::Graph => Scan::Graph,
                 ScanArgument::Plan => Scan::Plan,
             };
-            start(client, format, environments.clone(), scan, false, why).await
+            let (environments, urgent) = (environments.clone(), *urgent);
+            start(client, format, Start { environments, scan, urgent, rollback: false }, why).await
         }
         Command::Show { id, watch: false } => {
             let reply = find(client, id).await?;
@@ -187,21 +191,29 @@ pub(super) async fn run(
             }
             let revision = to.map_or_else(String::new, |number| format!("@{number}"));
             let named = vec![format!("{what}{revision}")];
-            start(client, format, named, Scan::default(), true, why).await
+            let (environments, scan, urgent) = (named, Scan::default(), false);
+            start(client, format, Start { environments, scan, urgent, rollback: true }, why).await
         }
     }
+}
+
+/// What is to be started.
+struct Start {
+    environments: Vec<String>,
+    scan: Scan,
+    urgent: bool,
+    rollback: bool,
 }
 
 async fn start(
     client: &Client,
     format: Format,
-    environments: Vec<String>,
-    scan: Scan,
-    rollback: bool,
+    start: Start,
     why: &RequiredWhy,
 ) -> Result<Output, ToolError> {
+    let Start { environments, scan, urgent, rollback } = start;
     let why = why.why.clone();
-    let request = StartRolloutRequest { environments, scan, rollback, why, who: who() };
+    let request = StartRolloutRequest { environments, scan, rollback, urgent, why, who: who() };
     let reply = call::<StartRollout>(client, &request).await?;
     eprintln!("domtool rollout show {} --watch shows how it goes on", reply.id);
     Ok(format.render(&reply, |reply| format!("{}\n", reply.id)).into())

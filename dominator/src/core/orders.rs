@@ -120,18 +120,23 @@ pub fn pause(
     if reason.len() > PAUSE_REASON_BYTES_MAX || who.len() > PAUSE_REASON_BYTES_MAX {
         return Err(PauseError::LongReason);
     }
-    let after = |seconds| later(now, Duration::from_secs(seconds));
-    let until = match end {
-        PauseEnd::At(until) => Time { nanoseconds: until.nanoseconds.min(999_999_999), ..until },
-        PauseEnd::After(seconds) => after(seconds),
-    };
+    let until = end_of(end, now);
     if until <= now {
         return Err(PauseError::Over { until, now });
     }
-    if until > after(PAUSE_SECONDS_MAX) {
+    if until > later(now, Duration::from_secs(PAUSE_SECONDS_MAX)) {
         return Err(PauseError::TooFar { until });
     }
     Ok(UpdatePause { until, reason, who, since: now })
+}
+
+/// Returns the time at which something ends that is ordered now.
+#[must_use]
+pub fn end_of(end: PauseEnd, now: Time) -> Time {
+    match end {
+        PauseEnd::At(until) => Time { nanoseconds: until.nanoseconds.min(999_999_999), ..until },
+        PauseEnd::After(seconds) => later(now, Duration::from_secs(seconds)),
+    }
 }
 
 /// A pause and its machines, as it is saved.

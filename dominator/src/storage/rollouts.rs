@@ -1,4 +1,4 @@
-//! Stores groups, environments and rollouts: a row for each, as JSON.
+//! Stores groups, environments, rollouts and freezes: a row for each, as JSON.
 //!
 //! # Invariant
 //!
@@ -25,6 +25,7 @@ const ROWS: TableDefinition<'static, &'static str, &'static [u8]> =
 const GROUP: &str = "group/";
 const ENVIRONMENT: &str = "environment/";
 const ROLLOUT: &str = "rollout/";
+const FREEZE: &str = "freeze/";
 
 /// Rows of the table, by key.
 pub(super) type Rows = BTreeMap<String, Vec<u8>>;
@@ -45,6 +46,8 @@ impl StoredRollouts {
                 state.groups.insert(name.to_owned(), row.decode()?);
             } else if let Some(name) = key.strip_prefix(ENVIRONMENT) {
                 state.environments.insert(name.to_owned(), row.decode()?);
+            } else if let Some(name) = key.strip_prefix(FREEZE) {
+                state.freezes.insert(name.to_owned(), row.decode()?);
             } else if let Some(number) =
                 key.strip_prefix(ROLLOUT).and_then(|text| text.parse().ok())
             {
@@ -66,6 +69,7 @@ impl StoredRollouts {
         changed(&mut rows, GROUP, &before.groups, &next.groups);
         changed(&mut rows, ENVIRONMENT, &before.environments, &next.environments);
         changed(&mut rows, ROLLOUT, &before.rollouts, &next.rollouts);
+        changed(&mut rows, FREEZE, &before.freezes, &next.freezes);
         if !rows.is_empty() || order.is_some() {
             self.database.transact(order, |write| {
                 let mut table = write.open_table(ROWS)?;

@@ -87,6 +87,7 @@ impl Fleet {
             environments: vec![what.to_owned()],
             scan: Default::default(),
             rollback: false,
+            urgent: false,
             why: "a new release".to_owned(),
             who: "ann".to_owned(),
         };

@@ -9,6 +9,7 @@ use rollouts::document::{Choice, Group, Revision, Rollout, Scan, Step, StepState
 use rollouts::state::EditOutcome;
 use serde::{Deserialize, Serialize};
 
+use super::orders::PauseEnd;
 use crate::access::Access;
 use crate::audit::call_details::CallDetails;
 use crate::method::{Effect, Method};
@@ -60,7 +61,7 @@ impl Method for EditEnvironments {
     }
 }
 
-/// Deletes an environment, or says whether it is active.
+/// Deletes an environment, freezes it, or says whether it is active.
 pub enum OrderEnvironment {}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,10 +74,17 @@ pub enum EnvironmentOrder {
         /// True to delete it although machines get other images by it.
         force: bool,
     },
+    /// Rollouts change no more of its machines. What goes back, and what is urgent, is not held up.
+    Freeze {
+        /// `None`: until somebody ends it.
+        until: Option<PauseEnd>,
+    },
+    Unfreeze,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OrderEnvironmentRequest {
+    /// To freeze all, and to end that, [`rollouts::state::ALL`].
     pub name: String,
     pub order: EnvironmentOrder,
     #[serde(default)]
@@ -150,6 +158,8 @@ pub struct EnvironmentInfo {
     pub conflicts: Vec<String>,
     /// The unfinished rollout that changes it; empty if there is none.
     pub rollout: String,
+    /// Why rollouts may not change its machines now, if so.
+    pub closed: Option<String>,
     /// By number.
     pub revisions: Vec<RevisionInfo>,
 }
@@ -217,6 +227,9 @@ pub struct StartRolloutRequest {
     /// True to go back.
     #[serde(default)]
     pub rollback: bool,
+    /// True not to wait for windows, freezes and soaking.
+    #[serde(default)]
+    pub urgent: bool,
     #[serde(default)]
     pub why: String,
     /// Who asks, if the call has no certificate.
@@ -240,6 +253,7 @@ impl Method for StartRollout {
         CallDetails::default()
             .with("environments", request.environments.join(" "))
             .with("rollback", request.rollback)
+            .with("urgent", request.urgent)
             .why(&request.why)
             .who(&request.who)
     }

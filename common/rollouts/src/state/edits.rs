@@ -192,6 +192,7 @@ impl State {
         }
         let mut next = self.clone();
         next.environments.remove(name);
+        next.freezes.remove(name);
         next.document(None).check().map_err(|error| Said::new(409, error.to_string()))?;
         let (before, after) = (Gate::new(self), Gate::new(&next));
         let moves = mdb.values().filter(|one| before.image_of(one) != after.image_of(one));

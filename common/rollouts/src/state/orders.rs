@@ -20,6 +20,8 @@ pub struct StartOrder {
     pub environments: Vec<String>,
     pub kind: Kind,
     pub scan: Scan,
+    /// True not to wait for windows, freezes and soaking.
+    pub urgent: bool,
 }
 
 /// What is ordered of a rollout that is there.
@@ -53,7 +55,8 @@ impl State {
             let message = "all that is named is committed already: nothing is to be done";
             return Err(Said::new(409, message));
         }
-        let mut rollout = Rollout { kind: order.kind, by: by.who.clone(), ..rollout };
+        let (kind, urgent) = (order.kind, order.urgent);
+        let mut rollout = Rollout { kind, urgent, by: by.who.clone(), ..rollout };
         rollout.state = RolloutState::Pending;
         let names: BTreeSet<&String> = rollout.steps.iter().map(|step| &step.environment).collect();
         for record in self.rollouts.values_mut() {
@@ -144,7 +147,8 @@ impl State {
         }
         let state = RolloutState::Pending;
         let (cause, by) = Default::default();
-        Ok(Rollout { id: id.to_owned(), kind: Kind::Rollback, state, cause, by, steps })
+        let (id, kind, urgent) = (id.to_owned(), Kind::Rollback, false);
+        Ok(Rollout { id, kind, state, cause, by, urgent, steps })
     }
 
     /// Carries out an order about a rollout.

@@ -310,3 +310,33 @@ fn orders_fit_the_state_of_a_rollout() {
     go_on(&mut state, &mdb, 0);
     assert_eq!(images(&state, &mdb), "db1 a, web1 a");
 }
+
+#[test]
+fn a_freeze_holds_rollouts_up_until_it_ends() {
+    let mdb = mdb("web1 a");
+    let mut state = State::default();
+    let mut web = environment("web", "b");
+    web["strategy"] = json!({"timeout_s": 60});
+    edit(&mut state, &mdb, web).unwrap();
+    let until = |seconds| Some(at(seconds).now);
+    assert_eq!(state.freeze("db", None, &at(0)).unwrap_err().code, 404);
+    assert_eq!(state.freeze("web", until(5), &at(5)).unwrap_err().code, 400);
+    assert_eq!(state.unfreeze("web", &at(0)).unwrap_err().code, 409);
+    let text = "web is frozen until 1970-01-01T00:05:00Z";
+    assert_eq!(state.freeze("web", until(300), &at(0)), Ok(text.to_owned()));
+    let text = "all environments are frozen until somebody ends it";
+    assert_eq!(state.freeze(rollouts::state::ALL, None, &at(0)), Ok(text.to_owned()));
+    let number = start(&mut state, "web@1", Kind::User).unwrap();
+    // It is held up, and that does not count as its time.
+    go_on(&mut state, &mdb, 10);
+    go_on(&mut state, &mdb, 290);
+    assert_eq!(images(&state, &mdb), "web1 a");
+    assert_eq!(shown(&state, number), "running: ");
+    state.unfreeze(rollouts::state::ALL, &at(290)).unwrap();
+    go_on(&mut state, &mdb, 299);
+    assert_eq!(images(&state, &mdb), "web1 a", "the environment is frozen itself");
+    go_on(&mut state, &mdb, 300);
+    assert_eq!(images(&state, &mdb), "web1 b");
+    assert_eq!(shown(&state, number), "succeeded: all steps are done");
+    assert!(state.freezes.is_empty());
+}

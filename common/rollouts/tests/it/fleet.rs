@@ -79,6 +79,7 @@ fn document(fleet: &Fleet) -> Document {
         state: RolloutState::Running,
         cause: String::new(),
         by: String::new(),
+        urgent: false,
         steps: steps.collect(),
     });
     document

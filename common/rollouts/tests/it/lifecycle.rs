@@ -11,10 +11,12 @@ use proptest::prelude::*;
 use rollouts::advance::{Seen, View, advance};
 use rollouts::definition::EnvironmentEdit;
 use rollouts::document::{
-    Choice, MachineTaskState as Task, Revision, RolloutState, StepState, VoteEvent,
+    Choice, Direction, MachineTaskState as Task, Revision, RolloutState, StepState, VoteEvent,
 };
 use rollouts::gate::{Gate, effective};
-use rollouts::state::{Editor, Edits, RolloutOrder, SharedMachines, StartOrder, State};
+use rollouts::state::{
+    ALL, Editor, Edits, RolloutOrder, RolloutRecord, SharedMachines, StartOrder, State,
+};
 
 /// Numbers that look random, of a seed.
 struct Random(u64);
@@ -124,7 +126,7 @@ impl World {
         let ids: Vec<String> =
             self.state.rollouts.values().rev().map(|record| record.rollout.id.clone()).collect();
         let id = ids.first().cloned().unwrap_or_default();
-        let what = self.random.below(12);
+        let what = self.random.below(13);
         let done = match what {
             0 | 1 => {
                 let image = self.random.below(6);
@@ -155,6 +157,7 @@ impl World {
                 let newest = self.state.environments.get(name).map_or(0, |one| one.newest());
                 let order = StartOrder {
                     environments: vec![format!("{name}@{newest}")],
+                    urgent: self.random.one_in(8),
                     ..StartOrder::default()
                 };
                 let editor = self.editor("ann");
@@ -201,6 +204,16 @@ impl World {
                 return;
             }
             10 => {
+                let name = if self.random.one_in(3) { ALL } else { name };
+                let editor = self.editor("ann");
+                if self.random.one_in(3) {
+                    self.state.unfreeze(name, &editor)
+                } else {
+                    let seconds = editor.now.seconds + 100;
+                    self.state.freeze(name, Some(Time { seconds, nanoseconds: 0 }), &editor)
+                }
+            }
+            11 => {
                 let names: Vec<String> = self.mdb.keys().cloned().collect();
                 let host = &names[self.random.below(names.len())];
                 let host = self.fleet.hosts.get_mut(host).unwrap();
@@ -298,6 +311,20 @@ impl World {
                     step.revision == Some(revision) && (step.applied || step.state.is_on_machines())
                 });
                 prop_assert!(allowed, "{name}: {host} has got {revision}: {of_it:?}");
+                let is_held = |record: &Arc<RolloutRecord>| {
+                    let mut steps = record.rollout.steps.iter();
+                    !record.rollout.urgent
+                        && record.rollout.kind.is_gated()
+                        && steps.any(|step| {
+                            step.environment == *name
+                                && step.revision == Some(revision)
+                                && step.direction == Direction::Forward
+                                && step.state.is_on_machines()
+                        })
+                };
+                let is_frozen = before.opening(name, self.editor("").now).is_err();
+                let held = self.state.rollouts.values().any(is_held);
+                prop_assert!(!(is_frozen && held), "{name}: {host} has changed in a freeze");
             }
             // Another committed revision is one that a step has brought.
             if let Some(former) = former.filter(|former| former.committed != environment.committed)

@@ -11,6 +11,7 @@ mod locks;
 mod selectors;
 mod steps;
 mod votes;
+mod windows;
 
 use rollouts::{Answer, Document, decide};
 use serde_json::{Value, json};

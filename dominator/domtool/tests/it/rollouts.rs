@@ -14,8 +14,10 @@ fn the_document_shows_what_is_said() {
     let document = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/ROLLOUTS.md");
     let text = fs::read_to_string(&document).unwrap();
     let directory = tempfile::tempdir().unwrap();
-    // The first one is an environment.
-    fs::write(directory.path().join("rollout.json"), blocks(&text, "json")[1]).unwrap();
+    // The others are environments.
+    let is_document = |block: &&str| block.contains("\"event\"");
+    let document_of_it = blocks(&text, "json").into_iter().find(is_document).unwrap();
+    fs::write(directory.path().join("rollout.json"), document_of_it).unwrap();
     expect_file![document].assert_eq(&as_said(&text, directory.path()));
 }
 

@@ -45,6 +45,10 @@ pub(super) fn environments(pages: &Pages) -> Page {
         false => table(&headings, &rows),
     };
     for environment in &reply.environments {
+        if let Some(why) = &environment.closed {
+            let text = format!("{}: rollouts change no machines now: {why}", environment.name);
+            body.push_str(&paragraph(&text));
+        }
         if !environment.conflicts.is_empty() {
             let hosts = environment.conflicts.join(", ");
             let text = format!("{}: an older environment applies to {hosts}", environment.name);

@@ -37,7 +37,7 @@ use rollouts::steps::Said;
 use tokio::sync::Notify;
 
 use super::{Fleet, FleetState, OrderError};
-use crate::core::orders::Order;
+use crate::core::orders::{Order, end_of};
 use crate::core::rollouts::machine_state;
 use crate::runtime::shared::Shared;
 
@@ -266,7 +266,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// Deletes an environment, or says whether it is active.
+    /// Deletes an environment, freezes it, or says whether it is active.
     pub async fn order_environment(
         self: &Arc<Self>,
         request: OrderEnvironmentRequest,
@@ -276,15 +276,26 @@ impl Fleet {
             EnvironmentOrder::Activate => "activate-environment",
             EnvironmentOrder::Deactivate => "deactivate-environment",
             EnvironmentOrder::Delete { .. } => "delete-environment",
+            EnvironmentOrder::Freeze { .. } => "freeze-environment",
+            EnvironmentOrder::Unfreeze => "unfreeze-environment",
         };
-        let order = Order::new(verb, &who).about(&name).why(&why).checked()?;
+        let order = Order::new(verb, &who).about(&name).why(&why);
+        let order = match what {
+            EnvironmentOrder::Freeze { .. } => order.reasoned("the environment is frozen")?,
+            _ => order.checked()?,
+        };
         let change = move |fleet: &Self| {
-            fleet.change_rollouts(&order, |state, mdb, _| {
+            fleet.change_rollouts(&order, |state, mdb, editor| {
                 let is_active = match what {
                     EnvironmentOrder::Delete { force } => {
                         state.delete(&name, force, mdb)?;
                         return Ok(format!("{name} is deleted"));
                     }
+                    EnvironmentOrder::Freeze { until } => {
+                        let until = until.map(|end| end_of(end, editor.now));
+                        return state.freeze(&name, until, editor);
+                    }
+                    EnvironmentOrder::Unfreeze => return state.unfreeze(&name, editor),
                     EnvironmentOrder::Activate => true,
                     EnvironmentOrder::Deactivate => false,
                 };
@@ -302,12 +313,12 @@ impl Fleet {
         self: &Arc<Self>,
         request: StartRolloutRequest,
     ) -> Result<StartRolloutReply, OrderError> {
-        let StartRolloutRequest { environments, scan, rollback, why, who } = request;
+        let StartRolloutRequest { environments, scan, rollback, urgent, why, who } = request;
         let order = Order::new("start-rollout", &who).about(environments.join(" ")).why(&why);
         let order = order.reasoned("the rollout is started")?;
         self.expect_images(self.images_of(&environments)).await?;
         let kind = if rollback { Kind::Rollback } else { Kind::User };
-        let start = StartOrder { environments, kind, scan };
+        let start = StartOrder { environments, kind, scan, urgent };
         let change = move |fleet: &Self| {
             fleet.change_rollouts(&order, |state, _, editor| state.start(&start, editor))
         };
@@ -413,7 +424,9 @@ impl Fleet {
         };
         let mut environments = BTreeMap::new();
         for (name, one) in state.environments.iter().filter(is_wanted) {
-            environments.insert(name, info(&state, name, one, request.all_revisions));
+            let mut info = info(&state, name, one, request.all_revisions);
+            info.closed = state.opening(name, self.shared.clock.now().wall).err();
+            environments.insert(name, info);
         }
         let gate = Gate::new(&state);
         let newest = state.environments.iter().filter_map(|(name, one)| {
@@ -579,6 +592,7 @@ fn info(state: &State, name: &str, one: &EnvironmentState, all: bool) -> Environ
         moved: u32::try_from(one.moved.len()).unwrap_or(u32::MAX),
         conflicts: Vec::new(),
         rollout: rollout.map(|record| record.rollout.id.clone()).unwrap_or_default(),
+        closed: None,
         revisions: revisions.collect(),
     }
 }

@@ -11,6 +11,7 @@ use rollouts::definition::{Definition, EnvironmentEdit, Source, Start};
 use rollouts::document::*;
 use rollouts::selector::{HostPatterns, Selector};
 use rollouts::state::EditOutcome;
+use rollouts::window::Window;
 
 fn text(text: &str) -> String {
     text.to_owned()
@@ -36,6 +37,7 @@ fn strategy() -> Strategy {
         canary: Some(3),
         soak_s: 60,
         timeout_s: 1_800,
+        windows: vec![Window { zone: text("UTC"), begins: text("0 2 * * *"), minutes: 90 }],
     }
 }
 
@@ -138,6 +140,7 @@ pub fn list_environments() -> (ListEnvironmentsRequest, ListEnvironmentsReply) {
         moved: 9,
         conflicts: vec![text("web1")],
         rollout: text("r12"),
+        closed: Some(text("closed")),
         revisions: vec![revision],
     };
     (request, ListEnvironmentsReply { groups: vec![group()], environments: vec![environment] })
@@ -172,6 +175,7 @@ pub fn start_rollout() -> (StartRolloutRequest, StartRolloutReply) {
         environments: vec![text("web@5")],
         scan: Scan::Plan,
         rollback: true,
+        urgent: true,
         why: text("why"),
         who: text("who"),
     };
@@ -226,6 +230,7 @@ pub fn list_rollouts() -> (ListRolloutsRequest, ListRolloutsReply) {
         state: RolloutState::RollingBack,
         cause: text("web failed"),
         by: text("ann"),
+        urgent: true,
         steps: vec![step],
     };
     let batch = Batch {
