@@ -37,6 +37,7 @@ fn resource() -> ResourceReport {
         provisioner: "mark".to_owned(),
         state: api::subd::ResourceState::Made,
         text: String::new(),
+        drift: None,
         is_orphan: false,
         needs: Vec::new(),
         outputs: "{}".to_owned(),
