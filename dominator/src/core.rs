@@ -21,6 +21,7 @@ pub mod orders;
 pub mod permits;
 pub mod required_image;
 pub mod rollback;
+pub mod rollout_notices;
 pub mod rollouts;
 pub mod selectors;
 pub mod settings;

@@ -36,7 +36,6 @@ use crate::daemon::budget_flags::{BudgetArgs, sources};
 use crate::interface::api::ApiState;
 use crate::interface::metrics::FleetCollector;
 use crate::interface::pages::Pages;
-use crate::runtime::alarm_program;
 use crate::runtime::claim_service::ClaimService;
 use crate::runtime::clock::Clock;
 use crate::runtime::commit_gate::CommitGate;
@@ -46,6 +45,7 @@ use crate::runtime::history::History;
 use crate::runtime::identities::Identities;
 use crate::runtime::images::Images;
 use crate::runtime::interned::Interned;
+use crate::runtime::operator_program;
 use crate::runtime::permits::PermitService;
 use crate::runtime::shared::{self, DriverCounters, Shared};
 use crate::runtime::task_orders::TaskOrderService;
@@ -117,6 +117,11 @@ pub struct Arguments {
     /// is held, a scanner stalls, ... Words separated by spaces; it reads what is new as JSON
     #[arg(long, value_name = "COMMAND")]
     pub alarm_command: Option<String>,
+
+    /// Command that is called when a rollout or one of its steps enters another state, such as one
+    /// that waits for votes. Words separated by spaces; it reads what is new as JSON
+    #[arg(long, value_name = "COMMAND")]
+    pub rollout_command: Option<String>,
 
     /// Directory for what must survive a restart
     #[arg(long, value_name = "DIR", default_value = "/var/lib/dominator")]
@@ -215,13 +220,12 @@ impl Arguments {
         EditLimits { drop_percent: self.mdb_drop_max, reimage_percent: self.mdb_reimage_max }
     }
 
-    /// Splits the alarm command into words. Returns no word if there is no command.
-    pub fn alarm_program(&self) -> Vec<String> {
-        self.alarm_command
-            .iter()
-            .flat_map(|line| line.split_whitespace())
-            .map(str::to_owned)
-            .collect()
+    /// Splits the alarm command and the rollout command into words. There is no word if there is no
+    /// command.
+    pub fn programs(&self) -> [Vec<String>; 2] {
+        [&self.alarm_command, &self.rollout_command].map(|command| {
+            command.iter().flat_map(|line| line.split_whitespace()).map(str::to_owned).collect()
+        })
     }
 
     /// Returns the flags that differ in `new` and take effect only at a start.
@@ -238,6 +242,7 @@ impl Arguments {
             mdb_drop_max: _,
             mdb_reimage_max: _,
             alarm_command: _,
+            rollout_command: _,
             state,
             history_max_mib,
             history_days,
@@ -287,6 +292,7 @@ impl Arguments {
             mdb_drop_max: new.mdb_drop_max,
             mdb_reimage_max: new.mdb_reimage_max,
             alarm_command: new.alarm_command,
+            rollout_command: new.rollout_command,
             budgets: new.budgets,
             log: LogArgs { filter: new.log.filter, format: self.log.format },
             ..self
@@ -369,11 +375,14 @@ pub async fn run(
         security,
     );
     until_stop(reading.boxed());
-    let (alarm_command, programs) = watch::channel(arguments.alarm_program());
-    until_stop(alarm_program::run(Arc::clone(&fleet), programs).boxed());
+    let [(alarms, alarm_programs), (rollouts, rollout_programs)] =
+        arguments.programs().map(watch::channel);
+    until_stop(operator_program::tell_of_alarms(Arc::clone(&fleet), alarm_programs).boxed());
+    until_stop(operator_program::tell_of_rollouts(Arc::clone(&fleet), rollout_programs).boxed());
     let private_pages = arguments.pages.private_pages;
     let limits = arguments.callers.limits();
-    let changes = command::apply_changes(Arc::clone(&fleet), arguments, changed, alarm_command);
+    let programs = [alarms, rollouts];
+    let changes = command::apply_changes(Arc::clone(&fleet), arguments, changed, programs);
     until_stop(changes.boxed());
     let router = router(&fleet, &tracker).audit(&audit).private_pages(private_pages);
     let router = router.limits(limits);

@@ -27,7 +27,6 @@ pub mod interface {
 /// [`runtime::driver`] runs the state machine of one machine. The other modules are what drivers
 /// share.
 pub mod runtime {
-    pub mod alarm_program;
     pub mod claim_service;
     pub mod clock;
     pub mod commit_gate;
@@ -38,6 +37,7 @@ pub mod runtime {
     pub mod identities;
     pub mod images;
     pub mod interned;
+    pub mod operator_program;
     pub mod permits;
     pub mod recent;
     pub mod saver;

@@ -240,7 +240,7 @@ impl Kind {
 }
 
 /// How far a rollout has come.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RolloutState {
     #[default]
@@ -255,6 +255,10 @@ pub enum RolloutState {
 }
 
 impl RolloutState {
+    /// Those of rollouts that have not ended.
+    pub const UNFINISHED: [Self; 4] =
+        [Self::Pending, Self::Running, Self::RollingBack, Self::RollbackFailed];
+
     /// True if it holds its lock. One whose rollback has failed does, until somebody resolves it.
     #[must_use]
     pub fn holds_lock(self) -> bool {

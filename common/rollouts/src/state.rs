@@ -100,8 +100,7 @@ impl RolloutRecord {
     /// True if nothing more happens to it.
     #[must_use]
     pub fn is_ended(&self) -> bool {
-        let state = self.rollout.state;
-        state != RolloutState::Pending && !state.holds_lock()
+        !RolloutState::UNFINISHED.contains(&self.rollout.state)
     }
 }
 

@@ -69,6 +69,9 @@ pub const IMAGE_UNHEALTHY: &str = "image-unhealthy";
 /// The kind of the alarm that a rollout has failed.
 pub const ROLLOUT_FAILED: &str = "rollout-failed";
 
+/// The kind of the alarm that the command fails that tells of rollouts.
+pub const ROLLOUT_COMMAND: &str = "rollout-command";
+
 /// The kind of the alarm that a step of a rollout waits for votes.
 pub const ROLLOUT_VOTES: &str = "rollout-votes";
 

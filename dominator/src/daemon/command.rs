@@ -62,12 +62,12 @@ fn read_again_on_hangup() -> std::io::Result<mpsc::Receiver<Arguments>> {
 }
 
 /// Applies each configuration from `changed`, as far as that is possible without a restart.
-/// `alarms` gets the words of the alarm command.
+/// `programs` get the words of [`Arguments::programs`].
 pub(super) async fn apply_changes(
     fleet: Arc<Fleet>,
     mut arguments: Arguments,
     mut changed: mpsc::Receiver<Arguments>,
-    alarms: watch::Sender<Vec<String>>,
+    programs: [watch::Sender<Vec<String>>; 2],
 ) {
     while let Some(new) = changed.recv().await {
         for flag in arguments.fixed_that_differ(&new) {
@@ -84,12 +84,13 @@ pub(super) async fn apply_changes(
         let settings = new.budgets.settings();
         fleet.shared().computed.set_limits(settings.failures);
         fleet.shared().claim_service.set(settings);
-        alarms.send_if_modified(|program| {
-            let new = new.alarm_program();
-            let is_other = *program != new;
-            *program = new;
-            is_other
-        });
+        for (program, new) in programs.iter().zip(new.programs()) {
+            program.send_if_modified(|program| {
+                let is_other = *program != new;
+                *program = new;
+                is_other
+            });
+        }
         tracing::warn!("the configuration was read again");
         arguments = arguments.with_changeable(new);
     }

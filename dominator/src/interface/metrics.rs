@@ -7,8 +7,9 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::gauge::ConstGauge;
+use rollouts::document::{RolloutState, name_of};
 
-use crate::runtime::fleet::Fleet;
+use crate::runtime::fleet::{Fleet, RolloutCounts};
 
 #[derive(Debug, Default)]
 pub struct FleetCollector {
@@ -56,6 +57,7 @@ impl Collector for FleetCollector {
             let gauge = ConstGauge::new(i64::try_from(count).unwrap_or(i64::MAX));
             gauge.encode(left.encode_family(&[("state", state.name())])?)?;
         }
+        encode_rollouts(&mut encoder, &fleet.rollout_counts())?;
         let mut one = |name, help, value: i64| {
             let encoder = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             ConstGauge::new(value).encode(encoder)
@@ -81,6 +83,30 @@ impl Collector for FleetCollector {
         let directories = i64::try_from(status.directories).unwrap_or(i64::MAX);
         one("directories", "Distinct directories held in memory", directories)
     }
+}
+
+fn encode_rollouts(
+    encoder: &mut DescriptorEncoder<'_>,
+    counts: &RolloutCounts,
+) -> Result<(), std::fmt::Error> {
+    let gauge = |count: usize| ConstGauge::new(i64::try_from(count).unwrap_or(i64::MAX));
+    let help = "Rollouts that have not ended, by state";
+    let mut rollouts = encoder.encode_descriptor("rollouts", help, None, MetricType::Gauge)?;
+    for state in RolloutState::UNFINISHED {
+        let count = counts.rollouts.get(&state).copied().unwrap_or_default();
+        gauge(count).encode(rollouts.encode_family(&[("state", name_of(&state))])?)?;
+    }
+    let help = "Steps of rollouts that wait for votes";
+    let waiting = encoder.encode_descriptor("rollouts_votes", help, None, MetricType::Gauge)?;
+    gauge(counts.waiting_for_votes).encode(waiting)?;
+    let help = "Machines that an environment gives an image, by revision";
+    let mut machines =
+        encoder.encode_descriptor("environment_subs", help, None, MetricType::Gauge)?;
+    for ((environment, revision), count) in &counts.machines {
+        let labels = [("environment", environment.clone()), ("revision", revision.to_string())];
+        gauge(*count).encode(machines.encode_family(&labels)?)?;
+    }
+    Ok(())
 }
 
 /// Returns the metrics that are 1 while a condition holds.

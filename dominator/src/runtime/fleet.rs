@@ -34,7 +34,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::core::alarms::{
     AlarmSet, COMPUTED_FILES, CONTENT_STOPPED, IMAGE_CHANGED, OTHER_DOMINATOR, PERMIT_CONFLICT,
-    PROVISION_FAILED, RESOURCE_DRIFT,
+    PROVISION_FAILED, RESOURCE_DRIFT, ROLLOUT_COMMAND,
 };
 use crate::core::computed::rollout::ContentOrderError;
 use crate::core::event_filter::FilterError;
@@ -51,6 +51,7 @@ use crate::core::selectors::{HostsError, Selection, select_hosts};
 use crate::core::settings::SettingsError;
 use crate::core::sub::SubOrder;
 use crate::runtime::driver::{Handle, drive};
+pub use crate::runtime::fleet::rollouts::RolloutCounts;
 use crate::runtime::fleet::rollouts::{Progress, RolloutsChanged};
 use crate::runtime::identities::TrustOrderError;
 use crate::runtime::saver::Saver;
@@ -404,6 +405,9 @@ impl Fleet {
             }
         }
         raise_alarms(&self.state().rollouts.get(), &mut raised);
+        if let Some(error) = self.rollout_command_error() {
+            raised.add(ROLLOUT_COMMAND, "", None, error);
+        }
         self.state().departing.get().raise_alarm(&mut raised);
         for TaskPermits { task, holders } in self.shared.permits.report().tasks {
             if let Some(text) = conflict_text(&task, &holders) {

@@ -164,9 +164,14 @@ async fn a_revision_comes_to_machines_after_votes_and_a_bad_one_goes_back() {
     assert_eq!(fleet.vote(&id, "eve", &digest).await, Err(FaultCode::Denied));
     // Its author alone does not suffice.
     assert_eq!(fleet.vote(&id, "ann", &digest).await, Ok(()));
-    // It survives a kill, with its vote.
+    // It survives a kill, with its vote. From now on a command is told.
     fleet.stage.kill();
-    fleet.stage.start().await;
+    let directory = fleet.stage.directory.path().to_owned();
+    std::fs::write(directory.join("tell"), "cat >>\"$1/told\"\n").unwrap();
+    let mut command = fleet.stage.command();
+    let line = format!("/bin/sh {0}/tell {0}", directory.display());
+    command.arg("--rollout-command").arg(line);
+    fleet.stage.start_as(command).await;
     let info = fleet.wait_for_step(&id, StepState::AwaitingApproval).await;
     assert_eq!(info.rollout.steps[0].votes.len(), 1);
     assert_eq!(fleet.images().await, ["v1"; 4]);
@@ -174,6 +179,17 @@ async fn a_revision_comes_to_machines_after_votes_and_a_bad_one_goes_back() {
     fleet.wait_for_end(&id, RolloutState::Succeeded).await;
     fleet.wait_for(&["v2"; 4]).await;
     assert_eq!(fleet.vote(&id, "bob", &digest).await, Err(FaultCode::Gone));
+    let told = eventually_async("the end is told", async || {
+        let text = std::fs::read_to_string(directory.join("told")).unwrap_or_default();
+        let lines = text.lines().map(|line| serde_json::from_str(line).unwrap());
+        let told: Vec<serde_json::Value> = lines.collect();
+        let state = told.last().map(|last| last["rollouts"][0]["state"] == "succeeded");
+        if state == Some(true) { Ok(told) } else { Err(told) }
+    })
+    .await;
+    let step = &told[0]["rollouts"][0]["steps"][0];
+    assert_eq!((&step["state"], &step["digest"]), (&"awaiting_approval".into(), &digest.into()));
+    assert_eq!(step["voters"], serde_json::json!(["ann", "bob"]));
 
     // The environment applies, whatever the machine database says.
     fleet.require("v3");

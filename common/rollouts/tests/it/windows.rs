@@ -46,20 +46,17 @@ fn a_window_is_open_from_its_beginning_for_its_length() {
 
 #[test]
 fn a_window_that_cannot_be_is_named() {
-    let problems: Vec<String> = [
+    let keys: Vec<String> = [
         window("Europe/Nowhere", "0 2 * * *", 60),
         window("UTC", "0 25 * * *", 60),
         window("UTC", "0 2 * * *", 0),
         window("UTC", "0 2 * * *", 20_000),
     ]
     .iter()
-    .map(|window| window.check("windows[0]").unwrap_err().to_string())
+    .map(|window| window.check("windows[0]").unwrap_err().at)
     .collect();
-    expect![[r#"
-        windows[0].zone: `Europe/Nowhere` is no zone that is known; expected a name such as Europe/Berlin or UTC
-        windows[0].begins: hour: `25` is not in 0-23
-        windows[0].minutes: must be from 1 to 10080
-        windows[0].minutes: must be from 1 to 10080"#]].assert_eq(&problems.join("\n"));
+    let expected = ["zone", "begins", "minutes", "minutes"].map(|key| format!("windows[0].{key}"));
+    assert_eq!(keys, expected);
 }
 
 /// Says what a step does with two machines, of which one is to be changed.

@@ -25,7 +25,7 @@ use rollouts::advance::{Advanced, Seen, StepPlan, View, advance, plan};
 use rollouts::batch::Batch;
 use rollouts::definition::{Source, Start};
 use rollouts::dependencies::Dependencies;
-use rollouts::document::{Kind, Revision, StepState, VoteEvent};
+use rollouts::document::{Kind, Revision, RolloutState, StepState, VoteEvent};
 use rollouts::gate::{Gate, effective};
 use rollouts::lock::lock;
 use rollouts::selector_index::SelectorIndex;
@@ -56,6 +56,18 @@ pub(super) struct Progress {
     healthy_since: BTreeMap<(u64, String), Instant>,
     /// Why the state could not be saved, if it could not.
     error: Option<String>,
+    /// Why the command that tells of rollouts failed, if it did.
+    command_error: Option<String>,
+}
+
+/// How many there are, for metrics.
+#[derive(Debug, Default)]
+pub struct RolloutCounts {
+    /// Those that have not ended.
+    pub rollouts: BTreeMap<RolloutState, usize>,
+    pub waiting_for_votes: usize,
+    /// By environment and revision.
+    pub machines: BTreeMap<(String, Revision), usize>,
 }
 
 /// What was seen of machines at one moment.
@@ -410,6 +422,42 @@ impl Fleet {
         let digest = |image: &str| digest_of(&self.shared, image);
         let plans = named.iter().map(|(name, number)| plan(&state, &mdb, name, *number, digest));
         Ok(PlanRolloutReply { plans: plans.collect() })
+    }
+
+    /// Returns all that is remembered of environments and rollouts.
+    pub fn rollout_state(&self) -> Arc<State> {
+        self.state().rollouts.get()
+    }
+
+    /// Notes whether the command that tells of rollouts fails.
+    pub fn note_rollout_command(&self, error: Option<String>) {
+        locked(&self.rollout_progress).command_error = error;
+    }
+
+    /// Returns why the command that tells of rollouts fails, if it does.
+    pub(super) fn rollout_command_error(&self) -> Option<String> {
+        let error = locked(&self.rollout_progress).command_error.clone()?;
+        Some(format!("the rollout command fails: {error}"))
+    }
+
+    /// Counts rollouts, and the machines of environments.
+    pub fn rollout_counts(&self) -> RolloutCounts {
+        let state = self.state().rollouts.get();
+        let mut counts = RolloutCounts::default();
+        for record in state.unfinished() {
+            *counts.rollouts.entry(record.rollout.state).or_default() += 1;
+            let waiting = record.rollout.steps.iter();
+            let waiting = waiting.filter(|step| step.state == StepState::AwaitingApproval);
+            counts.waiting_for_votes += waiting.count();
+        }
+        if !state.environments.is_empty() {
+            let gate = Gate::new(&state);
+            let mdb = self.locked().admission.current().machines().clone();
+            for gated in mdb.values().filter_map(|machine| gate.gated(machine)) {
+                *counts.machines.entry((gated.environment, gated.revision)).or_default() += 1;
+            }
+        }
+        counts
     }
 
     /// Lists environments.

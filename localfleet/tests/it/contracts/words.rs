@@ -110,7 +110,8 @@ fn words_of_json_stay() {
 }
 
 /// The alarms that the dominator raises by itself; those of machines are among the words of JSON.
-const ALARMS: [&str; 21] = [
+const ALARMS: [&str; 22] = [
+    alarms::ROLLOUT_COMMAND,
     alarms::ROLLOUT_FAILED,
     alarms::ROLLOUT_VOTES,
     alarms::COMPUTED_FILES,
