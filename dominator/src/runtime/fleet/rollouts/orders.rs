@@ -1,0 +1,167 @@
+//! Takes edits of environments, orders about rollouts, and votes.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use api::dominator::rollouts::{
+    EditEnvironmentsReply, EditEnvironmentsRequest, EnvironmentOrder, OrderEnvironmentRequest,
+    OrderRolloutRequest, OrderedReply, RolloutVerb, StartRolloutReply, StartRolloutRequest,
+    VoteOnStepRequest,
+};
+use model::image::ImageName;
+use rollouts::definition::Source;
+use rollouts::document::{Kind, Revision, VoteEvent};
+use rollouts::state::{Editor, Edits, RolloutOrder, StartOrder, State};
+use rollouts::steps::Said;
+
+use super::images_in;
+use crate::core::orders::{Order, end_of};
+use crate::runtime::fleet::{Fleet, OrderError};
+
+impl Fleet {
+    /// Edits groups and environments.
+    pub async fn edit_environments(
+        self: &Arc<Self>,
+        request: EditEnvironmentsRequest,
+    ) -> Result<EditEnvironmentsReply, OrderError> {
+        let EditEnvironmentsRequest { groups, environments, whole, dry_run, why, who } = request;
+        let images = environments.iter().filter_map(|edit| match &edit.source {
+            Source::Image(image) => Some(image.clone()),
+            Source::Mdb(_) => None,
+        });
+        self.expect_images(images.collect()).await?;
+        let names: Vec<&str> = environments.iter().map(|edit| edit.name.as_str()).collect();
+        let order = Order::new("edit-environments", &who).about(names.join(" ")).why(&why);
+        let order = order.checked()?;
+        let edits = Edits { groups, environments, whole };
+        let edit = move |fleet: &Self| {
+            if dry_run {
+                let mdb = fleet.locked().admission.current().machines().clone();
+                let mut next = State::clone(&fleet.state().rollouts.get());
+                let now = fleet.shared.clock.now().wall;
+                let editor = Editor { who, why, now };
+                return Ok(next.edit(edits, &editor, &mdb)?);
+            }
+            fleet.change_rollouts(&order, |state, mdb, editor| state.edit(edits, editor, mdb))
+        };
+        Ok(EditEnvironmentsReply { outcomes: self.on_thread(edit).await? })
+    }
+
+    /// Fails if the image server does not give one of these images.
+    async fn expect_images(&self, images: BTreeSet<ImageName>) -> Result<(), OrderError> {
+        for image in images {
+            if let Err(why) = self.shared.images.get_content(&image).await {
+                let message = format!("the image server does not give {image}: {why}");
+                return Err(Said::new(404, message).into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes an environment, freezes it, or says whether it is active.
+    pub async fn order_environment(
+        self: &Arc<Self>,
+        request: OrderEnvironmentRequest,
+    ) -> Result<OrderedReply, OrderError> {
+        let OrderEnvironmentRequest { name, order: what, why, who } = request;
+        let verb = match what {
+            EnvironmentOrder::Activate => "activate-environment",
+            EnvironmentOrder::Deactivate => "deactivate-environment",
+            EnvironmentOrder::Delete { .. } => "delete-environment",
+            EnvironmentOrder::Freeze { .. } => "freeze-environment",
+            EnvironmentOrder::Unfreeze => "unfreeze-environment",
+        };
+        let order = Order::new(verb, &who).about(&name).why(&why);
+        let order = match what {
+            EnvironmentOrder::Freeze { .. } => order.reasoned("the environment is frozen")?,
+            _ => order.checked()?,
+        };
+        let change = move |fleet: &Self| {
+            fleet.change_rollouts(&order, |state, mdb, editor| {
+                let is_active = match what {
+                    EnvironmentOrder::Delete { force } => {
+                        state.delete(&name, force, mdb)?;
+                        return Ok(format!("{name} is deleted"));
+                    }
+                    EnvironmentOrder::Freeze { until } => {
+                        let until = until.map(|end| end_of(end, editor.now));
+                        return state.freeze(&name, until, editor);
+                    }
+                    EnvironmentOrder::Unfreeze => return state.unfreeze(&name, editor),
+                    EnvironmentOrder::Activate => true,
+                    EnvironmentOrder::Deactivate => false,
+                };
+                let has_changed = state.set_active(&name, is_active)?;
+                let was = if has_changed { "is now" } else { "was already" };
+                let not = if is_active { "" } else { "not " };
+                Ok(format!("{name} {was} {not}active"))
+            })
+        };
+        Ok(OrderedReply { message: self.on_thread(change).await? })
+    }
+
+    /// Starts a rollout.
+    pub async fn start_rollout(
+        self: &Arc<Self>,
+        request: StartRolloutRequest,
+    ) -> Result<StartRolloutReply, OrderError> {
+        let StartRolloutRequest { environments, scan, rollback, urgent, why, who } = request;
+        let order = Order::new("start-rollout", &who).about(environments.join(" ")).why(&why);
+        let order = order.reasoned("the rollout is started")?;
+        self.expect_images(self.images_of(&environments)).await?;
+        let kind = if rollback { Kind::Rollback } else { Kind::User };
+        let start = StartOrder { environments, kind, scan, urgent };
+        let change = move |fleet: &Self| {
+            fleet.change_rollouts(&order, |state, _, editor| state.start(&start, editor))
+        };
+        Ok(StartRolloutReply { id: format!("r{}", self.on_thread(change).await?) })
+    }
+
+    /// Returns the images of revisions that are named as `NAME@REVISION`.
+    fn images_of(&self, named: &[String]) -> BTreeSet<ImageName> {
+        let state = self.state().rollouts.get();
+        let of = |text: &String| {
+            let (name, number) = text.split_once('@')?;
+            let revision =
+                state.environments.get(name)?.revisions.get(&number.parse::<Revision>().ok()?)?;
+            Some(images_in(revision))
+        };
+        named.iter().filter_map(of).flatten().collect()
+    }
+
+    /// Carries out an order about a rollout.
+    pub async fn order_rollout(
+        self: &Arc<Self>,
+        request: OrderRolloutRequest,
+    ) -> Result<OrderedReply, OrderError> {
+        let OrderRolloutRequest { id, order: verb, why, who } = request;
+        let (name, what) = match verb {
+            RolloutVerb::Stop => ("stop-rollout", RolloutOrder::Stop),
+            RolloutVerb::Cancel => ("cancel-rollout", RolloutOrder::Cancel),
+            RolloutVerb::RollBack => ("roll-back-rollout", RolloutOrder::RollBack),
+            RolloutVerb::Resolve => ("resolve-rollout", RolloutOrder::Resolve),
+        };
+        let order = Order::new(name, &who).about(&id).why(&why);
+        let order = order.reasoned("the rollout does not go on as it was started")?;
+        let change = move |fleet: &Self| {
+            fleet.change_rollouts(&order, |state, _, editor| state.order(&id, what, editor))
+        };
+        Ok(OrderedReply { message: self.on_thread(change).await? })
+    }
+
+    /// Takes a vote.
+    pub async fn vote(
+        self: &Arc<Self>,
+        request: VoteOnStepRequest,
+    ) -> Result<OrderedReply, OrderError> {
+        let VoteOnStepRequest { rollout, step, vote, digest, why, who } = request;
+        let about = format!("{rollout}/{step}");
+        let what = format!("{vote:?} {digest}");
+        let order = Order::new("vote", &who).about(about).what(what).why(&why).checked()?;
+        let vote = VoteEvent { step, voter: who, vote, digest, link_valid: true };
+        let change = move |fleet: &Self| {
+            fleet.change_rollouts(&order, |state, _, _| state.vote(&rollout, vote))
+        };
+        Ok(OrderedReply { message: self.on_thread(change).await? })
+    }
+}
