@@ -55,7 +55,18 @@ impl Frame {
     /// Returns an HTML document with the heading `title` and `body`, which is HTML.
     #[must_use]
     pub fn render(&self, title: &str, body: &str) -> String {
+        self.document(title, body, None)
+    }
+
+    /// The same for a document that browsers get again every `seconds`.
+    #[must_use]
+    pub fn render_live(&self, title: &str, body: &str, seconds: u32) -> String {
+        self.document(title, body, Some(seconds))
+    }
+
+    fn document(&self, title: &str, body: &str, refresh: Option<u32>) -> String {
         let document = Document {
+            refresh,
             daemon: self.daemon,
             insecure: self.security.is_insecure(),
             warning: self.security.warning(),
@@ -89,6 +100,7 @@ impl Frame {
 #[derive(Template)]
 #[template(path = "frame.html")]
 struct Document<'a> {
+    refresh: Option<u32>,
     daemon: &'a str,
     insecure: bool,
     warning: Option<String>,

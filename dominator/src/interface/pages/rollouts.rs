@@ -15,6 +15,9 @@ use rpc::server::{Page, PageRequest, Query, TOKEN_FIELD};
 
 use super::Pages;
 
+/// How often the page of a rollout that goes on is got again.
+const LIVE_SECONDS: u32 = 3;
+
 fn link(path: &str, id: &str) -> Cell {
     Cell::Link { path: format!("{path}{}", path_escape(id)), text: id.to_owned() }
 }
@@ -155,7 +158,12 @@ pub(super) fn rollout(pages: &Pages, page: &PageRequest) -> Result<Page, Fault> 
         };
         body.push_str(&form.render().expect("writing to a String cannot fail"));
     }
-    Ok(Page::Html(pages.frame.render(&rollout.id, &body)))
+    // Who writes in a form is not disturbed.
+    let is_live = info.ended.is_none() && info.plans.is_empty();
+    Ok(Page::Html(match is_live {
+        true => pages.frame.render_live(&rollout.id, &body, LIVE_SECONDS),
+        false => pages.frame.render(&rollout.id, &body),
+    }))
 }
 
 fn step_row(info: &RolloutInfo, step: &Step) -> Vec<Cell> {
