@@ -368,6 +368,13 @@ fn machine(
     let task = |name: &String| {
         let revision = state.environments.get(name)?.number_on(&machine.hostname);
         let seen = seen.as_ref()?;
+        // It is to have no image, and has none.
+        if image.is_empty() && seen.state == MachineTaskState::Stopped {
+            let mut steps = record.rollout.steps.iter().filter(|step| step.environment == *name);
+            let is_reached = steps.any(|step| step.revision == Some(revision));
+            let state = MachineTaskState::Synced;
+            return is_reached.then(|| MachineTask { environment: name.clone(), revision, state });
+        }
         // It has not heard of its image yet.
         let state = if seen.image == image { seen.state } else { MachineTaskState::Starting };
         Some(MachineTask { environment: name.clone(), revision, state })

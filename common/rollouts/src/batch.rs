@@ -316,7 +316,7 @@ fn standing(machine: &Machine, step: &Step) -> Standing {
     if any(&former, |state| state == State::Stopping) {
         return Standing::Begun;
     }
-    if any(&former, State::is_present) {
+    if any(&former, |state| state.is_present() || state == State::Failed) {
         return Standing::Broken;
     }
     if step.revision.is_none() || any(&new, State::is_healthy) {

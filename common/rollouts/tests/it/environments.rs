@@ -62,7 +62,10 @@ impl View for Instant<'_> {
     fn machine(&self, hostname: &str) -> Option<Seen> {
         assert!(self.0.contains_key(hostname));
         let image = self.1[hostname].required_image.clone();
-        let state = MachineTaskState::Synced;
+        let state = match image.as_str() {
+            "" => MachineTaskState::Stopped,
+            _ => MachineTaskState::Synced,
+        };
         Some(Seen { image, state, reachable: true, unknown: false, held_out: false })
     }
 
@@ -97,7 +100,9 @@ fn shown(state: &State, number: u64) -> String {
 /// Returns the images that machines must have, by host.
 fn images(state: &State, mdb: &SharedMachines) -> String {
     let effective = effective(state, mdb);
-    let image = |one: &Arc<Machine>| format!("{} {}", one.hostname, one.required_image);
+    let image = |one: &Arc<Machine>| {
+        format!("{} {}", one.hostname, one.required_image).trim_end().to_owned()
+    };
     effective.values().map(image).collect::<Vec<_>>().join(", ").replace(" ,", ",")
 }
 
@@ -339,4 +344,19 @@ fn a_freeze_holds_rollouts_up_until_it_ends() {
     assert_eq!(images(&state, &mdb), "web1 b");
     assert_eq!(shown(&state, number), "succeeded: all steps are done");
     assert!(state.freezes.is_empty());
+}
+
+#[test]
+fn a_machine_may_have_no_image_before_and_after() {
+    let mdb = mdb("web1, web2 a");
+    let mut state = State::default();
+    edit(&mut state, &mdb, environment("web", "b")).unwrap();
+    let number = start(&mut state, "web@1", Kind::User).unwrap();
+    go_on(&mut state, &mdb, 0);
+    assert_eq!(shown(&state, number), "succeeded: all steps are done");
+    assert_eq!(images(&state, &mdb), "web1 b, web2 b");
+    let number = start(&mut state, "web@0", Kind::Rollback).unwrap();
+    go_on(&mut state, &mdb, 0);
+    assert_eq!(shown(&state, number), "succeeded: all steps are done");
+    assert_eq!(images(&state, &mdb), "web1, web2 a");
 }

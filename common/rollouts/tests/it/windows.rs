@@ -61,6 +61,11 @@ fn a_window_that_cannot_be_is_named() {
 
 /// Says what a step does with two machines, of which one is to be changed.
 fn said(closed: bool, soaked_s: u64, rollout: &Value) -> String {
+    said_of("running", closed, soaked_s, rollout)
+}
+
+/// The same, with the state of the one that is to be changed.
+fn said_of(state: &str, closed: bool, soaked_s: u64, rollout: &Value) -> String {
     let mut rollout_with_steps = json!({"id": "r1", "state": "running", "by": "ann", "steps": [
         {"id": "e", "environment": "e", "revision": 2, "from": 1, "state": "applying",
          "digest": "d", "applied": true, "healthy_for_s": soaked_s}]});
@@ -73,7 +78,7 @@ fn said(closed: bool, soaked_s: u64, rollout: &Value) -> String {
     let answer = answer(&json!({
         "environments": [environment],
         "rollout": rollout_with_steps,
-        "machines": [machine("a", 2, "running"), machine("b", 1, "running")],
+        "machines": [machine("a", 2, "running"), machine("b", 1, state)],
     }));
     let batch = &answer.batches[0];
     format!("{} {}\n", batch.hosts.join(" "), batch.reason)
@@ -88,6 +93,10 @@ fn nothing_more_is_changed_while_it_is_closed_unless_it_is_urgent_or_goes_back()
         said(true, 10, &json!({"urgent": true})),
         said(true, 60, &json!({"kind": "rollback"})),
         said(true, 60, &json!({"kind": "health_repair"})),
+        // What fails with its former revision waits too; what was stopped for the step does not.
+        said_of("failed", true, 60, &json!({})),
+        said_of("failed", false, 10, &json!({})),
+        said_of("stopped", true, 60, &json!({})),
     ];
     expect![[r#"
         b 1 of 1 left
@@ -95,6 +104,9 @@ fn nothing_more_is_changed_while_it_is_closed_unless_it_is_urgent_or_goes_back()
          healthy for 10 of 60 s
         b 1 of 1 left
         b 1 of 1 left
+        b 1 of 1 left
+         frozen by bob: a sale
+         healthy for 10 of 60 s
         b 1 of 1 left
     "#]]
     .assert_eq(&lines.concat());
