@@ -195,10 +195,11 @@ pub fn advance(
     for number in numbers {
         for _ in 0..PASSES_MAX {
             let Some(record) = state.rollouts.get(&number).cloned() else { break };
-            if has_unknown(state, mdb, view, &record) {
+            let gate = Gate::new(state);
+            if has_unknown(state, &gate, mdb, view, &record) {
                 break;
             }
-            let answer = ask(state, mdb, view, &record, now);
+            let answer = ask(state, &gate, mdb, view, &record, now);
             let batches = answer.batches.clone();
             let moves = apply(state, &record, answer, now, &mut advanced);
             advanced.batches.insert(number, batches);
@@ -216,32 +217,34 @@ pub fn advance(
 /// True if a machine that the rollout may change has not been tried to reach yet, as after a start.
 fn has_unknown(
     state: &State,
+    gate: &Gate<'_>,
     mdb: &SharedMachines,
     view: &impl View,
     record: &RolloutRecord,
 ) -> bool {
-    let gate = Gate::new(state);
     let steps = record.rollout.steps.iter().filter(|step| step.state.is_on_machines());
     let is_unknown =
         |machine: &Record| view.machine(&machine.hostname).is_none_or(|seen| seen.unknown);
     steps
         .into_iter()
-        .any(|step| mdb.values().any(|one| concerns(state, &gate, step, one) && is_unknown(one)))
+        .any(|step| mdb.values().any(|one| concerns(state, gate, step, one) && is_unknown(one)))
 }
 
 /// Decides about one rollout.
 fn ask(
     state: &State,
+    gate: &Gate<'_>,
     mdb: &SharedMachines,
     view: &mut impl View,
     record: &RolloutRecord,
     now: Time,
 ) -> Answer {
     let mut document = state.document(Some(record));
-    let gate = Gate::new(state);
-    let machines = mdb.values().filter_map(|one| machine(state, &gate, record, view, one));
+    let machines = mdb.values().filter_map(|one| machine(state, gate, record, view, one));
     document.machines = machines.collect();
-    for environment in &mut document.environments {
+    let changed = record.rollout.environments();
+    let of_it = document.environments.iter_mut().filter(|one| changed.contains(&one.name));
+    for environment in of_it {
         environment.closed = state.opening(&environment.name, now).err();
     }
     document.event = timed_out(state, &document, record, now).map(Event::Failure);

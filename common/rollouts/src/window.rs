@@ -28,27 +28,13 @@ fn utc_zone() -> String {
     "UTC".to_owned()
 }
 
-/// How windows stand at a moment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Opening {
-    /// Machines may be changed, since then; always if it is `None`.
-    Open(Option<Time>),
-    /// None is open. The next one begins then, if there is one within five years.
-    Closed(Option<Time>),
-}
-
-impl Opening {
-    /// Returns why no machine may be changed; `None` if they may.
-    #[must_use]
-    pub fn closed(self) -> Option<String> {
-        match self {
-            Self::Open(_) => None,
-            Self::Closed(Some(next)) => {
-                Some(format!("outside of the maintenance windows: the next begins {}", utc(next)))
-            }
-            Self::Closed(None) => Some("no maintenance window begins any more".to_owned()),
-        }
-    }
+/// No window is open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("outside of the maintenance windows: {}", next.map_or_else(
+    || "none begins any more".to_owned(), |next| format!("the next begins {}", utc(next))))]
+pub struct Closed {
+    /// When the next one begins, if there is one within five years.
+    pub next: Option<Time>,
 }
 
 impl Window {
@@ -71,38 +57,35 @@ impl Window {
         Ok(())
     }
 
-    /// Returns when it began, if it is open, or else when it begins next.
-    fn at(&self, now: Timestamp) -> Opening {
+    /// Returns when it began, if it is open.
+    fn begun(&self, now: Timestamp) -> Result<Time, Closed> {
         let zone = tasks::zone::find(&self.zone, &TimeZoneDatabase::none());
         let (Ok(zone), Ok(cron)) = (zone, self.begins.parse::<Cron>()) else {
-            return Opening::Closed(None);
+            return Err(Closed { next: None });
         };
         let time = |at: Timestamp| Time { seconds: at.as_second(), nanoseconds: 0 };
         let is_open =
             |begun: &Timestamp| now.as_second() - begun.as_second() < i64::from(self.minutes) * 60;
         match cron.previous(&zone, now).filter(is_open) {
-            Some(begun) => Opening::Open(Some(time(begun))),
-            None => Opening::Closed(cron.next(&zone, now).map(time)),
+            Some(begun) => Ok(time(begun)),
+            None => Err(Closed { next: cron.next(&zone, now).map(time) }),
         }
     }
 }
 
-/// Returns how these windows stand: one that is open is enough, and without any it is always open.
-#[must_use]
-pub fn opening(windows: &[Window], now: Time) -> Opening {
-    let Ok(now) = Timestamp::from_second(now.seconds) else { return Opening::Closed(None) };
-    let (mut since, mut next) = (None, None);
-    for window in windows {
-        match window.at(now) {
-            Opening::Open(begun) => since = [since, begun].into_iter().flatten().min(),
-            Opening::Closed(Some(begins)) => {
-                next = Some(next.map_or(begins, |next: Time| next.min(begins)));
-            }
-            Opening::Closed(None) => {}
-        }
+/// Returns since when machines may be changed: one window that is open is enough. Without any window
+/// it is `None`, for always.
+///
+/// # Errors
+///
+/// [`Closed`]
+pub fn opening(windows: &[Window], now: Time) -> Result<Option<Time>, Closed> {
+    let Ok(now) = Timestamp::from_second(now.seconds) else { return Err(Closed { next: None }) };
+    let stands: Vec<Result<Time, Closed>> = windows.iter().map(|one| one.begun(now)).collect();
+    let since = stands.iter().flatten().min().copied();
+    if since.is_none() && !windows.is_empty() {
+        let next = stands.iter().filter_map(|stand| stand.err()?.next).min();
+        return Err(Closed { next });
     }
-    match since {
-        None if !windows.is_empty() => Opening::Closed(next),
-        since => Opening::Open(since),
-    }
+    Ok(since)
 }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Editor, State};
 use crate::steps::Said;
-use crate::window::{Opening, opening};
+use crate::window::opening;
 
 /// Stands for all environments.
 pub const ALL: &str = "*";
@@ -31,7 +31,7 @@ impl State {
     ///
     /// [`Said`] with code 404 if there is no such environment, and 400 if it would be over already.
     pub fn freeze(&mut self, name: &str, until: Option<Time>, by: &Editor) -> Result<String, Said> {
-        self.expect(name)?;
+        self.expect_environment(name)?;
         if until.is_some_and(|until| until <= by.now) {
             return Err(Said::new(400, "the end of the freeze is over already"));
         }
@@ -39,7 +39,7 @@ impl State {
         let freeze = Arc::new(Freeze { who, why, since, until });
         self.freezes.insert(name.to_owned(), freeze);
         let until = until.map_or_else(|| "somebody ends it".to_owned(), utc);
-        Ok(format!("{} frozen until {until}", Self::subject(name)))
+        Ok(format!("{} frozen until {until}", subject_is(name)))
     }
 
     /// Ends a freeze. The time that steps may take begins anew.
@@ -48,23 +48,19 @@ impl State {
     ///
     /// [`Said`] with code 404 if there is no such environment, and 409 if it is not frozen.
     pub fn unfreeze(&mut self, name: &str, by: &Editor) -> Result<String, Said> {
-        self.expect(name)?;
+        self.expect_environment(name)?;
         if self.freezes.remove(name).is_none() {
-            return Err(Said::new(409, format!("{} not frozen", Self::subject(name))));
+            return Err(Said::new(409, format!("{} not frozen", subject_is(name))));
         }
         self.begin_anew(name, by.now);
-        Ok(format!("{} not frozen any more", Self::subject(name)))
+        Ok(format!("{} not frozen any more", subject_is(name)))
     }
 
-    fn expect(&self, name: &str) -> Result<(), Said> {
+    fn expect_environment(&self, name: &str) -> Result<(), Said> {
         match name == ALL || self.environments.contains_key(name) {
             true => Ok(()),
             false => Err(Said::new(404, format!("there is no environment `{name}`"))),
         }
-    }
-
-    fn subject(name: &str) -> String {
-        if name == ALL { "all environments are".to_owned() } else { format!("{name} is") }
     }
 
     /// Returns since when rollouts may change machines of an environment, which is always if it is
@@ -82,10 +78,7 @@ impl State {
         }
         let definition = self.environments.get(name).and_then(|one| one.definition());
         let windows = definition.map_or(&[][..], |one| &one.strategy.windows);
-        match opening(windows, now) {
-            Opening::Open(since) => Ok(since),
-            closed => Err(closed.closed().unwrap_or_default()),
-        }
+        opening(windows, now).map_err(|closed| closed.to_string())
     }
 
     /// Ends the freezes that are over.
@@ -109,4 +102,9 @@ impl State {
             record.since.extend(held.map(|step| (step.id.clone(), now)));
         }
     }
+}
+
+/// Begins a sentence about an environment, or all.
+fn subject_is(name: &str) -> String {
+    if name == ALL { "all environments are".to_owned() } else { format!("{name} is") }
 }

@@ -2,7 +2,7 @@
 
 use expect_test::expect;
 use model::tree::Time;
-use rollouts::window::{Opening, Window, opening};
+use rollouts::window::{Closed, Window, opening};
 use serde_json::{Value, json};
 
 use crate::{answer, machine};
@@ -21,11 +21,11 @@ fn a_window_is_open_from_its_beginning_for_its_length() {
     let night = window("Europe/Berlin", "0 2 * * *", 120);
     let weekend = window("UTC", "0 0 * * SAT", 2 * 24 * 60);
     let never = window("UTC", "0 0 30 2 *", 60);
-    let open = |since: &str| Opening::Open(Some(time(since)));
-    let closed = |next: &str| Opening::Closed(Some(time(next)));
+    let open = |since: &str| Ok(Some(time(since)));
+    let closed = |next: &str| Err(Closed { next: Some(time(next)) });
     #[rustfmt::skip]
     let table = [
-        (vec![],                     "2026-06-03T12:00:00Z", Opening::Open(None)),
+        (vec![],                     "2026-06-03T12:00:00Z", Ok(None)),
         (vec![&night],               "2026-06-02T23:59:59Z", closed("2026-06-03T00:00:00Z")),
         (vec![&night],               "2026-06-03T00:00:00Z", open("2026-06-03T00:00:00Z")),
         (vec![&night],               "2026-06-03T01:59:59Z", open("2026-06-03T00:00:00Z")),
@@ -35,7 +35,7 @@ fn a_window_is_open_from_its_beginning_for_its_length() {
         // 2026-06-06 is a Saturday.
         (vec![&night, &weekend],     "2026-06-05T12:00:00Z", closed("2026-06-06T00:00:00Z")),
         (vec![&night, &weekend],     "2026-06-07T12:00:00Z", open("2026-06-06T00:00:00Z")),
-        (vec![&never],               "2026-06-07T12:00:00Z", Opening::Closed(None)),
+        (vec![&never],               "2026-06-07T12:00:00Z", Err(Closed { next: None })),
         (vec![&never, &weekend],     "2026-06-08T00:00:00Z", closed("2026-06-13T00:00:00Z")),
     ];
     for (windows, now, expected) in table {
