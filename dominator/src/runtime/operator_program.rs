@@ -14,7 +14,7 @@ use crate::runtime::fleet::Fleet;
 use daemon::program::output;
 use model::backoff::doubled;
 
-/// How often alarms are compared with those reported; also whenever the brake changes.
+/// How often what is known is compared with what was reported; also whenever the brake changes.
 const LOOK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// How long the program may take, before it is killed.
@@ -87,10 +87,17 @@ async fn run<T>(
             (subject.note_error)(&fleet, None);
         }
         let program = programs.borrow_and_update().clone();
+        if program.is_empty() {
+            // None comes any more if the sender is gone.
+            if programs.changed().await.is_err() {
+                return;
+            }
+            programs.mark_changed();
+            continue;
+        }
         let mut pause = LOOK_INTERVAL;
         let now = (subject.now)(&fleet);
-        let news = (subject.news)(&reported, &now).filter(|_| !program.is_empty());
-        if let Some(news) = news {
+        if let Some(news) = (subject.news)(&reported, &now) {
             match call(&program, &news).await {
                 Ok(()) => {
                     (reported, failures) = (now, 0);
