@@ -15,7 +15,9 @@ use model::tree::Time;
 use serde::{Deserialize, Serialize};
 
 use crate::definition::{Definition, Source};
-use crate::document::{Environment, Group, LockMode, Other, Revision, Rollout, RolloutState};
+use crate::document::{
+    Environment, Group, LockMode, Other, Revision, Rollout, RolloutState, Step, StepState,
+};
 
 pub use edits::{EditOutcome, Editor, Edits};
 pub use freezes::{ALL, Freeze};
@@ -97,6 +99,14 @@ pub struct RolloutRecord {
 }
 
 impl RolloutRecord {
+    /// True if a step makes a plan, or changes machines.
+    #[must_use]
+    pub fn is_under_way(&self) -> bool {
+        let is_at_work =
+            |step: &Step| step.state == StepState::Planning || step.state.is_on_machines();
+        !self.is_ended() && self.rollout.steps.iter().any(is_at_work)
+    }
+
     /// True if nothing more happens to it.
     #[must_use]
     pub fn is_ended(&self) -> bool {
@@ -191,8 +201,8 @@ impl EnvironmentState {
 }
 
 impl State {
-    /// Returns the rollout that is not ended and changes this environment, the earliest first.
-    pub fn unfinished(&self) -> impl Iterator<Item = &Arc<RolloutRecord>> {
+    /// Returns the rollouts that have not ended, the earliest first.
+    pub fn unfinished(&self) -> impl Iterator<Item = &Arc<RolloutRecord>> + Clone {
         self.rollouts.values().filter(|record| !record.is_ended())
     }
 

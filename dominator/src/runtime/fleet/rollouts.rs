@@ -31,8 +31,11 @@ use crate::core::orders::Order;
 use crate::core::rollouts::machine_state;
 use crate::runtime::shared::Shared;
 
-/// How often rollouts are taken on.
+/// How often rollouts are taken on that change machines or make plans.
 const INTERVAL: Duration = Duration::from_millis(500);
+
+/// How often those are looked at that wait for votes, for locks or for an operator.
+const WAITING_INTERVAL: Duration = Duration::from_secs(5);
 
 /// What is known of rollouts beside what is stored.
 #[derive(Debug, Default)]
@@ -103,16 +106,22 @@ impl Fleet {
         pause.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         // The machine database may have been edited just before the end of the dominator.
         let mut is_edited = true;
+        let mut looked = Instant::now();
         loop {
             tokio::select! {
                 () = self.rollouts_changed.notified() => is_edited = true,
                 _ = pause.tick() => {}
             }
             let state = self.state().rollouts.get();
-            if state.environments.is_empty() || (!is_edited && state.unfinished().next().is_none())
-            {
+            let mut unfinished = state.unfinished();
+            let is_due = match unfinished.clone().any(|record| record.is_under_way()) {
+                true => true,
+                false => unfinished.next().is_some() && looked.elapsed() >= WAITING_INTERVAL,
+            };
+            if state.environments.is_empty() || !(is_edited || is_due) {
                 continue;
             }
+            looked = Instant::now();
             let fleet = Arc::clone(&self);
             let taken = tokio::task::spawn_blocking(move || fleet.take_rollouts_on(is_edited));
             // It ends early only by a panic, which has been logged.
