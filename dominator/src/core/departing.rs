@@ -236,6 +236,12 @@ impl Departing {
     }
 }
 
+/// Returns true if nothing of a task of a machine that is to stop all tasks runs any more.
+#[must_use]
+pub fn has_stopped(report: &TaskReport) -> bool {
+    report.state != TaskState::Stopping && !must_suspend(report)
+}
+
 /// Returns true if a task of a machine that is to stop all tasks has to be suspended.
 #[must_use]
 pub fn must_suspend(report: &TaskReport) -> bool {

@@ -25,7 +25,7 @@ use rpc::client::{CallError, Client};
 
 use super::orders::named;
 use super::{Fleet, OrderError};
-use crate::core::departing::{Departed, Departing, must_suspend};
+use crate::core::departing::{Departed, Departing, has_stopped, must_suspend};
 use crate::core::orders::Order;
 use crate::core::selectors::{HostsError, Selection, select_hosts};
 use crate::core::sub::Sub;
@@ -273,12 +273,7 @@ impl Fleet {
             let request = OrderTaskRequest { task, order: TaskOrder::Suspend, why, number: 0 };
             client.call_within::<OrderTask>(&request, CALL_LIMIT).await?;
         }
-        let is_live = |report: &TaskReport| {
-            use TaskState::{Running, Starting, Stopping, Unhealthy};
-            matches!(report.state, Starting | Running | Unhealthy | Stopping)
-                || must_suspend(report)
-        };
-        if let Some(live) = tasks.iter().find(|report| is_live(report)) {
+        if let Some(live) = tasks.iter().find(|report| !has_stopped(report)) {
             return Ok(Outcome::NotYet(format!("the task {} is being stopped", live.name)));
         }
         Ok(Outcome::Stopped(run_count(&tasks)))
