@@ -261,7 +261,7 @@ impl State {
     }
 
     /// Lets a resource be destroyed that nothing asks for.
-    pub(crate) fn let_go(&mut self, id: &str) {
+    pub(crate) fn destroy_orphan(&mut self, id: &str) {
         let Some(record) = self.resources.get_mut(id) else { return };
         let made = record.made.iter_mut().map(|made| &mut made.resource);
         let attempt = record.attempt.iter_mut().map(|attempt| &mut attempt.resource);

@@ -269,7 +269,7 @@ fn expect_either(directory: &Path) -> Result<(), PlacedError> {
     Err(PlacedError::new(directory.display().to_string(), problem))
 }
 
-/// Reads the objects of a directory, by name. There are none if the directory is missing.
+/// Reads the objects of a directory, by name. A directory that is missing counts as empty.
 fn objects<T: DeserializeOwned>(directory: &Path) -> Result<Vec<T>, PlacedError> {
     let failed = |error: std::io::Error| PlacedError::new(directory.display().to_string(), error);
     let entries = match std::fs::read_dir(directory) {

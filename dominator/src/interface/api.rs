@@ -42,7 +42,7 @@ pub struct ApiState {
 
 /// Adds the methods of `Dominator` to `router`.
 pub fn methods(router: Router<ApiState>) -> Router<ApiState> {
-    orders::methods(router)
+    orders::rollout_methods(orders::methods(router))
         .method::<ListSubs, _>(async |api, _, request| {
             Ok(ListSubsReply { subs: api.fleet.list(&selection(request)?) })
         })

@@ -143,7 +143,7 @@ pub struct ListEnvironmentsReply {
 pub struct EnvironmentInfo {
     pub name: String,
     pub newest: Revision,
-    /// 0 if there is none.
+    /// The one that a rollout has brought last; 0 before the first.
     pub committed: Revision,
     pub active: bool,
     /// How many machines it selects, by the newest revision.
@@ -156,7 +156,7 @@ pub struct EnvironmentInfo {
     pub moved: u32,
     /// Machines for which an older environment applies.
     pub conflicts: Vec<String>,
-    /// The unfinished rollout that changes it; empty if there is none.
+    /// The id of the unfinished rollout that changes it, or an empty text.
     pub rollout: String,
     /// Why rollouts may not change its machines now, if so.
     pub closed: Option<String>,

@@ -64,7 +64,7 @@ impl Machine {
             OrphanOrder::Destroy if !is_orphan => Err(OrphanError::Leaving { id }),
             OrphanOrder::Destroy => {
                 let mut changed = state.clone();
-                changed.let_go(&id);
+                changed.destroy_orphan(&id);
                 let after = goal(&self.active, &changed, plan);
                 let stays = after.and_then(|after| {
                     after.plan.orphans.into_iter().find(|orphan| orphan.id == id)

@@ -180,6 +180,15 @@ pub(super) fn methods(router: Router<ApiState>) -> Router<ApiState> {
                 async move { fleet.fast_update(&request.hostname, &who, &request.why).await };
             finish(tracker, order).await
         })
+        .method::<SetDefaultImage, _>(async |ApiState { fleet, tracker }, caller, request| {
+            let request = SetDefaultImageRequest { who: caller.name_or(request.who), ..request };
+            to_the_end(tracker, async move { fleet.set_default_image(request).await }).await
+        })
+}
+
+/// Adds the orders about environments and rollouts.
+pub(super) fn rollout_methods(router: Router<ApiState>) -> Router<ApiState> {
+    router
         .method::<EditEnvironments, _>(async |ApiState { fleet, tracker }, caller, request| {
             let request = EditEnvironmentsRequest { who: caller.name_or(request.who), ..request };
             to_the_end(tracker, async move { fleet.edit_environments(request).await }).await
@@ -199,10 +208,6 @@ pub(super) fn methods(router: Router<ApiState>) -> Router<ApiState> {
         .method::<VoteOnStep, _>(async |ApiState { fleet, tracker }, caller, request| {
             let request = VoteOnStepRequest { who: caller.name_or(request.who), ..request };
             to_the_end(tracker, async move { fleet.vote(request).await }).await
-        })
-        .method::<SetDefaultImage, _>(async |ApiState { fleet, tracker }, caller, request| {
-            let request = SetDefaultImageRequest { who: caller.name_or(request.who), ..request };
-            to_the_end(tracker, async move { fleet.set_default_image(request).await }).await
         })
 }
 
