@@ -190,6 +190,8 @@ fn what_could_start_is_suspended_and_what_has_ended_for_good_is_not() {
     let stopping = report(TaskState::Stopping, "suspended: the machine is full", None);
     assert!(!must_suspend(&stopping));
     assert!(must_suspend(&report(TaskState::Stopping, "replaced", None)));
+    // It is suspended, and a process of it may live.
+    assert!(!has_stopped(&stopping));
     // The state, and whether it is suspended without and with a schedule.
     let table = [
         (TaskState::NotRun, false, false),
@@ -206,6 +208,7 @@ fn what_could_start_is_suspended_and_what_has_ended_for_good_is_not() {
     ];
     for (state, without, with) in table {
         assert_eq!(must_suspend(&report(state, "", None)), without, "{state:?}");
+        assert_eq!(has_stopped(&report(state, "", None)), !without, "{state:?}");
         assert_eq!(must_suspend(&report(state, "", Some(at(9)))), with, "{state:?}");
     }
 }
