@@ -73,8 +73,8 @@ impl Window {
     }
 }
 
-/// Returns since when machines may be changed: one window that is open is enough. Without any window
-/// it is `None`, for always.
+/// Returns since when machines may be changed: one window that is open is enough. Without any
+/// window it is `None`, for always.
 ///
 /// # Errors
 ///

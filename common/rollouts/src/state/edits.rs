@@ -179,7 +179,8 @@ impl State {
     ///
     /// # Errors
     ///
-    /// [`Said`] has the code of HTTP: 404 for an unknown environment, 409 if something is in the way.
+    /// [`Said`] has the code of HTTP: 404 for an unknown environment, 409 if something is in the
+    /// way.
     pub fn delete(&mut self, name: &str, force: bool, mdb: &SharedMachines) -> Result<(), Said> {
         if !self.environments.contains_key(name) {
             return Err(Said::new(404, format!("there is no environment {name}")));

@@ -155,7 +155,8 @@ impl State {
     ///
     /// # Errors
     ///
-    /// [`Said`] has the code of HTTP: 404 for an unknown rollout, 409 if its state does not allow it.
+    /// [`Said`] has the code of HTTP: 404 for an unknown rollout, 409 if its state does not allow
+    /// it.
     pub fn order(&mut self, id: &str, order: RolloutOrder, by: &Editor) -> Result<String, Said> {
         let record = Arc::clone(self.find(id)?);
         let state = record.rollout.state;

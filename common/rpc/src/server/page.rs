@@ -31,9 +31,9 @@ fn page_policy() -> String {
 /// The Content-Security-Policy of all other responses.
 const CONTENT_POLICY: &str = "default-src 'none'; frame-ancestors 'none'; sandbox";
 
-/// Headers of every response. Browsers must not guess types, embed the content in other sites, or use
-/// features of the machine. They tell the address of a page to this server only: without it, forms
-/// would have no origin.
+/// Headers of every response. Browsers must not guess types, embed the content in other sites, or
+/// use features of the machine. They tell the address of a page to this server only: without it,
+/// forms would have no origin.
 const PROTECTION: [(&str, &str); 6] = [
     ("x-content-type-options", "nosniff"),
     ("referrer-policy", "same-origin"),
