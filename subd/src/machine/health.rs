@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use api::subd::Health;
 use model::image::HealthCheck;
 
+use crate::machine::command::CommandEnd;
 use crate::machine::command_runner::CommandRunner;
 
 /// The pause after a failed try.
@@ -42,10 +43,14 @@ impl HealthChecker {
     /// Runs `check` again and again until it exits with code 0, for as long as it says. Blocks.
     /// `stopped` waits for the given time and returns whether subd is being stopped. Then the
     /// result is `None`: a check that fails now may fail because the machine is shut down.
+    ///
+    /// A failure has the words of the last try that ended by itself: one that was cut short says
+    /// less.
     pub fn check(&self, check: &HealthCheck, stopped: impl Fn(Duration) -> bool) -> Option<Health> {
         let line = [&self.command[..], &check.command].concat();
         let within = Duration::from_secs(check.within_seconds.into()).min(WITHIN_MAX);
         let started = Instant::now();
+        let mut said = None;
         loop {
             let left = within.saturating_sub(started.elapsed());
             let ended =
@@ -58,10 +63,13 @@ impl HealthChecker {
             }
             let text = ended.text();
             tracing::warn!(output = text, "the health check failed");
+            if said.is_none() || !matches!(ended.end, CommandEnd::TimedOut(_)) {
+                said = Some(text);
+            }
             let left = within.saturating_sub(started.elapsed());
             if left <= AGAIN_AFTER {
-                let seconds = within.as_secs();
-                return Some(Health::Failed(format!("{text}\nit did not pass within {seconds} s")));
+                let (said, seconds) = (said.unwrap_or_default(), within.as_secs());
+                return Some(Health::Failed(format!("{said}\nit did not pass within {seconds} s")));
             }
             if stopped(AGAIN_AFTER) {
                 return None;
@@ -117,6 +125,11 @@ mod tests {
         let hangs = run(&shell("echo slow; sleep 1000", 1), never);
         let text = "slow\nkilled after 1 s\nit did not pass within 1 s".to_owned();
         assert_eq!(hangs, Some(Health::Failed(text)));
+        let place = tempfile::tempdir().unwrap();
+        let file = place.path().join("tried").display().to_string();
+        let script = format!("test -e {file} && sleep 1000; touch {file}; echo no; exit 4");
+        let text = "no\nexit status: 4\nit did not pass within 2 s".to_owned();
+        assert_eq!(run(&shell(&script, 2), never), Some(Health::Failed(text)));
     }
 
     #[test]
