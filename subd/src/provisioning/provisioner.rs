@@ -91,8 +91,9 @@ impl Provisioner {
                         Err(_) => Some(RETRY_AFTER),
                     },
                     Todo::RetryLater => {
-                        self.pause(Some(RETRY_AFTER)).await;
-                        let _logged = self.change(Machine::retry);
+                        if self.pause(Some(RETRY_AFTER)).await {
+                            let _logged = self.change(Machine::retry);
+                        }
                         continue;
                     }
                     Todo::Calls(calls) => match self.carry_out(&mut caller, calls).await {
@@ -125,8 +126,8 @@ impl Provisioner {
         Ok(ended)
     }
 
-    /// Waits until something has changed, for `time` at most.
-    async fn pause(&self, time: Option<Duration>) {
+    /// Waits until something has changed, for `time` at most. Returns true if nothing has.
+    async fn pause(&self, time: Option<Duration>) -> bool {
         let sleep = async {
             match time {
                 Some(time) => tokio::time::sleep(time).await,
@@ -134,9 +135,9 @@ impl Provisioner {
             }
         };
         tokio::select! {
-            () = self.changed.notified() => {}
-            () = self.stop.cancelled() => {}
-            () = sleep => {}
+            () = self.changed.notified() => false,
+            () = self.stop.cancelled() => false,
+            () = sleep => true,
         }
     }
 

@@ -142,7 +142,11 @@ async fn orphans_are_forgotten_and_destroyed_although_subd_is_killed() {
     machine.kill();
     let leaves = |one: &ResourceReport| one.state == ResourceState::Failed && !one.is_orphan;
     machine.until_resource("db", leaves).await;
+    let failed = machine.calls("provision");
     assert_eq!(machine.order("db", Destroy, WHY).await, Err(FaultCode::BadRequest));
+    // That changes nothing, and so it is no reason to try again.
+    sleep(Duration::from_millis(500));
+    assert_eq!(machine.calls("provision"), failed);
     machine.unset("late");
     machine.kill();
     // What has failed is tried again after ten minutes, or with the next update.
