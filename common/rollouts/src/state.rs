@@ -202,7 +202,7 @@ impl EnvironmentState {
 
 impl State {
     /// Returns the rollouts that have not ended, the earliest first.
-    pub fn unfinished(&self) -> impl Iterator<Item = &Arc<RolloutRecord>> + Clone {
+    pub fn unfinished(&self) -> impl Iterator<Item = &Arc<RolloutRecord>> {
         self.rollouts.values().filter(|record| !record.is_ended())
     }
 

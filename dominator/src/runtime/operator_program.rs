@@ -88,7 +88,7 @@ async fn run<T>(
         }
         let program = programs.borrow_and_update().clone();
         if program.is_empty() {
-            // None comes any more if the sender is gone.
+            // Without a sender no program will come.
             if programs.changed().await.is_err() {
                 return;
             }

@@ -113,11 +113,8 @@ impl Fleet {
                 _ = pause.tick() => {}
             }
             let state = self.state().rollouts.get();
-            let mut unfinished = state.unfinished();
-            let is_due = match unfinished.clone().any(|record| record.is_under_way()) {
-                true => true,
-                false => unfinished.next().is_some() && looked.elapsed() >= WAITING_INTERVAL,
-            };
+            let is_late = looked.elapsed() >= WAITING_INTERVAL;
+            let is_due = state.unfinished().any(|record| is_late || record.is_under_way());
             if state.environments.is_empty() || !(is_edited || is_due) {
                 continue;
             }
