@@ -50,7 +50,7 @@ impl HealthChecker {
         let line = [&self.command[..], &check.command].concat();
         let within = Duration::from_secs(check.within_seconds.into()).min(WITHIN_MAX);
         let started = Instant::now();
-        let mut said = None;
+        let mut said = String::new();
         loop {
             let left = within.saturating_sub(started.elapsed());
             let ended =
@@ -63,12 +63,12 @@ impl HealthChecker {
             }
             let text = ended.text();
             tracing::warn!(output = text, "the health check failed");
-            if said.is_none() || !matches!(ended.end, CommandEnd::TimedOut(_)) {
-                said = Some(text);
+            if said.is_empty() || !matches!(ended.end, CommandEnd::TimedOut(_)) {
+                said = text;
             }
             let left = within.saturating_sub(started.elapsed());
             if left <= AGAIN_AFTER {
-                let (said, seconds) = (said.unwrap_or_default(), within.as_secs());
+                let seconds = within.as_secs();
                 return Some(Health::Failed(format!("{said}\nit did not pass within {seconds} s")));
             }
             if stopped(AGAIN_AFTER) {

@@ -30,7 +30,8 @@ use crate::state::persisted_state::PersistError;
 /// Why a machine does not provision.
 pub const NOT_HERE: &str = "the root is not /: --supervisor direct provisions in that root";
 
-/// When what could not be removed, or the state that could not be written, is tried again.
+/// When what could not be removed, or the state that could not be written, is tried again. Each
+/// order about resources lets this time begin anew.
 pub(super) const RETRY_AFTER: Duration = Duration::from_secs(600);
 
 /// How long a call may take whose provisioner no binding names any more, in seconds.
