@@ -217,7 +217,6 @@ fn start_program(
     beside: ExtraTables,
 ) -> Result<(), Box<dyn std::error::Error>> {
     start_logging(&arguments.log)?;
-    daemon::memory::give_back_regularly();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let result = runtime.block_on(async {
         ignore_hangup()?;

@@ -8,11 +8,15 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use daemon::Jemalloc;
 use localfleet::bench;
 use localfleet::demo::Demo;
 use localfleet::simulator;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
+
+#[global_allocator]
+static ALLOCATOR: Jemalloc = Jemalloc;
 
 /// Run a whole fleet on this machine, and watch it converge.
 ///

@@ -17,7 +17,7 @@ use ::tasks::image::ImageTasks;
 use api::audit::call_details::{WHY_BYTES_MAX, escape_and_cut};
 use api::audit::record::AuditEvent;
 use api::subd::{SpeedSource, UpdateOutcome, UpdatePhase};
-use daemon::{ListenError, SUBD_PORT, listen_text, memory};
+use daemon::{ListenError, SUBD_PORT, listen_text};
 use model::display::error_chain;
 use model::filter::{PatternError, Patterns};
 use model::scope::SUBD_DIRECTORY;
@@ -456,8 +456,6 @@ async fn report_snapshots(
         if is_complete {
             verify_last_update(&report_state, generation).await;
         }
-        // The former tree is gone, and a machine on which nothing happens would keep its memory.
-        tokio::task::spawn_blocking(memory::give_back);
         tokio::select! {
             news = snapshots.changed() => if news.is_err() { return },
             () = stop.cancelled() => return,

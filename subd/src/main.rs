@@ -2,6 +2,11 @@
 
 use std::process::ExitCode;
 
+use daemon::Jemalloc;
+
+#[global_allocator]
+static ALLOCATOR: Jemalloc = Jemalloc;
+
 fn main() -> ExitCode {
     subd::daemon::command_line::main()
 }

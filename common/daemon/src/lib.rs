@@ -1,9 +1,8 @@
-//! Common parts of all daemons and tools: security flags, configuration files, logging, memory,
-//! listening and stopping, and running programs and plugins.
+//! Common parts of all daemons and tools: security flags, configuration files, logging, the
+//! allocator, listening and stopping, and running programs and plugins.
 
 pub mod config;
 pub mod mdb_file;
-pub mod memory;
 pub mod plugins;
 pub mod program;
 mod run;
@@ -15,6 +14,11 @@ pub use run::{
     print_error, raise_file_limit, set_log_filter, start_logging, stop_on_signals,
 };
 pub use security::{SecurityArgs, SecurityError};
+
+/// The allocator of every daemon: each `main.rs` makes it the global one. It gives freed memory
+/// back to the kernel by itself, with the settings in `.cargo/config.toml`
+/// (docs/decisions/0012-allocator.md).
+pub use tikv_jemallocator::Jemalloc;
 
 /// The port of subd.
 pub const SUBD_PORT: u16 = 6969;

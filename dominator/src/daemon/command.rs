@@ -19,7 +19,6 @@ pub fn main() -> ExitCode {
 
 fn start(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>> {
     start_logging(&arguments.log)?;
-    daemon::memory::give_back_regularly();
     // Each machine takes a connection.
     if let Err(error) = raise_file_limit() {
         tracing::warn!("cannot raise the limit of open files: {error}");

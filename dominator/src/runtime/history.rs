@@ -305,9 +305,9 @@ impl History {
         Ok(())
     }
 
-    /// Forgets the lists of changes that no machine needed lately. Returns true if there were some.
-    pub fn forget_unused(&self) -> bool {
-        self.lists.forget_unused(UNUSED_MAX)
+    /// Forgets the lists of changes that no machine needed lately.
+    pub fn forget_unused(&self) {
+        self.lists.forget_unused(UNUSED_MAX);
     }
 
     /// Returns the list of changes, and its room if it was made for this update.

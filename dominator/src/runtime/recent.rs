@@ -53,12 +53,9 @@ impl<K, V: Clone> Recent<K, V> {
         find(&mut locked(&self.entries), |_, value| is_wanted(value))
     }
 
-    /// Forgets the values that were not used for as long as this. Returns true if there were some.
-    pub fn forget_unused(&self, longest: Duration) -> bool {
-        let mut entries = locked(&self.entries);
-        let before = entries.len();
-        entries.retain(|entry| entry.used.elapsed() < longest);
-        entries.len() < before
+    /// Forgets the values that were not used for as long as this.
+    pub fn forget_unused(&self, longest: Duration) {
+        locked(&self.entries).retain(|entry| entry.used.elapsed() < longest);
     }
 }
 
@@ -146,9 +143,9 @@ impl Plans {
         planned
     }
 
-    /// Forgets the plans that were not used for as long as this. Returns true if there were some.
-    pub fn forget_unused(&self, longest: Duration) -> bool {
-        self.0.forget_unused(longest)
+    /// Forgets the plans that were not used for as long as this.
+    pub fn forget_unused(&self, longest: Duration) {
+        self.0.forget_unused(longest);
     }
 }
 

@@ -1,5 +1,5 @@
-//! Forgets plans, lists of changes and images that no machine needed lately, and gives their memory
-//! back to the kernel. They are held because the next machine may need the same.
+//! Forgets plans, lists of changes and images that no machine needed lately. They are held because
+//! the next machine may need the same.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,12 +16,8 @@ pub const UNUSED_MAX: Duration = Duration::from_secs(30);
 pub async fn forget_regularly(shared: Arc<Shared>) {
     loop {
         tokio::time::sleep(INTERVAL).await;
-        let images = shared.images.forget_unused();
-        let lists = shared.history.forget_unused();
+        shared.images.forget_unused();
+        shared.history.forget_unused();
         shared.reader.store.forget_dead();
-        if images || lists {
-            // It walks the heap, which takes some milliseconds.
-            let _given = tokio::task::spawn_blocking(daemon::memory::give_back).await;
-        }
     }
 }

@@ -298,7 +298,6 @@ fn run(flags: Flags) -> Result<(), Box<dyn std::error::Error>> {
         private_pages: flags.pages.private_pages,
         limits: flags.callers.limits(),
     };
-    daemon::memory::give_back_regularly();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         ignore_hangup()?;

@@ -205,7 +205,6 @@ pub fn main() -> ExitCode {
         Ok(security) => security,
         Err(error) => return error.exit(),
     };
-    daemon::memory::give_back_regularly();
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build();
     let runtime = match runtime {

@@ -74,11 +74,8 @@ impl ImageCache {
         }
     }
 
-    /// Returns true if there was something to remove.
-    fn sweep(&mut self, now: Duration) -> bool {
-        let before = self.entries.len();
+    fn sweep(&mut self, now: Duration) {
         self.entries.retain(|entry| !entry.is_over(now));
-        self.entries.len() < before
     }
 }
 
@@ -143,10 +140,10 @@ impl Images {
         self.known().insert(CachedImage { name, image, asked: self.clock.elapsed() });
     }
 
-    /// Forgets the images and plans that nobody needed lately. Returns true if there were some.
-    pub fn forget_unused(&self) -> bool {
-        let images = self.known().sweep(self.clock.elapsed());
-        self.plans.forget_unused(UNUSED_MAX) || images
+    /// Forgets the images and plans that nobody needed lately.
+    pub fn forget_unused(&self) {
+        self.known().sweep(self.clock.elapsed());
+        self.plans.forget_unused(UNUSED_MAX);
     }
 
     fn find_loaded(
