@@ -138,7 +138,8 @@ fn needs_of<'a>(
     planned: &'a Planned,
     view: &'a View,
 ) -> impl Iterator<Item = (&'a ObjectId, &'a Need)> {
-    planned.needs.iter().filter(|(id, _)| !view.cache.contains(id))
+    let mut is_cached = view.cache.ascending();
+    planned.needs.iter().filter(move |(id, _)| !is_cached(id))
 }
 
 impl Missing {
