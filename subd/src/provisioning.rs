@@ -24,6 +24,7 @@
 pub mod check;
 pub mod outputs;
 pub mod plugins;
+pub mod preview;
 pub mod provisioner;
 pub mod records;
 pub mod report;

@@ -70,9 +70,10 @@ pub use poll::{
 pub use preview_scan::{PreviewScan, PreviewScanReply, PreviewScanRequest};
 pub use provisioning::{
     ContinueProvisioning, ContinueProvisioningRequest, GetResources, GetResourcesReply,
-    GetResourcesRequest, OrderResource, OrderResourceRequest, Provision, ProvisionRequest,
-    ProvisioningReport, ProvisioningStage, RESOURCE_WHY_BYTES_MAX, ResourceOrder, ResourceReport,
-    ResourceState, ResourcesReport,
+    GetResourcesRequest, GiveUpProvisioning, GiveUpProvisioningRequest, OrderResource,
+    OrderResourceRequest, PlanResources, PlanResourcesReply, PlanResourcesRequest, Provision,
+    ProvisionRequest, ProvisioningReport, ProvisioningStage, RESOURCE_WHY_BYTES_MAX, ResourceOrder,
+    ResourceReport, ResourceState, ResourcesReport,
 };
 pub use refused::{GetRefusedChanges, GetRefusedChangesReply, REFUSED_MAX};
 pub use replace_certificate::{OWN_CERTIFICATE, ReplaceCertificate, ReplaceCertificateRequest};

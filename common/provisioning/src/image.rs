@@ -135,6 +135,20 @@ pub fn files(triggers: &Triggers, tree: &Tree) -> Result<Vec<ImageFile>, ImageEr
     Ok(files)
 }
 
+/// Returns the files that say what an image asks for: its resource files and its bindings. There
+/// are none if it has no resources.
+///
+/// # Errors
+///
+/// [`ImageError`]
+pub fn texts(triggers: &Triggers, tree: &Tree) -> Result<Vec<ImageFile>, ImageError> {
+    let mut files = files(triggers, tree)?;
+    if !files.is_empty() {
+        files.push(bindings_file(tree)?);
+    }
+    Ok(files)
+}
+
 /// Checks what an image says of provisioning. `read` reads a file of it. Returns `None` if the
 /// image has no resources.
 ///
@@ -146,26 +160,47 @@ pub fn definition<E: From<ImageError>>(
     tree: &Tree,
     mut read: impl FnMut(&ImageFile) -> Result<Vec<u8>, E>,
 ) -> Result<Option<Definition>, E> {
-    let files = files(triggers, tree)?;
-    if files.is_empty() {
+    let Some(definition) = unchecked_definition(triggers, tree, &mut read)? else {
         return Ok(None);
-    }
-    let mut text = |file: &ImageFile| {
-        let not_text = |_| ImageError::NotText { path: file.path.clone() };
-        Ok::<_, E>(String::from_utf8(read(file)?).map_err(not_text)?)
     };
-    let mut definition = Definition { bindings: text(&bindings_file(tree)?)?, ..<_>::default() };
-    for file in &files {
-        let name = String::from_utf8_lossy(file.path.name()).into_owned();
-        definition.files.insert(name, text(file)?);
-    }
     let (resources, bindings) = definition.read()?;
     check(&resources, &bindings)?;
-    for name in provisioners(&resources, &bindings) {
+    for name in definition.plugins.keys() {
         if let Some(file) = plugin(tree, name)? {
             check_program(&file.path, &read(&file)?)?;
-            definition.plugins.insert(name.to_owned(), file.object);
         }
+    }
+    Ok(Some(definition))
+}
+
+/// As [`definition`], of an image that was checked when it was added: only [`texts`] are read.
+///
+/// # Errors
+///
+/// [`ImageError`], and those of `read`.
+pub fn unchecked_definition<E: From<ImageError>>(
+    triggers: &Triggers,
+    tree: &Tree,
+    mut read: impl FnMut(&ImageFile) -> Result<Vec<u8>, E>,
+) -> Result<Option<Definition>, E> {
+    let mut definition = Definition::default();
+    for file in texts(triggers, tree)? {
+        let not_text = |_| ImageError::NotText { path: file.path.clone() };
+        let text = String::from_utf8(read(&file)?).map_err(not_text)?;
+        if file.path == constant(BINDINGS) {
+            definition.bindings = text;
+        } else {
+            let name = String::from_utf8_lossy(file.path.name()).into_owned();
+            definition.files.insert(name, text);
+        }
+    }
+    if definition.is_empty() {
+        return Ok(None);
+    }
+    let (resources, bindings) = definition.read()?;
+    for name in provisioners(&resources, &bindings) {
+        let file = plugin(tree, name)?;
+        definition.plugins.extend(file.map(|file| (name.to_owned(), file.object)));
     }
     Ok(Some(definition))
 }

@@ -7,6 +7,7 @@
 
 pub mod drift;
 pub mod orphans;
+pub mod preview;
 
 use std::collections::BTreeMap;
 
@@ -19,7 +20,7 @@ use self::drift::Checks;
 use crate::binding::Bindings;
 use crate::image::Definition;
 use crate::plan::{Call, Next, Plan, Provision, plan, plan_without_removal};
-use crate::resource::Resources;
+use crate::resource::{Resource, Resources};
 use crate::state::{Failure, State};
 
 /// What a machine keeps of provisioning.
@@ -220,8 +221,8 @@ impl Machine {
         }
     }
 
-    /// Notes that the update to the image with this digest was undone.
-    pub fn undone(&mut self, image_digest: ObjectId) {
+    /// Gives up the image with this digest: its update was undone, or it is not to come any more.
+    pub fn give_up(&mut self, image_digest: ObjectId) {
         let was_target = |target: &mut Target| target.image_digest == image_digest;
         if self.target.take_if(was_target).is_some()
             && let Some(state) = &mut self.state
@@ -367,14 +368,24 @@ impl Machine {
         of_images.chain(self.kept.values().map(|plugin| plugin.copy.clone()))
     }
 
-    /// Returns the outputs of the resources of the active image, by id, secret ones too.
+    /// Returns the outputs of the resources of the active image, by id, secret ones too; and the
+    /// user who may read them.
     #[must_use]
-    pub fn outputs(&self) -> BTreeMap<String, Value> {
+    pub fn outputs(&self) -> BTreeMap<String, (Value, Option<String>)> {
         let (Some(state), Ok((resources, _))) = (&self.state, self.active.read()) else {
             return BTreeMap::new();
         };
-        let outputs = |id: &String| Some((id.clone(), state.outputs(id)?.1.clone().into()));
-        resources.iter().filter_map(|one| outputs(&one.id)).collect()
+        let outputs = |one: &Resource| {
+            let outputs = state.outputs(&one.id)?.1.clone().into();
+            Some((one.id.clone(), (outputs, one.reader.clone())))
+        };
+        resources.iter().filter_map(outputs).collect()
+    }
+
+    /// True while the image with this digest is to come, and its resources are or were provisioned.
+    #[must_use]
+    pub fn awaits(&self, image_digest: ObjectId) -> bool {
+        self.open_target().is_some_and(|target| target.image_digest == image_digest)
     }
 
     /// True while an image is to come whose resources are or were provisioned.

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use data_encoding::HEXLOWER;
 use model::display::safe_text;
 use model::json::{self, KeyError};
-use model::names::check_name;
+use model::names::{check_account, check_name};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value, json};
@@ -63,6 +63,9 @@ pub struct Resource {
     /// Names of outputs that are secret.
     #[serde(default, deserialize_with = "list")]
     pub sensitive: Vec<String>,
+    /// The user to whom the file with its outputs belongs; root if it is not said.
+    #[serde(default, deserialize_with = "user", skip_serializing_if = "Option::is_none")]
+    pub reader: Option<String>,
 }
 
 /// What happens to a resource that no file asks for any more.
@@ -237,6 +240,11 @@ pub(crate) fn names<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D
     let names = list(from)?;
     names.iter().try_for_each(|name| check_name(name)).map_err(D::Error::custom)?;
     Ok(names)
+}
+
+fn user<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    let user = String::deserialize(from)?;
+    check_account(&user).map(|()| Some(user)).map_err(D::Error::custom)
 }
 
 fn list<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {

@@ -2,8 +2,10 @@
 
 mod fleet_plan;
 mod kept_files;
+mod resources;
 
 use std::path::PathBuf;
+use std::slice::Chunks;
 use std::time::{Duration, Instant};
 
 use api::dominator::Status;
@@ -13,10 +15,11 @@ use api::dominator::plan::{
     PlanMachines, PlanMachinesRequest, PlanOutcome,
 };
 use api::fault::FaultCode;
+use api::method::Method;
 use clap::Args;
 use daemon::EXIT_DONE;
 use daemon::mdb_file::read;
-use model::display::safe_text;
+use model::display::{counted, error_chain, safe_text};
 use model::image::ImageName;
 use model::mdb::Machine;
 use rpc::client::Client;
@@ -26,6 +29,7 @@ use tool::{EXIT_DIFFERENT, Format, Output};
 use super::ToolError;
 use fleet_plan::FleetPlan;
 use kept_files::KeptByMachines;
+use resources::ResourcesOfMachines;
 
 /// Time limit for one answer, because the dominator may have to get an image first, and for waiting
 /// until machines have scanned for their plans.
@@ -54,6 +58,9 @@ pub(super) struct Command {
     /// Plan for all machines of the file instead of only those whose records differ
     #[arg(long, requires = "mdb")]
     all: bool,
+    /// Ask the machines, too, what their plugins would do about resources
+    #[arg(long)]
+    resources: bool,
     /// Print a line for every machine too
     #[arg(long, short, requires = "mdb")]
     verbose: bool,
@@ -74,7 +81,11 @@ pub(super) async fn run(
     match (&command.mdb, &command.hostname) {
         (Some(file), _) => {
             let mut plan = plan_fleet(client, file.clone(), command.all).await?;
-            plan.kept_files = kept_files::ask(client, plan.changing_machines()).await;
+            let changing = plan.changing_machines();
+            plan.kept_files = kept_files::ask(client, &changing).await;
+            if command.resources {
+                plan.resources = Some(resources::ask(client, &changing).await);
+            }
             let code = if plan.is_change() { EXIT_DIFFERENT } else { EXIT_DONE };
             let text = format.render(&plan, |plan| plan.text(command.verbose));
             Ok(Output { text, code })
@@ -85,13 +96,19 @@ pub(super) async fn run(
             let reply = plan_machine(client, &request).await?;
             let code = if reply.preview.same { EXIT_DONE } else { EXIT_DIFFERENT };
             let preview = &reply.preview;
-            let is_other = preview.from.as_ref().is_some_and(|from| *from != preview.image);
+            let is_other = preview.from.as_ref() != Some(&preview.image);
             let machine = (is_other && !preview.same).then(|| ImageOfMachine {
                 hostname: request.hostname.clone(),
                 image: preview.image.clone(),
             });
-            let kept_files = kept_files::ask(client, machine.into_iter().collect()).await;
-            let text = format.render(&PlanOfMachine { reply, kept_files }, PlanOfMachine::text);
+            let machine = machine.as_slice();
+            let kept_files = kept_files::ask(client, machine).await;
+            let resources = match command.resources {
+                true => Some(resources::ask(client, machine).await),
+                false => None,
+            };
+            let plan = PlanOfMachine { reply, kept_files, resources };
+            let text = format.render(&plan, PlanOfMachine::text);
             Ok(Output { text, code })
         }
     }
@@ -103,19 +120,58 @@ struct PlanOfMachine {
     #[serde(flatten)]
     reply: PlanMachineReply,
     kept_files: KeptByMachines,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    resources: Option<ResourcesOfMachines>,
 }
 
 impl PlanOfMachine {
     fn text(&self) -> String {
-        let Self { reply, kept_files } = self;
+        let Self { reply, kept_files, resources } = self;
         let mut text = reply.preview.text();
-        text.extend(kept_files.lines(None).into_iter().map(|line| line + "\n"));
+        let resources = resources.iter().flat_map(ResourcesOfMachines::lines);
+        text.extend(resources.chain(kept_files.lines(None)).map(|line| line + "\n"));
         if !reply.preview.same {
             let waits = reply.waits.iter().map(|(status, why)| format!("WAITS {status}: {why}\n"));
             text.extend(waits);
         }
         text
     }
+}
+
+/// Has the dominator ask machines, batch by batch, and prints progress on stderr if that takes
+/// long. Returns why not all were asked, if so.
+async fn ask_machines<M: Method>(
+    client: &Client,
+    batches: Chunks<'_, ImageOfMachine>,
+    what: &str,
+    request: impl Fn(Vec<ImageOfMachine>) -> M::Request,
+    mut take: impl FnMut(M::Reply),
+) -> Option<String> {
+    let (start, count) = (Instant::now(), batches.clone().flatten().count());
+    let mut done = 0;
+    for batch in batches {
+        if start.elapsed() > LIMIT {
+            let left = counted((count - done) as u64, "machine");
+            return Some(format!("{left} were not asked, because it takes too long"));
+        }
+        let request = request(batch.to_vec());
+        let mut call = std::pin::pin!(client.call_within::<M>(&request, LIMIT));
+        let reply = loop {
+            if let Ok(reply) = tokio::time::timeout(PROGRESS, &mut call).await {
+                break reply;
+            }
+            eprintln!("waiting: {what}: {done} of {count} machines");
+        };
+        match reply {
+            Ok(reply) => take(reply),
+            Err(error) if error.code() == Some(FaultCode::NoMethod) => {
+                return Some("the dominator is of a release that does not ask for it".to_owned());
+            }
+            Err(error) => return Some(error_chain(&error)),
+        }
+        done += batch.len();
+    }
+    None
 }
 
 /// Asks for the plan of one machine, and waits while the machine scans for it.

@@ -12,7 +12,7 @@ use api::dominator::mdb::ShowMdb;
 use api::dominator::orders::WatchSub;
 use api::dominator::permits::ListPermits;
 use api::dominator::plan::{CheckMdb, PlanMachine, PlanMachines};
-use api::dominator::resources::GetResources;
+use api::dominator::resources::{GetResources, PlanResources};
 use api::dominator::rollback::ListLastingOrders;
 use api::dominator::rollouts::{ListEnvironments, ListRollouts, PlanRollout};
 use api::dominator::settings::{GetSubConfiguration, GetSubLimits};
@@ -42,7 +42,7 @@ pub struct ApiState {
 
 /// Adds the methods of `Dominator` to `router`.
 pub fn methods(router: Router<ApiState>) -> Router<ApiState> {
-    orders::rollout_methods(orders::methods(router))
+    planning_methods(orders::rollout_methods(orders::methods(router)))
         .method::<ListSubs, _>(async |api, _, request| {
             Ok(ListSubsReply { subs: api.fleet.list(&selection(request)?) })
         })
@@ -75,17 +75,6 @@ pub fn methods(router: Router<ApiState>) -> Router<ApiState> {
             let hostname = request.hostname.as_deref();
             api.fleet.configuration(hostname).map_err(|error| fault_of(&error))
         })
-        .method::<PlanMachine, _>(async |api, _, request| {
-            api.fleet.plan_machine(request).await.map_err(|error| fault_of(&error))
-        })
-        .method::<PlanMachines, _>(async |api, _, request| {
-            api.fleet.plan_machines(request.machines).await.map_err(|error| fault_of(&error))
-        })
-        .method::<CountKeptFiles, _>(async |api, caller, request| {
-            // Each could make all others read their disks, and learn which files they keep.
-            caller.refuse_machines("a machine may not have files of other machines counted")?;
-            api.fleet.count_kept_files(request).await.map_err(|error| fault_of(&error))
-        })
         .method::<GetResources, _>(async |api, caller, request| {
             // Each could make all others answer.
             caller.refuse_machines("a machine may not have other machines asked")?;
@@ -108,6 +97,27 @@ pub fn methods(router: Router<ApiState>) -> Router<ApiState> {
                 machines.map(|machine| (machine.hostname.clone(), machine)).collect();
             let checking = tokio::task::spawn_blocking(move || api.fleet.check_mdb(&machines));
             checking.await.map_err(|error| Fault::new(FaultCode::Internal, error.to_string()))
+        })
+}
+
+/// Adds the methods that say what would be done to machines.
+fn planning_methods(router: Router<ApiState>) -> Router<ApiState> {
+    router
+        .method::<PlanMachine, _>(async |api, _, request| {
+            api.fleet.plan_machine(request).await.map_err(|error| fault_of(&error))
+        })
+        .method::<PlanMachines, _>(async |api, _, request| {
+            api.fleet.plan_machines(request.machines).await.map_err(|error| fault_of(&error))
+        })
+        .method::<CountKeptFiles, _>(async |api, caller, request| {
+            // Each could make all others read their disks, and learn which files they keep.
+            caller.refuse_machines("a machine may not have files of other machines counted")?;
+            api.fleet.count_kept_files(request).await.map_err(|error| fault_of(&error))
+        })
+        .method::<PlanResources, _>(async |api, caller, request| {
+            // Each could make all others run their plugins.
+            caller.refuse_machines("a machine may not have other machines asked")?;
+            api.fleet.plan_resources(request).await.map_err(|error| fault_of(&error))
         })
 }
 
@@ -166,7 +176,9 @@ pub fn fault_of(error: &OrderError) -> Fault {
         | OrderError::Pause { .. } => FaultCode::BadRequest,
         OrderError::DefaultImage { .. } => FaultCode::Held,
         OrderError::Resource { source, .. } => source.code().unwrap_or(FaultCode::Unavailable),
-        OrderError::TooManyMachines | OrderError::TooManyCounting => FaultCode::TooLarge,
+        OrderError::TooManyMachines | OrderError::TooManyCounting | OrderError::TooManyPlanning => {
+            FaultCode::TooLarge
+        }
         OrderError::NoPlan { is_scanning: true, .. } => FaultCode::Busy,
         OrderError::NoPlan { .. }
         | OrderError::NoLimits { .. }

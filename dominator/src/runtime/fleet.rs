@@ -22,6 +22,7 @@ use api::dominator::kept_files::COUNTING_MAX;
 use api::dominator::orders::DefaultImage;
 use api::dominator::permits::TaskPermits;
 use api::dominator::plan::{MACHINES_MAX, NoPlanReason};
+use api::dominator::resources::PLANNING_MAX;
 use api::dominator::{Brake, DominatorStatus, MDB_REMARK, Status, SubDetail, SubSummary};
 use api::image_server::expiry::AcceptClockReply;
 use api::subd::{Alarm, ResourceOrder};
@@ -123,6 +124,8 @@ pub enum OrderError {
     TooManyMachines,
     #[error("at most {COUNTING_MAX} machines count their files in one call")]
     TooManyCounting,
+    #[error("at most {PLANNING_MAX} machines are asked for plans of their resources in one call")]
+    TooManyPlanning,
     #[error("updates to {image} have not stopped; domtool list-stopped tells which have")]
     NotStopped { image: ImageName },
     #[error(transparent)]

@@ -1,6 +1,7 @@
 //! Loads the images that machines must have from the image server, and caches others.
 
 mod cache;
+mod definition;
 mod small_file;
 
 use std::collections::{BTreeMap, BTreeSet};

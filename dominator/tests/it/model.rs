@@ -328,6 +328,7 @@ impl Model {
                 | Call::RetryTriggers
                 | Call::Provision(_)
                 | Call::ContinueProvisioning(_)
+                | Call::GiveUpProvisioning(_)
                 | Call::OrderTask(_),
             ) => Ok(None),
             Request::Call(Call::Fetch(request)) => self.sub.fetch(request),

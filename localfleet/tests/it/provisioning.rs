@@ -255,6 +255,24 @@ fn drift_of_a_resource_is_an_alarm_until_it_is_over() {
     fs::write(root.join("srv/data/page"), "x").unwrap();
     eventually("all is well", || is_so(&[("mended", "made"), ("page", "made")]));
     told("resource-drift-over");
+
+    // Plugins say what they would do for an image that is not there yet.
+    fs::remove_file(resources.join("mended.json")).unwrap();
+    let text = fs::read_to_string(resources.join("page.json")).unwrap();
+    fs::write(resources.join("page.json"), text.replace("\"x\"", "\"y\"")).unwrap();
+    scenario.add("test/next", &tree);
+    let host = scenario.fleet.subs[0].hostname.clone();
+    let words = ["plan", &host, "--image", "test/next", "--resources"];
+    let output = scenario.fleet.domtool(&words).unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let plans: Vec<&str> = said.lines().filter(|line| line.starts_with("resources of")).collect();
+    let expected = [
+        "resources of test/next: leave as an orphan mended (file) on 1 machine: its on_removal is \
+         keep",
+        "resources of test/next: change page (file) on 1 machine: write /srv/data/page",
+    ];
+    assert_eq!(plans, expected, "{output:?}");
+    assert_eq!(data("page"), "x");
     scenario.fleet.stop().unwrap();
 }
 

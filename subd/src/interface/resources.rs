@@ -6,7 +6,8 @@ use api::Done;
 use api::fault::{Fault, FaultCode};
 use api::subd::{
     ContinueProvisioning, ContinueProvisioningRequest, GetResources, GetResourcesReply,
-    OrderResource, OrderResourceRequest, Provision, RESOURCE_WHY_BYTES_MAX, ResourcesReport,
+    GiveUpProvisioning, GiveUpProvisioningRequest, OrderResource, OrderResourceRequest,
+    PlanResources, PlanResourcesReply, Provision, RESOURCE_WHY_BYTES_MAX, ResourcesReport,
 };
 use model::object::Algorithm;
 use rpc::server::Router;
@@ -26,6 +27,20 @@ pub fn add_methods(router: Router<Arc<Service>>) -> Router<Arc<Service>> {
         .method::<ContinueProvisioning, _>(async |service, _, request| {
             refuse_if_paused(&service.report_state)?;
             blocking(move || service.continue_provisioning(&request).map(|()| Done {})).await
+        })
+        .method::<GiveUpProvisioning, _>(async |service, _, request| {
+            refuse_if_paused(&service.report_state)?;
+            let GiveUpProvisioningRequest { image_digest } = request;
+            blocking(move || service.provisioner()?.give_up(image_digest).map(|()| Done {})).await
+        })
+        .method::<PlanResources, _>(async |service, _, request| {
+            match &service.updater.provisioner {
+                Some(provisioner) => provisioner.preview(&request.definition).await,
+                None => {
+                    let unknown = Some(NOT_HERE.to_owned());
+                    Ok(PlanResourcesReply { unknown, ..<_>::default() })
+                }
+            }
         })
         .method::<OrderResource, _>(async |service, _, request| {
             blocking(move || service.order_resource(&request).map(|()| Done {})).await

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use provisioning::machine::Machine;
 use provisioning::machine::drift::NextCheck;
+use provisioning::machine::{KeptPlugin, Machine};
 use provisioning::plan::Provision;
 use provisioning::protocol::{PlanAnswer, Verb};
 use system::clock::wall;
@@ -73,7 +73,15 @@ impl Provisioner {
 
     /// Asks a plugin what it would do.
     async fn ask(&self, call: &Provision) -> Result<PlanAnswer, String> {
-        let plugin = self.current_plugin(&call.provisioner)?;
+        self.ask_plugin(&self.current_plugin(&call.provisioner)?, call).await
+    }
+
+    /// Asks this plugin what it would do.
+    pub(super) async fn ask_plugin(
+        &self,
+        plugin: &KeptPlugin,
+        call: &Provision,
+    ) -> Result<PlanAnswer, String> {
         self.plugins.check(&plugin.copy)?;
         let plugin = self.plugins.plugin(&plugin.copy, &call.user, plugin.timeout_s);
         let printed = plugin.ask(Verb::Plan, &call.request).await?;

@@ -2,17 +2,20 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write as _};
-use std::os::unix::fs::DirBuilderExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, fchown};
 use std::path::{Path, PathBuf};
 
 use fs_err::os::unix::fs::OpenOptionsExt as _;
 use serde_json::Value;
 
+use crate::tasks::stage::Account;
+
 /// Where they are, below the root.
 const DIRECTORY: &str = "run/dominator/resources";
 
-/// Makes the files of `outputs` by id in `root`, for root alone, and removes others.
-pub fn write(root: &Path, outputs: &BTreeMap<String, Value>) -> io::Result<()> {
+/// Makes the files of `outputs` by id in `root`, each for one user alone, and removes others. A
+/// file whose user is not known is for root until the next call.
+pub fn write(root: &Path, outputs: &BTreeMap<String, (Value, Option<String>)>) -> io::Result<()> {
     let directory = root.join(DIRECTORY);
     if outputs.is_empty() && !directory.exists() {
         return Ok(());
@@ -27,16 +30,21 @@ pub fn write(root: &Path, outputs: &BTreeMap<String, Value>) -> io::Result<()> {
         }
     }
     let mut names = BTreeSet::new();
-    for (id, outputs) in outputs {
+    for (id, (outputs, reader)) in outputs {
         let name = format!("{id}.json");
         let text = format!("{outputs:#}\n");
+        let owner = owner(root, id, reader.as_deref());
         let path = directory.join(&name);
-        if fs_err::read(&path).ok().as_deref() != Some(text.as_bytes()) {
+        let is_there = fs_err::symlink_metadata(&path)
+            .is_ok_and(|metadata| (metadata.uid(), metadata.gid()) == owner)
+            && fs_err::read(&path).ok().as_deref() == Some(text.as_bytes());
+        if !is_there {
             let new = directory.join(format!(".{name}.new"));
             let _former = fs_err::remove_file(&new);
             let mut options = fs_err::OpenOptions::new();
             let mut file = options.write(true).create_new(true).mode(0o600).open(&new)?;
             file.write_all(text.as_bytes())?;
+            fchown(&file, Some(owner.0), Some(owner.1))?;
             fs_err::rename(&new, &path)?;
         }
         names.insert(name);
@@ -48,4 +56,16 @@ pub fn write(root: &Path, outputs: &BTreeMap<String, Value>) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// The numbers of the user and the group of `reader`.
+fn owner(root: &Path, id: &str, reader: Option<&str>) -> (u32, u32) {
+    let Some(user) = reader else { return (0, 0) };
+    match Account::find(root, user, &[]) {
+        Ok(account) => (account.user.as_raw(), account.group.as_raw()),
+        Err(why) => {
+            tracing::warn!(resource = id, why, "only root can read the outputs of a resource");
+            (0, 0)
+        }
+    }
 }

@@ -51,6 +51,11 @@ impl Plugins {
         fs_err::File::open(&self.copies)?.sync_all()
     }
 
+    /// True if there is a copy of that name.
+    pub fn has(&self, copy: &str) -> bool {
+        self.copies.join(copy).exists()
+    }
+
     /// Removes the copies that are not in `needed`.
     pub fn collect(&self, needed: &BTreeSet<String>) -> io::Result<()> {
         let entries = match fs_err::read_dir(&self.copies) {

@@ -19,7 +19,7 @@ use provisioning::machine::orphans::{OrphanError, OrphanOrder};
 use provisioning::machine::{KeptPlugin, Machine, Todo};
 use provisioning::{Call, State};
 use tokio::runtime::Handle;
-use tokio::sync::Notify;
+use tokio::sync::{Mutex, Notify};
 use tokio_util::sync::CancellationToken;
 
 use crate::provisioning::plugins::Plugins;
@@ -35,16 +35,18 @@ pub const NOT_HERE: &str = "the root is not /: --supervisor direct provisions in
 pub(super) const RETRY_AFTER: Duration = Duration::from_secs(600);
 
 /// How long a call may take whose provisioner no binding names any more, in seconds.
-const TIMEOUT_S: u32 = 60;
+pub(super) const TIMEOUT_S: u32 = 60;
 
 /// Provisions for one root.
 pub struct Provisioner {
     records: SavedRecords,
     pub plugins: Plugins,
     /// The name of which keys are made.
-    name: String,
+    pub(super) name: String,
     pub(super) surroundings: Surroundings,
     pub(super) changed: Notify,
+    /// Held while plugins are asked about an image that is not there yet.
+    pub(super) previewing: Mutex<()>,
     pub(super) stop: CancellationToken,
 }
 
@@ -68,8 +70,8 @@ impl Provisioner {
         surroundings: Surroundings,
         stop: CancellationToken,
     ) -> Self {
-        let (name, changed) = (name.to_owned(), Notify::new());
-        Self { records, plugins, name, surroundings, changed, stop }
+        let (name, changed, previewing) = (name.to_owned(), Notify::new(), Mutex::default());
+        Self { records, plugins, name, surroundings, changed, previewing, stop }
     }
 
     /// Provisions, until it is stopped. Blocks.
@@ -257,7 +259,21 @@ impl Provisioner {
     /// Notes that an update was undone. May be repeated. Blocks.
     pub fn undone(&self, image_digest: ObjectId) -> Result<(), PersistError> {
         self.records.doubt();
-        self.order(|machine| machine.undone(image_digest))
+        self.order(|machine| machine.give_up(image_digest))
+    }
+
+    /// Gives up the resources of an image that is not to come any more. May be repeated. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// `Internal` if that cannot be recorded.
+    pub fn give_up(&self, image_digest: ObjectId) -> Result<(), Fault> {
+        if self.machine(|machine| machine.awaits(image_digest)) {
+            tracing::info!(%image_digest, "the resources of an image are given up");
+            self.order(|machine| machine.give_up(image_digest))
+                .map_err(|error| internal(&error))?;
+        }
+        Ok(())
     }
 
     fn write_outputs(&self) {

@@ -59,7 +59,7 @@ fn execute(root: &Path, user: &str, plugin: &Path, verb: &str) -> Result<Infalli
     if root != Path::new("/") {
         enter_root(root).map_err(failed("enter the root"))?;
     }
-    let account = Account::find(user, &[])?;
+    let account = Account::find(Path::new("/"), user, &[])?;
     setgroups(&[account.group]).map_err(failed("set the groups"))?;
     setgid(account.group).map_err(failed("set the group"))?;
     setuid(account.user).map_err(failed("set the user"))?;

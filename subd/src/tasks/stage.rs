@@ -116,7 +116,7 @@ fn execute(directory: &TaskDirectory, part: Part) -> Result<std::convert::Infall
     if let Some(root) = &spec.root {
         enter_root(root).map_err(failed("enter the root"))?;
     }
-    let account = Account::find(&spec.user, &spec.groups)?;
+    let account = Account::find(Path::new("/"), &spec.user, &spec.groups)?;
     if let Some(files) = spec.limits.open_files {
         setrlimit(Resource::RLIMIT_NOFILE, files.into(), files.into())
             .map_err(of_errno("limit the open files"))?;
@@ -205,13 +205,13 @@ pub struct Account {
 }
 
 impl Account {
-    /// Looks the user up in the files of the root. Other databases are not asked.
-    pub fn find(user: &str, further: &[String]) -> Result<Self, String> {
-        let read = |path: &str| match std::fs::read_to_string(path) {
+    /// Looks the user up in the files below `root`. Other databases are not asked.
+    pub fn find(root: &Path, user: &str, further: &[String]) -> Result<Self, String> {
+        let read = |path: &str| match std::fs::read_to_string(root.join(path)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
-            text => text.map_err(|error| format!("cannot read {path}: {error}")),
+            text => text.map_err(|error| format!("cannot read /{path}: {error}")),
         };
-        Self::of(user, further, &read("/etc/passwd")?, &read("/etc/group")?)
+        Self::of(user, further, &read("etc/passwd")?, &read("etc/group")?)
     }
 
     fn of(user: &str, further: &[String], passwd: &str, group: &str) -> Result<Self, String> {

@@ -4,7 +4,7 @@
 mod kept;
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -56,6 +56,7 @@ make() {
 if [ "$1" = plan ]; then
     [ -e /srv/late ] && { echo 'no login' >&2; exit 1; }
     op=create; [ -d "/srv/made/$id" ] && op=none
+    [ -n "$new" ] || op=delete
     echo '{"changes": [{"id": "'$id'", "op": "'$op'", "text": "make its directory"}]}'
     exit
 fi
@@ -73,7 +74,8 @@ if [ -e /srv/hang ]; then sleep 1000 & echo $! >> /srv/pids; sleep 1000; fi
 make; success
 "#;
 
-const DB: &str = r#"{"id": "db", "kind": "mark", "spec": {}, "sensitive": ["word"]}"#;
+const DB: &str = r#"{"id": "db", "kind": "mark", "spec": {}, "sensitive": ["word"],
+    "reader": "web"}"#;
 const USER: &str = r#"{"id": "user", "kind": "mark", "needs": ["db"], "on_removal": "destroy"}"#;
 
 const ALONE: &str = r#"{"id": "user", "kind": "mark", "on_removal": "destroy"}"#;
@@ -161,7 +163,9 @@ impl Machine {
 
     async fn want(&self, version: &str, resources: &[(&str, &str)]) -> Tree {
         let (_, tree) = self.sub().tree().await;
-        let mut edit = Edit::of(&tree, &self.source).file("/etc/version", version);
+        let mut edit = Edit::of(&tree, &self.source)
+            .file("/etc/version", version)
+            .file("/etc/passwd", "web:x:1234:1235::/:/bin/false\n");
         let is_there = |path: &str| tree.get(&path.parse().unwrap()).is_some();
         if is_there("/etc/dominator") {
             edit = edit.remove("/etc/dominator");
@@ -316,8 +320,11 @@ async fn resources_are_made_before_the_update_and_leave_after_it() {
     assert_eq!(last.outcome, UpdateOutcome::Done);
     let text = fs::read_to_string(files.join("db.json")).unwrap();
     assert_eq!(text, "{\n  \"port\": 5,\n  \"word\": \"secret\"\n}\n");
-    let mode = fs::metadata(files.join("db.json")).unwrap().permissions().mode();
-    assert_eq!(mode & 0o7777, 0o600);
+    let of = |name: &str| fs::metadata(files.join(name)).unwrap();
+    assert_eq!(of("db.json").mode() & 0o7777, 0o600);
+    // Its reader is known since the update brought the user.
+    assert_eq!((of("db.json").uid(), of("db.json").gid()), (1234, 1235));
+    assert_eq!((of("user.json").uid(), of("user.json").gid()), (0, 0));
     let report = machine.report().await;
     assert_eq!(report.resources[0].outputs, r#"{"port":5}"#);
     let request = GetResourcesRequest { have: None };

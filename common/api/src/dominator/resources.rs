@@ -1,13 +1,17 @@
-//! `Dominator.GetResources` and `Dominator.OrderResource`: the resources of machines.
+//! `Dominator.GetResources`, `Dominator.PlanResources` and `Dominator.OrderResource`: the resources
+//! of machines.
 
 use serde::{Deserialize, Serialize};
 
 use super::ListSubsRequest;
+use super::kept_files::ImageOfMachine;
 use crate::Done;
 use crate::access::Access;
 use crate::audit::call_details::CallDetails;
 use crate::method::{Effect, Method};
 use crate::subd::{ResourceOrder, ResourceReport, ResourcesReport};
+use model::image::ImageName;
+use provisioning::machine::preview::PlannedResource;
 
 /// Asks machines which resources they have, and how far these are. Refuses machines.
 pub enum GetResources {}
@@ -36,6 +40,45 @@ impl Method for GetResources {
     const REPLY_BYTES_MAX: usize = 64 << 20;
     type Request = ListSubsRequest;
     type Reply = GetResourcesReply;
+}
+
+/// Has machines ask their plugins what they would do for other images. Nothing changes. Refuses
+/// machines.
+pub enum PlanResources {}
+
+/// The most machines in one request: they are asked at the same time.
+pub const PLANNING_MAX: usize = 50;
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlanResourcesRequest {
+    /// At most [`PLANNING_MAX`].
+    pub machines: Vec<ImageOfMachine>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlanResourcesReply {
+    /// In the order of the request, without machines for which nothing would be done.
+    pub machines: Vec<PlannedResources>,
+}
+
+/// What would be done about the resources of a machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedResources {
+    pub hostname: String,
+    pub image: ImageName,
+    /// By id.
+    pub resources: Vec<PlannedResource>,
+    /// Why nothing is known, or nothing could be done.
+    pub unknown: Option<String>,
+}
+
+impl Method for PlanResources {
+    const NAME: &'static str = "Dominator.PlanResources";
+    const ACCESS: Access = Access::Authenticated;
+    const EFFECT: Effect = Effect::Tells;
+    const REPLY_BYTES_MAX: usize = 64 << 20;
+    type Request = PlanResourcesRequest;
+    type Reply = PlanResourcesReply;
 }
 
 /// Gives a machine an order about an orphan: see [`crate::subd::OrderResource`], whose fault is the

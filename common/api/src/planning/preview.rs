@@ -17,6 +17,7 @@ use model::path::TreePath;
 use model::plan::{Action, Blocked, Difference, Plan};
 use model::trigger::Triggers;
 use model::trigger::services::{SUBD_SERVICE, ServiceCall, ServiceCalls, service_calls};
+use tasks::effects::{Effect, effects};
 
 /// How many blocked paths a [`PlanSummary`] names.
 pub const BLOCKED_NAMED: usize = 20;
@@ -114,8 +115,10 @@ pub struct PlanSummary {
     pub dangers: Vec<String>,
     /// What would be done to services.
     pub services: ServiceCalls,
-    /// Why the triggers of the former image are not known. Services that only they name are then
-    /// missing in `services`.
+    /// The daemon tasks that would be started or stopped, by name.
+    pub tasks: BTreeMap<String, Effect>,
+    /// Why the triggers of the former image are not known. Services and tasks that only they name
+    /// are then missing.
     pub former_unknown: Option<String>,
 }
 
@@ -125,6 +128,10 @@ impl PlanSummary {
     #[must_use]
     pub fn of(image: &RequiredImage, planned: &Planned, former: &FormerImage) -> Self {
         let plan = &planned.plan;
+        let changed: Vec<&TreePath> = plan.changed_paths().collect();
+        let changed = changed.iter().copied();
+        let (old, new) = (&former.triggers, &image.content.triggers);
+        let is_repair = former.image.as_ref() == Some(image.name());
         Self {
             image: image.name().clone(),
             from: former.image.clone(),
@@ -132,7 +139,8 @@ impl PlanSummary {
             changes: ChangeCounts::of(plan),
             blocked: plan.blocked.iter().take(BLOCKED_NAMED).cloned().collect(),
             dangers: planned.dangers.clone(),
-            services: services(plan, &former.triggers, &image.content.triggers),
+            services: service_calls(old, new, changed.clone(), SUBD_SERVICE),
+            tasks: effects(old, new, changed, is_repair),
             former_unknown: former.unknown.clone(),
         }
     }
@@ -154,8 +162,10 @@ pub struct Preview {
     pub dangers: Vec<String>,
     /// What would be done to services.
     pub services: ServiceCalls,
-    /// Why the triggers of the former image are not known. Services that only they name are then
-    /// missing in `services`.
+    /// The daemon tasks that would be started or stopped, by name.
+    pub tasks: BTreeMap<String, Effect>,
+    /// Why the triggers of the former image are not known. Services and tasks that only they name
+    /// are then missing.
     pub former_unknown: Option<String>,
     /// Objects that would be fetched.
     pub fetch_objects: u32,
@@ -172,8 +182,17 @@ impl Preview {
         cached: &ObjectSet,
         former: &FormerImage,
     ) -> Self {
-        let PlanSummary { image, from, same, changes, dangers, services, former_unknown, .. } =
-            PlanSummary::of(image, planned, former);
+        let PlanSummary {
+            image,
+            from,
+            same,
+            changes,
+            dangers,
+            services,
+            tasks,
+            former_unknown,
+            ..
+        } = PlanSummary::of(image, planned, former);
         let (fetch_objects, fetch_bytes) = FetchTotals::of(planned).beside(planned, cached);
         let plan = Plan::clone(&planned.plan);
         Self {
@@ -184,6 +203,7 @@ impl Preview {
             plan,
             dangers,
             services,
+            tasks,
             former_unknown,
             fetch_objects,
             fetch_bytes,
@@ -208,6 +228,7 @@ impl Preview {
             line(format!("UNSAFE {danger}"));
         }
         service_lines(&self.services).into_iter().for_each(&mut line);
+        self.tasks.iter().for_each(|(name, effect)| line(effect.text(name)));
         if let Some(why) = &self.former_unknown {
             line(unknown_line(self.from.as_ref(), why));
         }
@@ -259,16 +280,10 @@ impl FetchTotals {
     }
 }
 
-/// What would be done to services.
-fn services(plan: &Plan, old: &Triggers, new: &Triggers) -> ServiceCalls {
-    let paths: Vec<&TreePath> = plan.changed_paths().collect();
-    service_calls(old, new, paths.iter().copied(), SUBD_SERVICE)
-}
-
 /// Warns that the triggers of the former image are not known.
 fn unknown_line(from: Option<&ImageName>, why: &str) -> String {
     let from = from.map_or("its last image", ImageName::as_str);
-    format!("NOT KNOWN: the triggers of {from}: {why}; services that only they name are not told")
+    format!("NOT KNOWN: the triggers of {from}: {why}; what only they name is not told")
 }
 
 /// Formats what would be done to services, as lines.

@@ -1,5 +1,5 @@
-//! `Subd.Provision`, `Subd.ContinueProvisioning`, `Subd.GetResources` and `Subd.OrderResource`: the
-//! resources of a machine.
+//! `Subd.Provision`, `Subd.ContinueProvisioning`, `Subd.GiveUpProvisioning`, `Subd.PlanResources`,
+//! `Subd.GetResources` and `Subd.OrderResource`: the resources of a machine.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,6 +9,8 @@ use crate::audit::call_details::CallDetails;
 use crate::method::{Effect, Method};
 use model::image::ImageName;
 use model::object::ObjectId;
+use provisioning::image::Definition;
+use provisioning::machine::preview::PlannedResource;
 
 /// Starts to provision the resources of the staged update, with the first wave. If these are
 /// provisioned already, or on the way to it, nothing is started; otherwise they replace those of
@@ -60,6 +62,58 @@ impl Method for ContinueProvisioning {
     fn audit_details(request: &Self::Request) -> CallDetails {
         CallDetails::default().with("digest", request.image_digest).with("step", request.step)
     }
+}
+
+/// Gives up the resources of an image that is not to come any more. When what plugins still work on
+/// has ended, what was changed for it is made as the active image asks for, and what was made for
+/// it leaves or stays as its file says. Has no effect if others are provisioned, or the image is
+/// active.
+pub enum GiveUpProvisioning {}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GiveUpProvisioningRequest {
+    /// The image, as in [`ProvisioningReport`].
+    pub image_digest: ObjectId,
+}
+
+impl Method for GiveUpProvisioning {
+    const NAME: &'static str = "Subd.GiveUpProvisioning";
+    const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Changes;
+    type Request = GiveUpProvisioningRequest;
+    type Reply = Done;
+
+    fn audit_details(request: &Self::Request) -> CallDetails {
+        CallDetails::default().with("digest", request.image_digest)
+    }
+}
+
+/// Asks plugins what they would do for an image that is not there yet. Nothing changes. One caller
+/// is served at a time; the answer to others is [`crate::fault::FaultCode::Busy`].
+pub enum PlanResources {}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlanResourcesRequest {
+    /// What the image asks for.
+    pub definition: Definition,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlanResourcesReply {
+    /// By id, without those that stay as they are.
+    pub resources: Vec<PlannedResource>,
+    /// Why nothing is known, or nothing could be done.
+    pub unknown: Option<String>,
+}
+
+impl Method for PlanResources {
+    const NAME: &'static str = "Subd.PlanResources";
+    const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Tells;
+    const REQUEST_BYTES_MAX: usize = 16 << 20;
+    const REPLY_BYTES_MAX: usize = 16 << 20;
+    type Request = PlanResourcesRequest;
+    type Reply = PlanResourcesReply;
 }
 
 /// Returns the resources of the machine, and how far they are. A subd that has this method

@@ -54,6 +54,7 @@ fn sets_may_call_what_they_must() {
             Subd.GetTaskLog
             Subd.GetTaskStates
             Subd.GetTasks
+            Subd.GiveUpProvisioning
             Subd.HoldMachine
             Subd.Hurry
             Subd.OfferContents
@@ -61,6 +62,7 @@ fn sets_may_call_what_they_must() {
             Subd.OrderResource
             Subd.OrderTask
             Subd.PermitTask
+            Subd.PlanResources
             Subd.Poll
             Subd.Prepare
             Subd.PreviewScan
@@ -122,6 +124,7 @@ fn sets_may_call_what_they_must() {
             Dominator.PauseUpdates
             Dominator.PlanMachine
             Dominator.PlanMachines
+            Dominator.PlanResources
             Dominator.PlanRollout
             Dominator.ResumeImage
             Dominator.ResumeUpdates
@@ -206,6 +209,7 @@ fn sets_may_call_what_they_must() {
             Dominator.ListTasks
             Dominator.PlanMachine
             Dominator.PlanMachines
+            Dominator.PlanResources
             Dominator.PlanRollout
             Dominator.ShowMdb
             Dominator.ShowSub

@@ -196,7 +196,10 @@ impl Machine {
 }
 
 /// Returns the changes of an answer, if it is one about `ids`.
-fn changes_of(answer: PlanAnswer, ids: &BTreeSet<String>) -> Result<Vec<Change>, String> {
+pub(super) fn changes_of(
+    answer: PlanAnswer,
+    ids: &BTreeSet<String>,
+) -> Result<Vec<Change>, String> {
     match answer.changes.iter().find(|change| !ids.contains(&change.id)) {
         Some(Change { id, .. }) => Err(format!("its answer is about `{}` too", safe_text(id, 80))),
         None => Ok(answer.changes),

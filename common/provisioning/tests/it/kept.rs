@@ -282,7 +282,7 @@ fn an_orphan_on_which_a_plugin_works_is_not_forgotten() {
     let Todo::Calls(calls) = machine.next() else { panic!("nothing is to be done") };
     machine.change_state(|state| state.begin(&calls[0]));
     machine.activated(digest("plain"), &none);
-    machine.undone(digest("first"));
+    machine.give_up(digest("first"));
 
     // While it runs, its end is of no interest any more.
     let mut forgotten = machine.clone();

@@ -24,6 +24,7 @@ fn everything_but_id_and_kind_has_a_default() {
         on_drift: OnDrift::Report,
         per: Per::Machine,
         sensitive: Vec::new(),
+        reader: None,
     };
     assert_eq!(resource, expected);
 }
@@ -36,10 +37,11 @@ fn a_whole_file_is_read_and_written() {
          // As of the last release:
          "provides": {"sql": "15.2"}, "spec": {"size_gib": 10, "deep": [1, {"a": null}]},
          "on_removal": "destroy", "on_drift": "repair", "per": "fleet",
-         "sensitive": ["password"]}"#;
+         "sensitive": ["password"], "reader": "www-data"}"#;
     let resource = parse(text).unwrap();
     assert_eq!((resource.on_removal, resource.on_drift), (OnRemoval::Destroy, OnDrift::Repair));
     assert_eq!((resource.per, resource.sensitive.len()), (Per::Fleet, 1));
+    assert_eq!(resource.reader.as_deref(), Some("www-data"));
     let written = serde_json::to_string(&resource).unwrap();
     assert_eq!(parse(&written), Ok(resource));
 }
@@ -83,6 +85,8 @@ fn what_cannot_be_used_is_refused_with_its_key() {
         with("\"on_drift\": \"fix\""),
         with("\"per\": \"host\""),
         with("\"sensitive\": \"password\""),
+        with("\"reader\": \"a b\""),
+        with("\"reader\": null"),
         " ".repeat(65_537),
     ];
     let said: String = files
@@ -130,6 +134,7 @@ fn the_key_is_of_scope_id_and_inputs() {
         ("on_removal", json!("destroy")),
         ("on_drift", json!("repair")),
         ("sensitive", json!(["password"])),
+        ("reader", json!("www-data")),
         ("spec", json!({"two": {"a": [1, 2], "b": 2}, "one": 1})),
     ] {
         assert_eq!(changed(field, to), same, "{field}");

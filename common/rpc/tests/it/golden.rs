@@ -123,6 +123,9 @@ fn methods_of_subd_have_these_bytes() {
     pinned.method::<subd::Provision>((samples::provision(), Default::default()));
     let go_on = samples::continue_provisioning();
     pinned.method::<subd::ContinueProvisioning>((go_on, Default::default()));
+    let give_up = samples::give_up_provisioning();
+    pinned.method::<subd::GiveUpProvisioning>((give_up, Default::default()));
+    pinned.method::<subd::PlanResources>(samples::plan_resources());
     pinned.method::<subd::GetResources>(samples::get_resources());
     let order = samples::order_resource();
     pinned.method::<subd::OrderResource>((order, Default::default()));
@@ -217,6 +220,8 @@ fn methods_of_the_dominator_have_these_bytes() {
     pinned.method::<dominator::tasks::OrderTasks>(samples::order_tasks());
     pinned.method::<dominator::tasks::GetTaskLog>(samples::get_fleet_task_log());
     pinned.method::<dominator::kept_files::CountKeptFiles>(samples::count_kept_files());
+    let plans = samples::plan_resources_of_machines();
+    pinned.method::<dominator::resources::PlanResources>(plans);
     pinned.method::<dominator::resources::GetResources>(samples::machine_resources());
     let order = samples::order_machine_resource();
     pinned.method::<dominator::resources::OrderResource>((order, Default::default()));

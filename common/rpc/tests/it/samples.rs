@@ -12,6 +12,7 @@ mod sub_state;
 
 use std::collections::BTreeMap;
 
+use ::tasks::effects::Effect;
 use api::Done;
 use api::dominator::events::{
     AcceptClockRequest, BackupReply, BackupRequest, ChangeReason, EventDetails, EventKind,
@@ -798,6 +799,7 @@ fn summary_of_update() -> PlanSummary {
             reboot: false,
             high_impact: true,
         },
+        tasks: [("web".to_owned(), Effect::Restart)].into(),
         former_unknown: Some("it was deleted".to_owned()),
     }
 }
@@ -812,8 +814,9 @@ fn waits() -> Vec<(Status, String)> {
 }
 
 pub fn plan_machine() -> (PlanMachineRequest, PlanMachineReply) {
-    let PlanSummary { image, from, same, changes, dangers, services, former_unknown, .. } =
-        summary_of_update();
+    let PlanSummary {
+        image, from, same, changes, dangers, services, tasks, former_unknown, ..
+    } = summary_of_update();
     let remove =
         Operation { path: path("/g"), action: Action::Remove, reason: vec![Difference::Extra] };
     let preview = Preview {
@@ -824,6 +827,7 @@ pub fn plan_machine() -> (PlanMachineRequest, PlanMachineReply) {
         plan: Plan { operations: vec![remove], blocked: Vec::new() },
         dangers,
         services,
+        tasks,
         former_unknown,
         fetch_objects: 2,
         fetch_bytes: 1 << 60,

@@ -7,6 +7,7 @@ use model::path::TreePath;
 use model::tree::Tree;
 use model::tree::text::from_text;
 use model::trigger::Triggers;
+use tasks::effects::{Effect, effects};
 use tasks::image::{Definition, ImageTaskError, ImageTasks, pairs, stopped_by_update};
 
 /// A tree with these entries: their kind and path, and `=NAME` for the content of a file.
@@ -164,5 +165,34 @@ fn an_update_stops_what_it_drops_or_changes_and_nothing_else() {
         let (before, after) = (tasks(before), tasks(after));
         let stopped = stopped_by_update(&before, &after, [&old, &new], &changed, &zones);
         assert_eq!(!stopped.is_empty(), stops, "row {number}");
+    }
+}
+
+#[test]
+fn a_plan_tells_which_tasks_an_update_starts_and_stops() {
+    let a = || triggers(&[trigger("a", LINES, "")]);
+    let b = triggers(&[trigger("b", r#""/etc/dominator/tasks.d/b.json""#, "")]);
+    let service = Triggers::from_json(r#"[{"MatchLines": ["/opt/a"], "Service": "a"}]"#).unwrap();
+    let (file, program) = ("/etc/dominator/tasks.d/a.json", "/opt/a/bin");
+    let (start, stop, restart) = (Effect::Start, Effect::Stop, Effect::Restart);
+    // Before, after, what changes, whether the image stays; and the effects.
+    type Row<'a> = (Triggers, Triggers, &'a [&'a str], bool, &'a [(&'a str, Effect)]);
+    let table: [Row<'_>; 9] = [
+        (a(), a(), &["/etc/motd"], false, &[]),
+        (a(), a(), &[file], false, &[("a", restart)]),
+        (a(), a(), &[program], false, &[("a", restart)]),
+        (a(), a(), &[program], true, &[("a", restart)]),
+        // An edited task file is repaired, and its task goes on.
+        (a(), a(), &[file], true, &[]),
+        (a(), b, &[], false, &[("a", stop), ("b", start)]),
+        (service.clone(), service.clone(), &[program], false, &[]),
+        (service.clone(), a(), &[], false, &[("a", start)]),
+        (a(), service, &[], false, &[("a", stop)]),
+    ];
+    for (number, (old, new, changed, is_repair, expected)) in table.into_iter().enumerate() {
+        let changed: Vec<TreePath> = changed.iter().map(|path| path.parse().unwrap()).collect();
+        let got = effects(&old, &new, changed.iter(), is_repair);
+        let expected = expected.iter().map(|(name, effect)| ((*name).to_owned(), *effect));
+        assert_eq!(got, expected.collect(), "row {number}");
     }
 }

@@ -15,6 +15,7 @@ use model::trigger::services::{SUBD_SERVICE, ServiceCalls};
 use serde::Serialize;
 
 use super::kept_files::KeptByMachines;
+use super::resources::ResourcesOfMachines;
 
 /// Names at most this many machines of a group.
 const NAMED: usize = 5;
@@ -65,6 +66,8 @@ pub(super) struct Pair {
     pub(super) fetch_bytes: u64,
     /// Number of machines for each service call, such as `stop db`.
     pub(super) services: BTreeMap<String, u32>,
+    /// Number of machines for each effect on a task, such as `stop task backup`.
+    pub(super) tasks: BTreeMap<String, u32>,
     /// Machines that would reboot.
     pub(super) reboot: u32,
     /// Machines with triggers of high impact.
@@ -93,6 +96,9 @@ pub(super) struct FleetPlan {
     pub(super) machines: Vec<MachinePlan>,
     /// Files that the machines keep with old numbers of users and groups.
     pub(super) kept_files: KeptByMachines,
+    /// What plugins would do about resources, if they were asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) resources: Option<ResourcesOfMachines>,
 }
 
 /// Describes each service call, such as `stop db`.
@@ -104,6 +110,11 @@ fn service_calls(calls: &ServiceCalls) -> Vec<String> {
         texts.push(format!("restart {SUBD_SERVICE}"));
     }
     texts
+}
+
+/// Describes what happens to each task, such as `stop task backup`.
+fn task_effects(update: &PlanSummary) -> impl Iterator<Item = String> {
+    update.tasks.iter().map(|(name, effect)| effect.text(name))
 }
 
 fn arrow(from: Option<&ImageName>, image: &ImageName) -> String {
@@ -177,6 +188,9 @@ impl FleetPlan {
         for call in service_calls(&update.services) {
             *pair.services.entry(call).or_default() += 1;
         }
+        for effect in task_effects(update) {
+            *pair.tasks.entry(effect).or_default() += 1;
+        }
         pair.reboot += u32::from(update.services.reboot);
         pair.high_impact += u32::from(update.services.high_impact);
         if let Some(danger) = update.dangers.first() {
@@ -203,6 +217,7 @@ impl FleetPlan {
                 fetch_objects: 0,
                 fetch_bytes: 0,
                 services: BTreeMap::new(),
+                tasks: BTreeMap::new(),
                 reboot: 0,
                 high_impact: 0,
                 is_unsafe: Group::default(),
@@ -220,7 +235,7 @@ impl FleetPlan {
         let changing = self.machines.iter().filter_map(|plan| {
             let PlanOutcome::Update { update, .. } = &plan.outlook else { return None };
             let update = self.updates.get(usize::try_from(*update).ok()?)?;
-            let is_other = update.from.as_ref().is_some_and(|from| *from != update.image);
+            let is_other = update.from.as_ref() != Some(&update.image);
             let (hostname, image) = (plan.hostname.clone(), update.image.clone());
             (is_other && !update.same).then_some(ImageOfMachine { hostname, image })
         });
@@ -266,6 +281,8 @@ impl FleetPlan {
         for pair in &self.pairs {
             pair.lines().into_iter().for_each(&mut line);
         }
+        let resources = self.resources.iter().flat_map(ResourcesOfMachines::lines);
+        resources.for_each(&mut line);
         let named = (!verbose).then_some(NAMED);
         self.kept_files.lines(named).into_iter().for_each(&mut line);
         for (status, group) in &self.waiting {
@@ -301,6 +318,7 @@ impl FleetPlan {
                     parts.push(counted(update.changes.count(), "change"));
                     parts.push(format!("to fetch {objects}, {}", size(*fetch_bytes)));
                     parts.extend(service_calls(&update.services));
+                    parts.extend(task_effects(update));
                     if update.services.reboot {
                         parts.push("reboot".to_owned());
                     }
@@ -340,8 +358,10 @@ impl Pair {
         }
         let objects = counted(self.fetch_objects, "object");
         fact("to fetch", format!("{objects}, {}", size(self.fetch_bytes)));
-        for (call, count) in &self.services {
-            fact("services", format!("{call} on {}", counted((*count).into(), "machine")));
+        for (name, calls) in [("services", &self.services), ("tasks", &self.tasks)] {
+            for (call, count) in calls {
+                fact(name, format!("{call} on {}", counted((*count).into(), "machine")));
+            }
         }
         for (name, count) in [("reboot", self.reboot), ("high impact", self.high_impact)] {
             if count > 0 {

@@ -1,16 +1,13 @@
 //! The files that machines of a plan keep with old numbers of users and groups.
 
-use std::time::Instant;
-
 use api::dominator::kept_files::{
     COUNTING_MAX, CountKeptFiles, CountKeptFilesRequest, ImageOfMachine, KeptFiles,
 };
-use api::fault::FaultCode;
-use model::display::{counted, error_chain};
-use rpc::client::{CallError, Client};
+use model::display::counted;
+use rpc::client::Client;
 use serde::Serialize;
 
-use super::{LIMIT, PROGRESS};
+use super::ask_machines;
 
 /// What the machines of a plan keep.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -41,45 +38,18 @@ impl KeptByMachines {
     }
 }
 
-/// Has the dominator ask `machines`, and prints progress on stderr if that takes long. A plan is
-/// shown without what they keep if that is not known.
-pub(super) async fn ask(client: &Client, machines: Vec<ImageOfMachine>) -> KeptByMachines {
+/// Has the dominator ask `machines`. A plan is shown without what they keep if that is not known.
+pub(super) async fn ask(client: &Client, machines: &[ImageOfMachine]) -> KeptByMachines {
     let mut kept = KeptByMachines::default();
-    let (start, count) = (Instant::now(), machines.len());
-    for (batch, machines) in machines.chunks(COUNTING_MAX).enumerate() {
-        let done = batch * COUNTING_MAX;
-        if start.elapsed() > LIMIT {
-            let left = counted((count - done) as u64, "machine");
-            kept.unknown = Some(format!("{left} were not asked, because it takes too long"));
-            break;
-        }
-        let request = CountKeptFilesRequest { machines: machines.to_vec() };
-        let call = client.call_within::<CountKeptFiles>(&request, LIMIT);
-        let mut call = std::pin::pin!(call);
-        let reply = loop {
-            if let Ok(reply) = tokio::time::timeout(PROGRESS, &mut call).await {
-                break reply;
-            }
-            eprintln!("waiting: files that machines keep are counted: {done} of {count} machines");
-        };
-        match reply {
-            Ok(reply) => kept.machines.extend(reply.machines),
-            Err(error) => {
-                kept.unknown = Some(why(&error));
-                break;
-            }
-        }
-    }
+    kept.unknown = ask_machines::<CountKeptFiles>(
+        client,
+        machines.chunks(COUNTING_MAX),
+        "files that machines keep are counted",
+        |machines| CountKeptFilesRequest { machines },
+        |reply| kept.machines.extend(reply.machines),
+    )
+    .await;
     kept
-}
-
-fn why(error: &CallError) -> String {
-    match error.code() {
-        Some(FaultCode::NoMethod) => {
-            "the dominator is of a release that does not ask for them".to_owned()
-        }
-        _ => error_chain(error),
-    }
 }
 
 #[cfg(test)]

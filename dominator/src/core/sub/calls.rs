@@ -214,7 +214,7 @@ impl Sub {
             }
             // The objects may still be in the cache.
             CallPurpose::Cleanup => self.cleaned_generation = None,
-            CallPurpose::Provision => self.provisioning.ask_again(),
+            CallPurpose::Provision => self.provisioning.order_failed(),
             CallPurpose::Commit(id) => self.commit_failed(id, failure.kind),
             _ => {}
         }

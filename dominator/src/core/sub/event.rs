@@ -9,9 +9,9 @@ use api::dominator::rollback::Rollback;
 use api::dominator::tasks::WantedTaskOrder;
 use api::subd::{
     CleanupRequest, ContinueProvisioningRequest, FetchRequest, GetResourcesReply,
-    GetResourcesRequest, GetTaskStatesReply, GetTaskStatesRequest, Limits, OfferImageRequest,
-    OrderTaskRequest, PollReply, PollRequest, PrepareRequest, ProvisionRequest,
-    SetConfigurationRequest, SubVersion, UpdateOutcome,
+    GetResourcesRequest, GetTaskStatesReply, GetTaskStatesRequest, GiveUpProvisioningRequest,
+    Limits, OfferImageRequest, OrderTaskRequest, PollReply, PollRequest, PrepareRequest,
+    ProvisionRequest, SetConfigurationRequest, SubVersion, UpdateOutcome,
 };
 use model::image::{ComputedRule, ImageName};
 use model::mdb::Machine;
@@ -143,6 +143,8 @@ pub enum Call {
     Provision(ProvisionRequest),
     /// Has plugins go on with them.
     ContinueProvisioning(ContinueProvisioningRequest),
+    /// Has the machine give up the resources of an image that is not to come any more.
+    GiveUpProvisioning(GiveUpProvisioningRequest),
     /// Gives an order about a daemon task.
     OrderTask(OrderTaskRequest),
 }
@@ -162,6 +164,7 @@ impl Call {
             Self::AddObjects(_) => "add-objects",
             Self::Provision(_) => "provision",
             Self::ContinueProvisioning(_) => "continue-provisioning",
+            Self::GiveUpProvisioning(_) => "give-up-provisioning",
             Self::OrderTask(_) => "order-task",
         }
     }

@@ -11,8 +11,8 @@ use core::time::Duration;
 
 use api::dominator::Status;
 use api::subd::{
-    ContinueProvisioningRequest, GetResourcesReply, GetResourcesRequest, ProvisionRequest,
-    ProvisioningReport, ProvisioningStage, SubVersion,
+    ContinueProvisioningRequest, GetResourcesReply, GetResourcesRequest, GiveUpProvisioningRequest,
+    ProvisionRequest, ProvisioningReport, ProvisioningStage, SubVersion,
 };
 use model::backoff::{doubled, jittered};
 use model::display::safe_text;
@@ -68,6 +68,10 @@ pub(super) struct Provisioning {
     counted: Option<(ObjectId, u32)>,
     /// The drift of what is there.
     drift: Drift,
+    /// True if the machine may have resources of an image that is to come, as far as is known.
+    has_target: bool,
+    /// The instance of the sub that was told to give up the resources of this image.
+    given_up: Option<(u64, ObjectId)>,
 }
 
 impl Provisioning {
@@ -85,6 +89,12 @@ impl Provisioning {
     /// Has the machine asked again before anything else is decided, because it was given an order.
     pub(super) fn ask_again(&mut self) {
         (self.known, self.asked) = (None, None);
+    }
+
+    /// Handles that an order may not have reached the machine.
+    pub(super) fn order_failed(&mut self) {
+        self.given_up = None;
+        self.ask_again();
     }
 
     /// Returns what is known of the resources of this image.
@@ -140,6 +150,7 @@ impl Sub {
         if !self.needs_resources(view, image) {
             self.provisioning.error = None;
             self.watch_resources(view, image, step);
+            self.give_up_others(view, image, step);
             return Continue(None);
         }
         self.ask_for_resources(view, step);
@@ -199,11 +210,37 @@ impl Sub {
         })
     }
 
-    /// Asks how the resources of the image are that the machine has: they may drift.
+    /// Asks how the resources of the image are that the machine has: they may drift. Those of
+    /// another image may be there too.
     fn watch_resources(&mut self, view: &View, image: &RequiredImage, step: &mut Step<'_>) {
-        match image.content.triggers.have_resources() {
-            true => self.ask_for_resources(view, step),
-            false => self.provisioning.drift = Drift::default(),
+        let has_resources = image.content.triggers.have_resources();
+        if has_resources || self.provisioning.has_target {
+            self.ask_for_resources(view, step);
+        }
+        if !has_resources {
+            self.provisioning.drift = Drift::default();
+        }
+    }
+
+    /// Has the machine give up the resources of an image that was required before: the required one
+    /// is active, so no update will do it.
+    fn give_up_others(&mut self, view: &View, image: &RequiredImage, step: &mut Step<'_>) {
+        let known = self.provisioning.known.as_ref().filter(|known| known.not_run.is_none());
+        let Some(target) = known.and_then(|known| known.provisioning.as_ref()) else { return };
+        let request = GiveUpProvisioningRequest { image_digest: target.image_digest };
+        if request.image_digest == image.digest || !self.is_recorded(view, image) {
+            return;
+        }
+        if let Some(until) = self.provisioning.failing.held_until(step.now.elapsed) {
+            return self.wake_by(until);
+        }
+        let given_up = Some((view.report.version.instance, target.image_digest));
+        let todo = "giving up the resources of another image";
+        if self.provisioning.given_up != given_up
+            && self.check_may_provision(view, image, todo, step).is_continue()
+            && self.call(CallPurpose::Provision, Call::GiveUpProvisioning(request), step)
+        {
+            self.provisioning.given_up = given_up;
         }
     }
 
@@ -257,6 +294,7 @@ impl Sub {
     ) -> Check<StatusAndDetail> {
         self.check_may_provision(view, image, todo, step)?;
         let call = Call::Provision(ProvisionRequest { update_id });
+        (self.provisioning.has_target, self.provisioning.given_up) = (true, None);
         self.call(CallPurpose::Provision, call, step);
         self.stop_waiting(Status::Provisioning, format!("asking for the resources of {todo}"))
     }
@@ -349,6 +387,7 @@ impl Provisioning {
     fn set(&mut self, known: Known, step: &Step<'_>) {
         let pause = doubled(ASK_FIRST, ASK_LONGEST, known.repeated.saturating_add(1));
         self.ask_at = step.now.elapsed + jittered(pause, step.context.jitter);
+        self.has_target = known.provisioning.is_some();
         self.known = Some(known);
         (self.asking, self.is_too_old) = (Attempt::default(), false);
     }

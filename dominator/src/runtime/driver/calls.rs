@@ -10,9 +10,9 @@ use api::planning::PlanJob;
 use api::subd::{
     Cleanup, Commit, CommitRequest, ContinueProvisioning, Fetch, GetRefusedChanges, GetResources,
     GetResourcesRequest, GetTaskStates, GetTaskStatesReply, GetTaskStatesRequest, GetTasks,
-    HoldMachine, Hurry, OfferContents, OfferContentsRequest, OfferImage, OrderTask, Poll,
-    PollReply, PollRequest, Prepare, PrepareRequest, Provision, RetryTriggers, ScanNow,
-    ScanNowRequest, SetConfiguration, SubVersion,
+    GiveUpProvisioning, HoldMachine, Hurry, OfferContents, OfferContentsRequest, OfferImage,
+    OrderTask, Poll, PollReply, PollRequest, Prepare, PrepareRequest, Provision, RetryTriggers,
+    ScanNow, ScanNowRequest, SetConfiguration, SubVersion,
 };
 use model::display::error_chain;
 use model::mdb::Machine;
@@ -181,6 +181,10 @@ pub(super) async fn call_sub(
         }
         Call::ContinueProvisioning(request) => {
             let call = Box::pin(client.call_within::<ContinueProvisioning>(request, ACCEPT_LIMIT));
+            return gated(&client, &shared, request_id, call).await;
+        }
+        Call::GiveUpProvisioning(request) => {
+            let call = Box::pin(client.call_within::<GiveUpProvisioning>(request, ACCEPT_LIMIT));
             return gated(&client, &shared, request_id, call).await;
         }
         Call::OrderTask(request) => client.call_within::<OrderTask>(request, ACCEPT_LIMIT).await,

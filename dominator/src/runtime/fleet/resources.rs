@@ -1,15 +1,25 @@
 //! Asks machines for their resources, and gives orders about them. Callers who ask are served one
 //! at a time.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::dominator::resources::{GetResourcesReply, MachineResources, OrderResourceRequest};
+use api::dominator::kept_files::ImageOfMachine;
+use api::dominator::resources::{
+    GetResourcesReply, MachineResources, OrderResourceRequest, PLANNING_MAX, PlanResourcesReply,
+    PlanResourcesRequest, PlannedResources,
+};
 use api::fault::FaultCode;
-use api::subd::{GetResources, GetResourcesRequest, OrderResource, ResourceOrder, ResourcesReport};
+use api::subd::{
+    GetResources, GetResourcesRequest, OrderResource, PlanResources, ResourceOrder, ResourcesReport,
+};
 use futures_util::StreamExt as _;
+use futures_util::future::join_all;
 use futures_util::stream;
 use model::display::error_chain;
+use model::image::ImageName;
+use provisioning::image::Definition;
 
 use super::{Fleet, OrderError};
 use crate::core::orders::Order;
@@ -19,6 +29,9 @@ use crate::runtime::driver::client_of;
 
 /// How long a machine may take to answer.
 const CALL_LIMIT: Duration = Duration::from_secs(5);
+
+/// How long the plugins of a machine may take to say what they would do.
+const PLAN_LIMIT: Duration = Duration::from_secs(300);
 
 /// How many machines are asked at the same time.
 const ASKED_MAX: usize = 64;
@@ -55,6 +68,61 @@ impl Fleet {
                 .report
                 .filter(|report| !report.resources.is_empty() || report.provisioning.is_some())),
             Err(error) if error.code() == Some(FaultCode::NoMethod) => Ok(None),
+            Err(error) => Err(error_chain(&error)),
+        }
+    }
+
+    /// Asks machines what would be done about their resources for other images.
+    pub async fn plan_resources(
+        &self,
+        asked: PlanResourcesRequest,
+    ) -> Result<PlanResourcesReply, OrderError> {
+        if asked.machines.len() > PLANNING_MAX {
+            return Err(OrderError::TooManyPlanning);
+        }
+        let _turn = self.counting.lock().await;
+        let mut definitions: BTreeMap<ImageName, Result<Definition, String>> = BTreeMap::new();
+        for ImageOfMachine { image, .. } in &asked.machines {
+            if !definitions.contains_key(image) {
+                definitions.insert(image.clone(), self.definition(image).await);
+            }
+        }
+        let plans = asked.machines.into_iter().map(async |ImageOfMachine { hostname, image }| {
+            let plan = match &definitions[&image] {
+                Ok(definition) => self.plan_of(&hostname, definition).await,
+                Err(why) => Err(why.clone()),
+            };
+            let api::subd::PlanResourcesReply { resources, unknown } = plan.unwrap_or_else(|why| {
+                api::subd::PlanResourcesReply { unknown: Some(why), ..<_>::default() }
+            });
+            PlannedResources { hostname, image, resources, unknown }
+        });
+        let mut machines = join_all(plans).await;
+        machines.retain(|plan| !plan.resources.is_empty() || plan.unknown.is_some());
+        Ok(PlanResourcesReply { machines })
+    }
+
+    async fn definition(&self, image: &ImageName) -> Result<Definition, String> {
+        let image = self.shared.images.look_up(image).await?;
+        self.shared.images.definition(&image).await
+    }
+
+    /// Asks a machine what would be done for an image with `definition`.
+    async fn plan_of(
+        &self,
+        hostname: &str,
+        definition: &Definition,
+    ) -> Result<api::subd::PlanResourcesReply, String> {
+        let (handle, machine) = self.find(hostname).map_err(|error| error.to_string())?;
+        handle.with_sub(|sub| sub.expect_right_machine())?;
+        let client = client_of(&machine, &self.shared);
+        let request = api::subd::PlanResourcesRequest { definition: definition.clone() };
+        match client.call_within::<PlanResources>(&request, PLAN_LIMIT).await {
+            Ok(reply) => Ok(reply),
+            // Its subd knows nothing of resources, and there are none.
+            Err(error) if error.code() == Some(FaultCode::NoMethod) && definition.is_empty() => {
+                Ok(api::subd::PlanResourcesReply::default())
+            }
             Err(error) => Err(error_chain(&error)),
         }
     }

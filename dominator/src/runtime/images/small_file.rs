@@ -78,7 +78,7 @@ impl Images {
         Ok(None)
     }
 
-    async fn object(&self, id: ObjectId, bytes_max: u64) -> Result<Vec<u8>, String> {
+    pub(super) async fn object(&self, id: ObjectId, bytes_max: u64) -> Result<Vec<u8>, String> {
         let request = GetObjectsRequest { ids: vec![id] };
         let reader = self.client.get_objects(&request).await;
         let mut reader = reader.map_err(|error| error_chain(&error))?;

@@ -3,7 +3,13 @@
 use std::thread::sleep;
 use std::time::Duration;
 
-use api::subd::{OrderResource, OrderResourceRequest, ResourceOrder, ResourceReport};
+use api::subd::{
+    GiveUpProvisioning, GiveUpProvisioningRequest, OrderResource, OrderResourceRequest,
+    PlanResources, PlanResourcesReply, PlanResourcesRequest, ResourceOrder, ResourceReport,
+};
+use model::object::Algorithm;
+use provisioning::machine::preview::{PlannedEffect, PlannedResource};
+use serde_json::json;
 
 use super::*;
 
@@ -167,4 +173,76 @@ async fn orphans_are_forgotten_and_destroyed_although_subd_is_killed() {
     let there = |id: &str| machine.at("srv/made").join(id).exists();
     assert_eq!([there("db"), there("kept"), there("user")], [false, true, true]);
     assert_eq!(machine.lines("log").last().map(String::as_str), Some("destroyed db"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_made_for_an_image_that_does_not_come_leaves_as_its_file_says() {
+    let mut machine = Machine::start(&DIRECT).await;
+    machine.has("1", &[("kept", KEPT)]).await;
+    let next = machine.stage("2", &[("db", DB), ("kept", KEPT), ("user", USER)]).await;
+    machine.all(&next).await;
+    let give_up = async |image_digest: ObjectId| {
+        let request = GiveUpProvisioningRequest { image_digest };
+        machine.sub().client.call::<GiveUpProvisioning>(&request).await.unwrap();
+    };
+    give_up(ObjectId::Blake3([7; 32])).await;
+    let made_all = [made("db"), made("kept"), made("user")];
+    assert_eq!(machine.states().await, made_all);
+    give_up(next.digest).await;
+    eventually_async("the resource is destroyed", async || {
+        let left = [("db".to_owned(), ResourceState::Made, true), made("kept")];
+        let states = machine.states().await;
+        if states == left { Ok(()) } else { Err(format!("{states:?}")) }
+    })
+    .await;
+    assert_eq!(machine.report().await.provisioning, None);
+    give_up(next.digest).await;
+    let log = machine.lines("log");
+    assert_eq!(log.last().map(String::as_str), Some("destroyed user"), "{log:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_an_image_would_do_is_told_before_it_is_there() {
+    let mut machine = Machine::start(&DIRECT).await;
+    let plan = async |machine: &Machine, files: serde_json::Value| {
+        let plugin = Algorithm::Blake3.digest(PLUGIN.as_bytes());
+        let definition = json!({"bindings": BINDINGS, "files": files, "plugins": {"mark": plugin}});
+        let request =
+            PlanResourcesRequest { definition: serde_json::from_value(definition).unwrap() };
+        machine.sub().client.call::<PlanResources>(&request).await.unwrap()
+    };
+    let planned = |id: &str, effect, text: &str| PlannedResource {
+        id: id.to_owned(),
+        kind: "mark".to_owned(),
+        effect,
+        text: text.to_owned(),
+    };
+    let known = |resources| PlanResourcesReply { resources, unknown: None };
+    let why = "dom-provisioner-mark comes with the image: the machine does not have it yet";
+    let unknown = known(vec![planned("db", PlannedEffect::Unknown, why)]);
+    assert_eq!(plan(&machine, json!({"db.json": DB})).await, unknown);
+
+    machine.has("1", &[("kept", KEPT), ("user", ALONE)]).await;
+    let log = machine.lines("log");
+    let expected = known(vec![
+        planned("db", PlannedEffect::Create, "make its directory"),
+        planned("kept", PlannedEffect::Orphan, "its on_removal is keep"),
+        planned("user", PlannedEffect::Delete, "make its directory"),
+    ]);
+    assert_eq!(plan(&machine, json!({"db.json": DB})).await, expected);
+    let same = json!({"kept.json": KEPT, "user.json": ALONE});
+    assert_eq!(plan(&machine, same).await, known(Vec::new()));
+    let bad = plan(&machine, json!({"db.json": "{}"})).await;
+    assert_eq!(bad.resources, []);
+    assert!(bad.unknown.unwrap().contains("db.json"));
+    machine.set("late");
+    let failed =
+        plan(&machine, json!({"db.json": DB, "kept.json": KEPT, "user.json": ALONE})).await;
+    let why = "exit status: 1: no login";
+    assert_eq!(failed, known(vec![planned("db", PlannedEffect::Unknown, why)]));
+    // Nothing was changed, and nothing is under way.
+    assert_eq!(
+        (machine.lines("log"), machine.states().await),
+        (log, vec![made("kept"), made("user")])
+    );
 }

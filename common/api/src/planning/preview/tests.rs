@@ -74,6 +74,26 @@ fn says_what_happens_to_paths_and_services() {
 }
 
 #[test]
+fn says_which_tasks_are_started_and_stopped() {
+    let task = |name: &str| {
+        let lines = format!(r#"["/etc/dominator/tasks.d/{name}.json", "/opt/{name}"]"#);
+        format!(r#"{{"MatchLines": {lines}, "Service": "{name}", "Kind": "task"}}"#)
+    };
+    let triggers = |names: &[&str]| {
+        let all: Vec<String> = names.iter().map(|name| task(name)).collect();
+        format!("[{}]", all.join(","))
+    };
+    let from = Some(ImageName::new("test/0").unwrap());
+    let former = Triggers::from_json(&triggers(&["old", "same", "web"])).unwrap();
+    let former = FormerImage { image: from, triggers: former, unknown: None };
+    let image = image(&triggers(&["new", "same", "web"]));
+    let planned = planned(&["/opt/web"]);
+    let text = Preview::new(&image, &planned, &ObjectSet::default(), &former).text();
+    let lines = "start task new\nstop task old\nrestart task web (unless it ignores changes)\n";
+    assert!(text.contains(lines), "{text}");
+}
+
+#[test]
 fn what_the_former_image_would_stop_is_told_or_that_it_is_not_known() {
     let planned = planned(&["/db/x"]);
     let triggers = Triggers::from_json(r#"[{"MatchLines": ["/db"], "Service": "old"}]"#).unwrap();
@@ -84,8 +104,7 @@ fn what_the_former_image_would_stop_is_told_or_that_it_is_not_known() {
     let unknown =
         FormerImage { image: from, unknown: Some("gone".to_owned()), ..FormerImage::default() };
     let text = Preview::new(&image("[]"), &planned, &ObjectSet::default(), &unknown).text();
-    let line = "NOT KNOWN: the triggers of test/0: gone; services that only they name are not \
-                told\n";
+    let line = "NOT KNOWN: the triggers of test/0: gone; what only they name is not told\n";
     assert!(text.contains(line), "{text}");
 }
 

@@ -1,12 +1,16 @@
 //! Samples of the resources of a machine.
 
+use api::dominator::kept_files::ImageOfMachine;
+use api::dominator::resources as dominator;
 use api::dominator::resources::OrderResourceRequest as OrderMachineResourceRequest;
 use api::subd::{
-    ContinueProvisioningRequest, GetResourcesReply, GetResourcesRequest, OrderResourceRequest,
-    ProvisionRequest, ProvisioningReport, ProvisioningStage, ResourceOrder, ResourceReport,
-    ResourceState, ResourcesReport,
+    ContinueProvisioningRequest, GetResourcesReply, GetResourcesRequest, GiveUpProvisioningRequest,
+    OrderResourceRequest, PlanResourcesReply, PlanResourcesRequest, ProvisionRequest,
+    ProvisioningReport, ProvisioningStage, ResourceOrder, ResourceReport, ResourceState,
+    ResourcesReport,
 };
 use model::object::{Algorithm, ObjectId};
+use provisioning::machine::preview::{PlannedEffect, PlannedResource};
 
 fn digest(text: &str) -> ObjectId {
     Algorithm::Blake3.digest(text.as_bytes())
@@ -18,6 +22,10 @@ pub fn provision() -> ProvisionRequest {
 
 pub fn continue_provisioning() -> ContinueProvisioningRequest {
     ContinueProvisioningRequest { image_digest: digest("image"), step: 3 }
+}
+
+pub fn give_up_provisioning() -> GiveUpProvisioningRequest {
+    GiveUpProvisioningRequest { image_digest: digest("image") }
 }
 
 pub fn get_resources() -> (GetResourcesRequest, GetResourcesReply) {
@@ -56,4 +64,38 @@ pub fn order_machine_resource() -> OrderMachineResourceRequest {
     let OrderResourceRequest { id, order, why } = order_resource();
     let (hostname, who) = ("web1".to_owned(), "ann".to_owned());
     OrderMachineResourceRequest { hostname, id, order, why, who }
+}
+
+pub fn plan_resources() -> (PlanResourcesRequest, PlanResourcesReply) {
+    let definition = serde_json::from_value(serde_json::json!({
+        "bindings": "[[provisioner]]\n",
+        "files": {"a.json": "{}"},
+        "plugins": {"file": digest("plugin")},
+    }));
+    let request = PlanResourcesRequest { definition: definition.unwrap() };
+    let resources = vec![planned_resource()];
+    (request, PlanResourcesReply { resources, unknown: Some("a.json: id".to_owned()) })
+}
+
+fn planned_resource() -> PlannedResource {
+    PlannedResource {
+        id: "foodb".to_owned(),
+        kind: "postgres".to_owned(),
+        effect: PlannedEffect::Refused,
+        text: "it cannot shrink".to_owned(),
+    }
+}
+
+pub fn plan_resources_of_machines()
+-> (dominator::PlanResourcesRequest, dominator::PlanResourcesReply) {
+    let (hostname, image) = ("web-1".to_owned(), "web/2".parse().unwrap());
+    let machine = ImageOfMachine { hostname: hostname.clone(), image };
+    let plan = dominator::PlannedResources {
+        hostname,
+        image: machine.image.clone(),
+        resources: vec![planned_resource()],
+        unknown: Some("refused".to_owned()),
+    };
+    let request = dominator::PlanResourcesRequest { machines: vec![machine] };
+    (request, dominator::PlanResourcesReply { machines: vec![plan] })
 }

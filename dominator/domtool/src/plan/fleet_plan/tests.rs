@@ -5,6 +5,7 @@ use expect_test::{Expect, expect};
 use model::plan::{Blocked, Difference, Obstacle};
 use model::tree::Time;
 use model::trigger::services::{ServiceCall, ServiceVerb};
+use tasks::effects::Effect;
 
 use super::*;
 
@@ -21,11 +22,12 @@ fn same(from: Option<&str>, image: &str) -> PlanSummary {
         blocked: Vec::new(),
         dangers: Vec::new(),
         services: ServiceCalls::default(),
+        tasks: BTreeMap::new(),
         former_unknown: None,
     }
 }
 
-/// So many new files, for which a service is restarted.
+/// So many new files, for which a service and a task are restarted.
 fn new(from: Option<&str>, image: &str, create: u32) -> PlanSummary {
     let reasons = [(Difference::Missing, create)].into();
     let call = |verb| ServiceCall::new("db", verb);
@@ -35,7 +37,8 @@ fn new(from: Option<&str>, image: &str, create: u32) -> PlanSummary {
         ..ServiceCalls::default()
     };
     let changes = ChangeCounts { create, reasons, ..ChangeCounts::default() };
-    PlanSummary { same: false, changes, services, ..same(from, image) }
+    let tasks = [("web".to_owned(), Effect::Restart)].into();
+    PlanSummary { same: false, changes, services, tasks, ..same(from, image) }
 }
 
 fn machine(hostname: &str, update: u32, fetch_bytes: u64) -> MachinePlan {
@@ -72,6 +75,7 @@ fn answers_are_put_together_by_pairs_of_images() {
     // The same update has another number in another answer.
     let mut severe = new(None, "base/2", 1);
     severe.services = ServiceCalls { reboot: true, high_impact: true, ..Default::default() };
+    severe.tasks = BTreeMap::new();
     severe.dangers = vec!["it would remove all".to_owned()];
     severe.blocked = vec![Blocked { path: "/var".parse().unwrap(), why: Obstacle::MountPoint }];
     let mut strange = new(Some("base/0"), "base/2", 3);
@@ -118,6 +122,7 @@ fn answers_are_put_together_by_pairs_of_images() {
           to fetch     1 object, 0 bytes
           services     start db on 1 machine
           services     stop db on 1 machine
+          tasks        restart task web (unless it ignores changes) on 1 machine
           NOT KNOWN    triggers of the former image, on 1 machine: f: it was deleted
         base/1 -> base/2: 4 machines
           no change    1 machine
@@ -126,6 +131,7 @@ fn answers_are_put_together_by_pairs_of_images() {
           to fetch     3 objects, 60 bytes
           services     start db on 3 machines
           services     stop db on 3 machines
+          tasks        restart task web (unless it ignores changes) on 3 machines
         WAITS updates-disabled: 1 machine: b: its record says so
         NOT KNOWN new-machine: 1 machine: n: it is not managed yet
         NOT KNOWN not-reached: 2 machines: g, h: connection refused
@@ -134,14 +140,17 @@ fn answers_are_put_together_by_pairs_of_images() {
     let lines: Vec<String> =
         plan.machines.iter().map(|machine| plan.machine_line(machine)).collect();
     let expected = [
-        "a: base/1 -> base/2; 2 changes; to fetch 1 object, 10 bytes; stop db; start db",
+        "a: base/1 -> base/2; 2 changes; to fetch 1 object, 10 bytes; stop db; start db; \
+         restart task web (unless it ignores changes)",
         "b: base/1 -> base/2; 2 changes; to fetch 1 object, 20 bytes; stop db; start db; \
-         WAITS updates-disabled: its record says so",
-        "c: base/1 -> base/2; 2 changes; to fetch 1 object, 30 bytes; stop db; start db",
+         restart task web (unless it ignores changes); WAITS updates-disabled: its record says so",
+        "c: base/1 -> base/2; 2 changes; to fetch 1 object, 30 bytes; stop db; start db; \
+         restart task web (unless it ignores changes)",
         "d: (no image) -> base/2; 1 change; to fetch 1 object, 5 bytes; reboot; high impact; \
          UNSAFE it would remove all; BLOCKED /var: it is or holds a mount point",
         "e: base/1 -> base/2; no change",
-        "f: base/0 -> base/2; 3 changes; to fetch 1 object, 0 bytes; stop db; start db",
+        "f: base/0 -> base/2; 3 changes; to fetch 1 object, 0 bytes; stop db; start db; \
+         restart task web (unless it ignores changes)",
         "g: not known: not-reached: connection refused",
         "h: not known: not-reached: timed out",
         "n: not known: new-machine: it is not managed yet",
@@ -193,7 +202,7 @@ fn many_machines_are_counted_and_a_few_are_named() {
 }
 
 #[test]
-fn only_machines_that_get_another_image_and_change_are_asked_what_they_keep() {
+fn only_machines_that_get_another_image_and_change_are_asked_about_it() {
     let mut plan = FleetPlan::default();
     plan.add(PlanMachinesReply {
         updates: vec![
@@ -210,6 +219,9 @@ fn only_machines_that_get_another_image_and_change_are_asked_what_they_keep() {
             unknown("dead", NoPlanReason::NotReached, "it does not answer"),
         ],
     });
-    let asked = ImageOfMachine { hostname: "other".to_owned(), image: name("base/2") };
-    assert_eq!(plan.changing_machines(), [asked]);
+    let asked = |hostname: &str| {
+        let (hostname, image) = (hostname.to_owned(), name("base/2"));
+        ImageOfMachine { hostname, image }
+    };
+    assert_eq!(plan.changing_machines(), [asked("other"), asked("first")]);
 }

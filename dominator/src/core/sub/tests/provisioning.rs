@@ -284,6 +284,43 @@ fn a_newer_image_replaces_what_is_being_provisioned() {
 }
 
 #[test]
+fn what_is_being_provisioned_is_given_up_when_the_former_image_is_required_again() {
+    let mut script = provisioning();
+    let target = script.image.ready().unwrap().digest;
+    script.image = image("former", &[("/a", "1")]);
+    script.assign();
+    script.refuse(FailureKind::Unreachable, "connection refused");
+    script.wait(10);
+    let Some(Call::GiveUpProvisioning(request)) = script.accept() else { panic!("no call") };
+    assert_eq!(request.image_digest, target);
+    // It is said once.
+    script.poll();
+    assert_eq!((script.sub.status(), script.called.is_none()), (Status::Synced, true));
+    script.resources = Some(ResourcesReport::default());
+    script.poll();
+    script.poll();
+    script.check(expect![[r#"
+        0   assigned connecting       not reached yet
+                     -> poll for all
+        0   polled   preparing        staging 1 change: /a (content)
+                     -> prepare 1: 1 operations
+        0   accepted preparing        staging 1 change: /a (content)
+                     -> provision 1
+        0   polled   provisioning     asking for the resources of 1 change: /a (content)
+        0   accepted provisioning     plugins work on wave 1 of 2 of its resources; equa
+        0   assigned synced           equals former
+                     -> give up provisioning
+        0   failed   synced           equals former
+                     -> give up provisioning
+        10  wake     synced           equals former
+        10  accepted synced           equals former
+        10  polled   synced           equals former
+        10  polled   synced           equals former
+        10  polled   synced           equals former
+    "#]]);
+}
+
+#[test]
 fn a_restarted_dominator_goes_on_with_what_the_machine_says() {
     let stages = [
         (ProvisioningStage::Running { wave: 1, waves: 2 }, Status::Provisioning, None),

@@ -313,6 +313,7 @@ impl Script {
                         Call::ContinueProvisioning(request) => {
                             format!("continue provisioning after step {}", request.step)
                         }
+                        Call::GiveUpProvisioning(_) => "give up provisioning".to_owned(),
                         Call::AddObjects(ids) => format!("add {} objects", ids.len()),
                         Call::Hold => unreachable!("it is answered above"),
                         Call::RetryTriggers => "run triggers again".to_owned(),

@@ -1,0 +1,132 @@
+//! What an image that is not there yet would change, as far as plugins can tell.
+
+use std::collections::BTreeMap;
+
+use model::display::safe_text;
+use serde::{Deserialize, Serialize};
+
+use super::drift::changes_of;
+use super::{Goal, Machine, goal};
+use crate::image::Definition;
+use crate::plan::{Orphan, Problem, Provision, plan};
+use crate::protocol::{Change, Operation, PlanAnswer, WORDS_BYTES_MAX};
+use crate::state::State;
+
+/// What would become of a resource.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PlannedEffect {
+    Create,
+    Change,
+    Delete,
+    /// Nothing asks for it any more, and it stays.
+    Orphan,
+    /// Its plugin would refuse the change.
+    Refused,
+    Unknown,
+}
+
+impl PlannedEffect {
+    /// The word for people.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Create => "create",
+            Self::Change => "change",
+            Self::Delete => "delete",
+            Self::Orphan => "leave as an orphan",
+            Self::Refused => "REFUSED",
+            Self::Unknown => "NOT KNOWN",
+        }
+    }
+}
+
+/// What would be done about a resource.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct PlannedResource {
+    pub id: String,
+    pub kind: String,
+    pub effect: PlannedEffect,
+    /// What its plugin says of it, or why that is not known.
+    pub text: String,
+}
+
+/// What plugins are to be asked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Preview {
+    pub calls: Vec<Provision>,
+    orphans: Vec<Orphan>,
+}
+
+impl Machine {
+    /// Returns what plugins are to be asked about an image with `definition`. `machine` is the name
+    /// of which keys are made.
+    ///
+    /// # Errors
+    ///
+    /// Says why nothing of it could be provisioned.
+    pub fn preview(&self, definition: &Definition, machine: &str) -> Result<Preview, String> {
+        let none = State::new(machine);
+        let state = self.state.as_ref().unwrap_or(&none);
+        definition.read().map_err(|error| model::display::error_chain(&error))?;
+        let Some(Goal { plan, .. }) = goal(definition, state, plan) else {
+            return Err("its resource files cannot be read".to_owned());
+        };
+        if let Some(Problem { at, error }) = plan.problems.first() {
+            return Err(format!("{at}: {error}"));
+        }
+        Ok(Preview { calls: plan.calls, orphans: plan.orphans })
+    }
+}
+
+impl Preview {
+    /// Returns what would be done, by id, when plugins have answered to the calls in their order.
+    #[must_use]
+    pub fn planned(self, answers: Vec<Result<PlanAnswer, String>>) -> Vec<PlannedResource> {
+        let orphan = |Orphan { id, kind, reason, .. }| PlannedResource {
+            id,
+            kind,
+            effect: PlannedEffect::Orphan,
+            text: reason,
+        };
+        let mut planned: Vec<PlannedResource> = self.orphans.into_iter().map(orphan).collect();
+        for (call, answer) in self.calls.iter().zip(answers) {
+            planned.extend(of_call(call, answer));
+        }
+        planned.sort_unstable();
+        planned
+    }
+}
+
+fn of_call(call: &Provision, answer: Result<PlanAnswer, String>) -> Vec<PlannedResource> {
+    let wanted = call.request.desired.iter().map(|want| &want.resource);
+    let former = call.request.previous.iter().map(|old| &old.resource);
+    let kinds: BTreeMap<&String, &String> =
+        former.chain(wanted).map(|resource| (&resource.id, &resource.kind)).collect();
+    let changes = answer.and_then(|answer| changes_of(answer, &call.ids()));
+    let of_resource = |(id, kind): (&&String, &&String)| {
+        let (effect, text) = match &changes {
+            Err(why) => (PlannedEffect::Unknown, safe_text(why, WORDS_BYTES_MAX)),
+            Ok(changes) => match changes.iter().find(|change| change.id == **id) {
+                Some(change) => effect_of(change)?,
+                None => (PlannedEffect::Unknown, "its plugin does not say".to_owned()),
+            },
+        };
+        Some(PlannedResource { id: (*id).clone(), kind: (*kind).clone(), effect, text })
+    };
+    kinds.iter().filter_map(of_resource).collect()
+}
+
+/// The effect, and its text; `None` if nothing would be done.
+fn effect_of(change: &Change) -> Option<(PlannedEffect, String)> {
+    if let Some(error) = &change.error {
+        return Some((PlannedEffect::Refused, error.clone()));
+    }
+    let effect = match change.op {
+        Operation::Create => PlannedEffect::Create,
+        Operation::Update => PlannedEffect::Change,
+        Operation::Delete => PlannedEffect::Delete,
+        Operation::None => return None,
+    };
+    Some((effect, change.text.clone()))
+}

@@ -1,0 +1,25 @@
+//! Reads what images ask for of provisioning.
+
+use std::collections::BTreeMap;
+
+use model::display::error_chain;
+use model::image::required::RequiredImage;
+use provisioning::image::{Definition, ImageError, texts, unchecked_definition};
+
+use super::Images;
+
+impl Images {
+    /// Returns what `image` asks for. The error says why it cannot be read.
+    pub async fn definition(&self, image: &RequiredImage) -> Result<Definition, String> {
+        let (triggers, tree) = (&image.content.triggers, &image.tree);
+        let chain = |error: ImageError| error_chain(&error);
+        let mut contents = BTreeMap::new();
+        for file in texts(triggers, tree).map_err(chain)? {
+            contents.insert(file.object, self.object(file.object, file.bytes_max()).await?);
+        }
+        let definition = unchecked_definition(triggers, tree, |file| {
+            Ok(contents.get(&file.object).cloned().unwrap_or_default())
+        });
+        definition.map(Option::unwrap_or_default).map_err(chain)
+    }
+}
