@@ -329,6 +329,7 @@ impl Parts {
             tasks: tasks.clone(),
             stop: stop.clone(),
             prepared: Mutex::new(None),
+            deciding: Mutex::default(),
         })
     }
 

@@ -40,6 +40,7 @@ use api::fault::{Fault, FaultCode};
 use api::subd::{LastUpdate, PrepareRequest, UpdatePhase};
 use model::display::error_chain;
 use model::lock::locked;
+use model::object::ObjectId;
 use model::plan::Plan;
 use model::scope::Scope;
 use model::trigger::Triggers;
@@ -136,6 +137,8 @@ pub struct Updater {
     pub stop: CancellationToken,
     /// The update that is staged.
     pub prepared: Mutex<Option<StagedUpdate>>,
+    /// Held while it is decided that the resources of an update are there, or are given up.
+    pub deciding: Mutex<()>,
 }
 
 /// What is started if a reboot does not come.
@@ -387,6 +390,27 @@ impl Updater {
         }
     }
 
+    /// Gives up the resources of an image that is not to come any more.
+    ///
+    /// # Errors
+    ///
+    /// `Busy` while an update is carried out or its reboot is awaited: it may be to that image.
+    /// `Unavailable` if the machine does not provision.
+    pub fn give_up_resources(&self, image_digest: ObjectId) -> Result<(), Fault> {
+        let provisioner = self.provisioner.as_ref().ok_or_else(not_provisioned)?;
+        let _deciding = locked(&self.deciding);
+        let is_free = self.report_state.read(|state| {
+            let last = state.persisted.last_update.as_ref();
+            state.last_update_done().is_some()
+                && state.stuck.is_none()
+                && !last.is_some_and(|last| last.awaits_boot)
+        });
+        match is_free {
+            true => provisioner.give_up(image_digest),
+            false => Err(Fault::new(FaultCode::Busy, "an update is carried out")),
+        }
+    }
+
     /// Looks at the update that is staged, if it is `update_id`.
     fn staged<T>(&self, update_id: u64, look: impl FnOnce(&UpdateSpec) -> T) -> Option<T> {
         let slot = self.lock_prepared();
@@ -414,6 +438,7 @@ impl Updater {
     /// have changed since it was staged, `Held` during a pause, `Unavailable` if its resources are
     /// not provisioned.
     pub fn commit(self: &Arc<Self>, update_id: u64) -> Result<(), Fault> {
+        let _deciding = locked(&self.deciding);
         self.check_resources(update_id)?;
         let scope = self.lock_prepared().as_ref().map(|prepared| prepared.scope);
         let started = self.report_state.try_change(|state| {

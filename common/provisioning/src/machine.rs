@@ -372,7 +372,13 @@ impl Machine {
     /// user who may read them.
     #[must_use]
     pub fn outputs(&self) -> BTreeMap<String, (Value, Option<String>)> {
-        let (Some(state), Ok((resources, _))) = (&self.state, self.active.read()) else {
+        self.outputs_of(&self.active)
+    }
+
+    /// As [`Machine::outputs`], of an image with this definition.
+    #[must_use]
+    pub fn outputs_of(&self, definition: &Definition) -> BTreeMap<String, (Value, Option<String>)> {
+        let (Some(state), Ok((resources, _))) = (&self.state, definition.read()) else {
             return BTreeMap::new();
         };
         let outputs = |one: &Resource| {

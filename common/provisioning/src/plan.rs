@@ -188,15 +188,19 @@ impl Plan {
             return Next::Failed;
         }
         let Some(first) = self.calls.first() else { return Next::Finished };
-        let of_wave = self.calls.iter().filter(|call| call.wave == first.wave).cloned();
-        let complete = |mut call: Provision| {
-            let all = self.unchanged.iter().chain(&self.left).filter(|id| {
-                state.resources.get(*id).is_some_and(|one| one.provisioner == call.provisioner)
-            });
-            call.request.unchanged = all.flat_map(|id| previous(id, None, state)).collect();
-            Call::Provision(call)
-        };
-        Next::Calls(of_wave.map(complete).collect())
+        let of_wave = self.calls.iter().filter(|call| call.wave == first.wave);
+        Next::Calls(of_wave.map(|call| Call::Provision(self.complete(call, state))).collect())
+    }
+
+    /// Returns `call`, one of [`Plan::calls`], with its [`Request::unchanged`].
+    #[must_use]
+    pub fn complete(&self, call: &Provision, state: &State) -> Provision {
+        let all = self.unchanged.iter().chain(&self.left).filter(|id| {
+            state.resources.get(*id).is_some_and(|one| one.provisioner == call.provisioner)
+        });
+        let unchanged = all.flat_map(|id| previous(id, None, state)).collect();
+        let request = Request { unchanged, ..call.request.clone() };
+        Provision { request, ..call.clone() }
     }
 
     fn problem(&mut self, at: String, error: impl Into<String>) {

@@ -252,6 +252,8 @@ pub struct Fleet {
     planning: tokio::sync::Mutex<()>,
     /// The same, of those who count kept files.
     counting: tokio::sync::Mutex<()>,
+    /// Held while machines ask their plugins for a caller.
+    planning_resources: tokio::sync::Mutex<()>,
     tracker: TaskTracker,
     stop: CancellationToken,
     /// Why the alarm command failed the last time.
@@ -292,6 +294,7 @@ impl Fleet {
             copy: tokio::sync::Mutex::default(),
             planning: tokio::sync::Mutex::default(),
             counting: tokio::sync::Mutex::default(),
+            planning_resources: tokio::sync::Mutex::default(),
             tracker,
             stop,
             alarm_error: Mutex::default(),

@@ -31,7 +31,8 @@ pub fn add_methods(router: Router<Arc<Service>>) -> Router<Arc<Service>> {
         .method::<GiveUpProvisioning, _>(async |service, _, request| {
             refuse_if_paused(&service.report_state)?;
             let GiveUpProvisioningRequest { image_digest } = request;
-            blocking(move || service.provisioner()?.give_up(image_digest).map(|()| Done {})).await
+            blocking(move || service.updater.give_up_resources(image_digest).map(|()| Done {}))
+                .await
         })
         .method::<PlanResources, _>(async |service, _, request| {
             match &service.updater.provisioner {

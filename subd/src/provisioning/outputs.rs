@@ -35,9 +35,9 @@ pub fn write(root: &Path, outputs: &BTreeMap<String, (Value, Option<String>)>) -
         let text = format!("{outputs:#}\n");
         let owner = owner(root, id, reader.as_deref());
         let path = directory.join(&name);
-        let is_there = fs_err::symlink_metadata(&path)
-            .is_ok_and(|metadata| (metadata.uid(), metadata.gid()) == owner)
-            && fs_err::read(&path).ok().as_deref() == Some(text.as_bytes());
+        let is_there = fs_err::symlink_metadata(&path).is_ok_and(|one| {
+            (one.uid(), one.gid(), one.mode() & 0o7777) == (owner.0, owner.1, 0o600)
+        }) && fs_err::read(&path).ok().as_deref() == Some(text.as_bytes());
         if !is_there {
             let new = directory.join(format!(".{name}.new"));
             let _former = fs_err::remove_file(&new);

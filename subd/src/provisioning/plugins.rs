@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use daemon::plugins::{Plugin, program};
@@ -16,6 +17,10 @@ use provisioning::image::{PLUGIN_BYTES_MAX, PLUGIN_DIRECTORIES, interpreter};
 use tokio::process::Command;
 
 use crate::provisioning::{INIT, STAGE};
+
+/// Makes the names of copies that are being written differ. [`Plugins::collect`] removes what is
+/// left.
+static NEXT_COPY: AtomicU64 = AtomicU64::new(0);
 
 /// How plugins are found and run.
 #[derive(Debug)]
@@ -38,7 +43,9 @@ impl Plugins {
             return Ok(());
         }
         fs_err::create_dir_all(&self.copies)?;
-        let new = self.copies.join(format!("{name}.new"));
+        // Two may keep the same copy at the same time.
+        let number = NEXT_COPY.fetch_add(1, Ordering::Relaxed);
+        let new = self.copies.join(format!("{name}.{number}.new"));
         let mut options = fs_err::OpenOptions::new();
         options.write(true).create(true).truncate(true).mode(0o755);
         let mut file = options.open(&new)?;

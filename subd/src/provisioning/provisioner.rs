@@ -1,6 +1,6 @@
 //! Carries out what is decided about resources, and answers the methods about them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ use provisioning::machine::drift::Schedule;
 use provisioning::machine::orphans::{OrphanError, OrphanOrder};
 use provisioning::machine::{KeptPlugin, Machine, Todo};
 use provisioning::{Call, State};
+use serde_json::Value;
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, Notify};
 use tokio_util::sync::CancellationToken;
@@ -259,10 +260,13 @@ impl Provisioner {
     /// Notes that an update was undone. May be repeated. Blocks.
     pub fn undone(&self, image_digest: ObjectId) -> Result<(), PersistError> {
         self.records.doubt();
-        self.order(|machine| machine.give_up(image_digest))
+        self.order(|machine| machine.give_up(image_digest))?;
+        self.write_outputs();
+        Ok(())
     }
 
-    /// Gives up the resources of an image that is not to come any more. May be repeated. Blocks.
+    /// Gives up the resources of an image that is not to come any more. May be repeated. The caller
+    /// sees to it that no update begins meanwhile. Blocks.
     ///
     /// # Errors
     ///
@@ -276,9 +280,21 @@ impl Provisioner {
         Ok(())
     }
 
+    /// Writes the outputs for the programs of the tree that is there now, before they are started:
+    /// of an image with this definition, or of the active one.
+    pub fn tree_settled(&self, definition: Option<&Definition>) {
+        self.write(&self.machine(|machine| match definition {
+            Some(definition) => machine.outputs_of(definition),
+            None => machine.outputs(),
+        }));
+    }
+
     fn write_outputs(&self) {
-        let outputs = self.machine(Machine::outputs);
-        if let Err(error) = outputs::write(&self.plugins.root, &outputs) {
+        self.write(&self.machine(Machine::outputs));
+    }
+
+    fn write(&self, outputs: &BTreeMap<String, (Value, Option<String>)>) {
+        if let Err(error) = outputs::write(&self.plugins.root, outputs) {
             tracing::error!("the outputs of resources cannot be written: {error}");
         }
     }

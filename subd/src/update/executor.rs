@@ -78,8 +78,9 @@ pub trait Machine {
         false
     }
 
-    /// Called when the tree is as planned or as it was, or will not be changed for a while.
-    fn tree_settled(&self) {}
+    /// Called when the tree is as planned (`is_new`) or as it was, or will not be changed for a
+    /// while.
+    fn tree_settled(&self, _is_new: bool) {}
 
     /// Records how an update ended, durably. `done` has the triggers of the image if the tree is
     /// now as planned.
@@ -173,7 +174,7 @@ impl Executor<'_> {
         update: &mut RunningUpdate,
         settled_tree: Result<(), Stuck>,
     ) -> UpdateEnd {
-        machine.tree_settled();
+        machine.tree_settled(update.tree == TreeState::New);
         if let Err(stuck) = settled_tree {
             return self.end_stuck(machine, update, stuck);
         }

@@ -124,7 +124,10 @@ impl Machine for DaemonMachine<'_> {
         self.updater.stop.is_cancelled()
     }
 
-    fn tree_settled(&self) {
+    fn tree_settled(&self, is_new: bool) {
+        if let Some(provisioner) = &self.updater.provisioner {
+            provisioner.tree_settled(is_new.then_some(&self.image.1));
+        }
         let pause = locked(&self.pause).take();
         if let Some((pause, touched)) = pause {
             let scanning: Scanning = Box::pin(pause.scan_touched(touched));

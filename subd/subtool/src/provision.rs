@@ -87,7 +87,7 @@ async fn show(
     if arguments.ask_plugins && plan.problems.is_empty() {
         for call in &plan.calls {
             asked.push(match directory.check_owners() {
-                Ok(()) => ask_for_plan(plugins, &Call::Provision(call.clone())).await,
+                Ok(()) => ask_for_plan(plugins, &Call::Provision(plan.complete(call, state))).await,
                 Err(error) => Asked::failed(error.to_string()),
             });
         }

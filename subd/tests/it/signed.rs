@@ -25,7 +25,7 @@ fn fault_of(error: CallError) -> Fault {
     }
 }
 
-fn key() -> SigningKey {
+pub fn key() -> SigningKey {
     SigningKey::read(KEY, None).unwrap()
 }
 

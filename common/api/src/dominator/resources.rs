@@ -42,8 +42,8 @@ impl Method for GetResources {
     type Reply = GetResourcesReply;
 }
 
-/// Has machines ask their plugins what they would do for other images. Nothing changes. Refuses
-/// machines.
+/// Has machines ask their plugins what they would do for other images. Nothing changes, but plugins
+/// may run commands that these images name: who may not have images required may not call this.
 pub enum PlanResources {}
 
 /// The most machines in one request: they are asked at the same time.
@@ -74,11 +74,19 @@ pub struct PlannedResources {
 
 impl Method for PlanResources {
     const NAME: &'static str = "Dominator.PlanResources";
-    const ACCESS: Access = Access::Authenticated;
-    const EFFECT: Effect = Effect::Tells;
+    const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Changes;
     const REPLY_BYTES_MAX: usize = 64 << 20;
     type Request = PlanResourcesRequest;
     type Reply = PlanResourcesReply;
+
+    fn audit_details(request: &Self::Request) -> CallDetails {
+        let mut details = CallDetails::default().with("machines", request.machines.len());
+        if let [ImageOfMachine { hostname, image }, ..] = &*request.machines {
+            details = details.with("first", hostname).with("image", image);
+        }
+        details
+    }
 }
 
 /// Gives a machine an order about an orphan: see [`crate::subd::OrderResource`], whose fault is the

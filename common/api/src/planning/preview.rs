@@ -140,7 +140,13 @@ impl PlanSummary {
             blocked: plan.blocked.iter().take(BLOCKED_NAMED).cloned().collect(),
             dangers: planned.dangers.clone(),
             services: service_calls(old, new, changed.clone(), SUBD_SERVICE),
-            tasks: effects(old, new, changed, is_repair),
+            // What is not known to be new may run already.
+            tasks: effects(
+                if former.unknown.is_some() { new } else { old },
+                new,
+                changed,
+                is_repair,
+            ),
             former_unknown: former.unknown.clone(),
         }
     }

@@ -67,7 +67,7 @@ impl Method for ContinueProvisioning {
 /// Gives up the resources of an image that is not to come any more. When what plugins still work on
 /// has ended, what was changed for it is made as the active image asks for, and what was made for
 /// it leaves or stays as its file says. Has no effect if others are provisioned, or the image is
-/// active.
+/// active. The answer is [`crate::fault::FaultCode::Busy`] while an update is carried out.
 pub enum GiveUpProvisioning {}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -102,14 +102,15 @@ pub struct PlanResourcesRequest {
 pub struct PlanResourcesReply {
     /// By id, without those that stay as they are.
     pub resources: Vec<PlannedResource>,
-    /// Why nothing is known, or nothing could be done.
+    /// Why nothing is known, as on machines with trusted keys, or nothing could be done.
     pub unknown: Option<String>,
 }
 
 impl Method for PlanResources {
     const NAME: &'static str = "Subd.PlanResources";
     const ACCESS: Access = Access::Power;
-    const EFFECT: Effect = Effect::Tells;
+    // It runs plugins.
+    const EFFECT: Effect = Effect::Changes;
     const REQUEST_BYTES_MAX: usize = 16 << 20;
     const REPLY_BYTES_MAX: usize = 16 << 20;
     type Request = PlanResourcesRequest;

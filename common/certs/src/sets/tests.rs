@@ -209,7 +209,6 @@ fn sets_may_call_what_they_must() {
             Dominator.ListTasks
             Dominator.PlanMachine
             Dominator.PlanMachines
-            Dominator.PlanResources
             Dominator.PlanRollout
             Dominator.ShowMdb
             Dominator.ShowSub

@@ -75,7 +75,8 @@ impl Machine {
         if let Some(Problem { at, error }) = plan.problems.first() {
             return Err(format!("{at}: {error}"));
         }
-        Ok(Preview { calls: plan.calls, orphans: plan.orphans })
+        let calls = plan.calls.iter().map(|call| plan.complete(call, state)).collect();
+        Ok(Preview { calls, orphans: plan.orphans })
     }
 }
 
@@ -107,10 +108,14 @@ fn of_call(call: &Provision, answer: Result<PlanAnswer, String>) -> Vec<PlannedR
     let of_resource = |(id, kind): (&&String, &&String)| {
         let (effect, text) = match &changes {
             Err(why) => (PlannedEffect::Unknown, safe_text(why, WORDS_BYTES_MAX)),
-            Ok(changes) => match changes.iter().find(|change| change.id == **id) {
-                Some(change) => effect_of(change)?,
-                None => (PlannedEffect::Unknown, "its plugin does not say".to_owned()),
-            },
+            Ok(changes) => {
+                // Such as its deletion and its creation.
+                let own = changes.iter().filter(|change| change.id == **id).filter_map(effect_of);
+                let (effects, texts): (Vec<PlannedEffect>, Vec<String>) = own.unzip();
+                let texts: Vec<String> =
+                    texts.into_iter().filter(|text| !text.is_empty()).collect();
+                (effects.into_iter().max()?, texts.join("; "))
+            }
         };
         Some(PlannedResource { id: (*id).clone(), kind: (*kind).clone(), effect, text })
     };

@@ -88,7 +88,7 @@ impl Provisioning {
 
     /// Has the machine asked again before anything else is decided, because it was given an order.
     pub(super) fn ask_again(&mut self) {
-        (self.known, self.asked) = (None, None);
+        (self.known, self.asked, self.has_target) = (None, None, true);
     }
 
     /// Handles that an order may not have reached the machine.
@@ -148,9 +148,11 @@ impl Sub {
         step: &mut Step<'_>,
     ) -> Check<Option<StatusAndDetail>> {
         if !self.needs_resources(view, image) {
-            self.provisioning.error = None;
-            self.watch_resources(view, image, step);
-            self.give_up_others(view, image, step);
+            if self.watch_resources(view, image, step) {
+                self.give_up_others(view, image, step);
+            } else {
+                self.provisioning.error = None;
+            }
             return Continue(None);
         }
         self.ask_for_resources(view, step);
@@ -212,29 +214,41 @@ impl Sub {
 
     /// Asks how the resources of the image are that the machine has: they may drift. Those of
     /// another image may be there too.
-    fn watch_resources(&mut self, view: &View, image: &RequiredImage, step: &mut Step<'_>) {
+    /// Returns true if there may be some.
+    fn watch_resources(&mut self, view: &View, image: &RequiredImage, step: &mut Step<'_>) -> bool {
         let has_resources = image.content.triggers.have_resources();
-        if has_resources || self.provisioning.has_target {
-            self.ask_for_resources(view, step);
-        }
         if !has_resources {
             self.provisioning.drift = Drift::default();
         }
+        let may_be = has_resources || self.provisioning.has_target;
+        if may_be {
+            self.ask_for_resources(view, step);
+        }
+        may_be
     }
 
     /// Has the machine give up the resources of an image that was required before: the required one
     /// is active, so no update will do it.
     fn give_up_others(&mut self, view: &View, image: &RequiredImage, step: &mut Step<'_>) {
-        let known = self.provisioning.known.as_ref().filter(|known| known.not_run.is_none());
-        let Some(target) = known.and_then(|known| known.provisioning.as_ref()) else { return };
-        let request = GiveUpProvisioningRequest { image_digest: target.image_digest };
-        if request.image_digest == image.digest || !self.is_recorded(view, image) {
+        let provisioning = &self.provisioning;
+        if provisioning.asked.is_some()
+            || provisioning.must_ask(view.report.version, step.now.elapsed)
+        {
+            // What is known may be from before an update.
             return;
         }
+        let known = provisioning.known.as_ref().filter(|known| known.not_run.is_none());
+        let target = known.and_then(|known| known.provisioning.as_ref());
+        let other = target.filter(|target| target.image_digest != image.digest);
+        let Some(target) = other.filter(|_| self.is_recorded(view, image)) else {
+            self.provisioning.error = None;
+            return;
+        };
+        let request = GiveUpProvisioningRequest { image_digest: target.image_digest };
+        let given_up = Some((view.report.version.instance, target.image_digest));
         if let Some(until) = self.provisioning.failing.held_until(step.now.elapsed) {
             return self.wake_by(until);
         }
-        let given_up = Some((view.report.version.instance, target.image_digest));
         let todo = "giving up the resources of another image";
         if self.provisioning.given_up != given_up
             && self.check_may_provision(view, image, todo, step).is_continue()

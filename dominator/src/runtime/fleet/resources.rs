@@ -80,7 +80,7 @@ impl Fleet {
         if asked.machines.len() > PLANNING_MAX {
             return Err(OrderError::TooManyPlanning);
         }
-        let _turn = self.counting.lock().await;
+        let _turn = self.planning_resources.lock().await;
         let mut definitions: BTreeMap<ImageName, Result<Definition, String>> = BTreeMap::new();
         for ImageOfMachine { image, .. } in &asked.machines {
             if !definitions.contains_key(image) {

@@ -13,6 +13,7 @@ use certs::record;
 use dominator::core::alarms;
 use expect_test::expect_file;
 use model::{object, scope, trigger};
+use provisioning::machine::preview::PlannedEffect;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -61,6 +62,8 @@ fn words_of_json_stay() {
         ("cache of a sub", words::<subd::CacheReport>()),
         ("coverage of a scan", words::<scope::Coverage>()),
         ("difference of a path", words::<model::plan::Difference>()),
+        ("effect of an image on a resource, planned", words::<PlannedEffect>()),
+        ("effect of an update on a task", words::<tasks::effects::Effect>()),
         ("end of a pause", words::<orders::PauseEnd>()),
         ("end of an image", words::<replication::ImageEnd>()),
         ("event, of the history", words::<events::EventDetails>()),

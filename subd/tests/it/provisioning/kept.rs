@@ -246,3 +246,49 @@ async fn what_an_image_would_do_is_told_before_it_is_there() {
         (log, vec![made("kept"), made("user")])
     );
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_trusted_keys_plugins_are_not_asked_about_what_nobody_has_signed() {
+    let keys = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(keys.path(), crate::signed::key().public_line().unwrap()).unwrap();
+    let flags = [&DIRECT[..], &["--trusted-keys", keys.path().to_str().unwrap()]].concat();
+    let machine = Machine::start(&flags).await;
+    let definition = json!({"bindings": BINDINGS, "files": {"db.json": DB}, "plugins": {}});
+    let request = PlanResourcesRequest { definition: serde_json::from_value(definition).unwrap() };
+    let reply = machine.sub().client.call::<PlanResources>(&request).await.unwrap();
+    let why =
+        "the machine has trusted keys, and what its plugins would be asked about is not signed";
+    assert_eq!(reply, PlanResourcesReply { unknown: Some(why.to_owned()), ..<_>::default() });
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_given_up_while_an_update_is_carried_out() {
+    let flags = [&DIRECT[..], &["--health-command", "env"]].concat();
+    let mut machine = Machine::start(&flags).await;
+    machine.has("1", &[("kept", KEPT)]).await;
+    let lasts =
+        format!("while [ -e {} ]; do sleep 0.05; done", machine.at("srv/checking").display());
+    let command = ["sh", "-c", &lasts].map(str::to_owned).into();
+    let check = HealthCheck { command, within_seconds: 60, undo: true };
+    let next = machine.stage_checked("2", &[("kept", KEPT), ("user", ALONE)], Some(check)).await;
+    machine.all(&next).await;
+    machine.set("checking");
+    let give_up = async |machine: &Machine| {
+        let request = GiveUpProvisioningRequest { image_digest: next.digest };
+        machine.sub().client.call::<GiveUpProvisioning>(&request).await
+    };
+    let (last, ()) = tokio::join!(machine.commit(&next), async {
+        eventually_async("the update is carried out", async || {
+            let now = machine.sub().poll().await.activity;
+            let is_so = now == api::subd::Activity::Updating { update_id: next.id };
+            if is_so { Ok(()) } else { Err(format!("{now:?}")) }
+        })
+        .await;
+        let refused = give_up(&machine).await.unwrap_err();
+        assert_eq!(refused.code(), Some(FaultCode::Busy));
+        machine.unset("checking");
+    });
+    assert_eq!(last.outcome, UpdateOutcome::Done);
+    give_up(&machine).await.unwrap();
+    assert_eq!(machine.states().await, [made("kept"), made("user")]);
+}

@@ -89,8 +89,12 @@ fn says_which_tasks_are_started_and_stopped() {
     let image = image(&triggers(&["new", "same", "web"]));
     let planned = planned(&["/opt/web"]);
     let text = Preview::new(&image, &planned, &ObjectSet::default(), &former).text();
-    let lines = "start task new\nstop task old\nrestart task web (unless it ignores changes)\n";
-    assert!(text.contains(lines), "{text}");
+    let restart = "restart task web (unless it ignores changes)\n";
+    let lines = format!("start task new\nstop task old\n{restart}");
+    assert!(text.contains(&lines), "{text}");
+    let unknown = FormerImage { unknown: Some("gone".to_owned()), ..FormerImage::default() };
+    let text = Preview::new(&image, &planned, &ObjectSet::default(), &unknown).text();
+    assert!(text.contains(restart) && !text.contains("start task new"), "{text}");
 }
 
 #[test]

@@ -311,13 +311,37 @@ fn what_is_being_provisioned_is_given_up_when_the_former_image_is_required_again
         0   assigned synced           equals former
                      -> give up provisioning
         0   failed   synced           equals former
-                     -> give up provisioning
         10  wake     synced           equals former
+                     -> give up provisioning
         10  accepted synced           equals former
         10  polled   synced           equals former
         10  polled   synced           equals former
         10  polled   synced           equals former
     "#]]);
+}
+
+#[test]
+fn what_was_installed_is_not_given_up_when_an_image_without_resources_replaces_it() {
+    let mut script = provisioning();
+    let base = Arc::clone(script.image.ready().unwrap());
+    script.reply.scope = Scope::of(&base.scan, &script.reply.exclusions);
+    script.reply.last_image = Some(base.name().clone());
+    script.reply.activity = Activity::Idle;
+    script.scan(&[("/a", "2")]);
+    reports(&mut script, ProvisioningStage::Finished, 1);
+    script.poll();
+    script.poll();
+    assert_eq!(script.sub.status(), Status::Synced);
+    assert!(matches!(script.accept(), Some(Call::Cleanup(_))));
+    script.image = image("plain", &[("/a", "2")]);
+    script.assign();
+    assert!(matches!(script.accept(), Some(Call::Prepare(..))));
+    // Its update has replaced what was provisioned.
+    script.reply.last_image = Some(script.image.ready().unwrap().name().clone());
+    script.resources = Some(ResourcesReport::default());
+    script.poll();
+    script.poll();
+    assert_eq!((script.sub.status(), script.called.is_none()), (Status::Synced, true));
 }
 
 #[test]
