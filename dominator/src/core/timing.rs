@@ -32,7 +32,7 @@ pub const RETRY_FIRST: Duration = Duration::from_secs(1);
 /// seconds, while the shell can dial all that are away in that time.
 pub const POLL_RETRY_LONGEST: Duration = Duration::from_secs(3);
 /// How many machines that do not answer are dialled in a second.
-pub const REDIALS_PER_SECOND: NonZeroU32 = NonZeroU32::new(200).unwrap();
+pub const REDIALS_PER_SECOND: NonZeroU32 = NonZeroU32::new(200).expect("it is not 0");
 
 /// The longest pause after failed calls, before jitter.
 pub const RETRY_LONGEST: Duration = Duration::from_secs(30);
