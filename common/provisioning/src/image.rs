@@ -135,8 +135,8 @@ pub fn files(triggers: &Triggers, tree: &Tree) -> Result<Vec<ImageFile>, ImageEr
     Ok(files)
 }
 
-/// Returns the files that say what an image asks for: its resource files and its bindings. There
-/// are none if it has no resources.
+/// Returns the files that say what an image asks for: its resource files and its bindings.
+/// Empty if it has no resources.
 ///
 /// # Errors
 ///

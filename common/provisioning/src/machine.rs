@@ -52,6 +52,15 @@ pub struct KeptPlugin {
     pub timeout_s: u32,
 }
 
+/// The outputs of a resource, for programs of the machine.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outputs {
+    /// A JSON object, with those that are secret.
+    pub values: Value,
+    /// The user who may read them, besides root.
+    pub reader: Option<String>,
+}
+
 /// The image whose resources are provisioned.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -368,22 +377,21 @@ impl Machine {
         of_images.chain(self.kept.values().map(|plugin| plugin.copy.clone()))
     }
 
-    /// Returns the outputs of the resources of the active image, by id, secret ones too; and the
-    /// user who may read them.
+    /// Returns the outputs of the resources of the active image, by id.
     #[must_use]
-    pub fn outputs(&self) -> BTreeMap<String, (Value, Option<String>)> {
+    pub fn outputs(&self) -> BTreeMap<String, Outputs> {
         self.outputs_of(&self.active)
     }
 
     /// As [`Machine::outputs`], of an image with this definition.
     #[must_use]
-    pub fn outputs_of(&self, definition: &Definition) -> BTreeMap<String, (Value, Option<String>)> {
+    pub fn outputs_of(&self, definition: &Definition) -> BTreeMap<String, Outputs> {
         let (Some(state), Ok((resources, _))) = (&self.state, definition.read()) else {
             return BTreeMap::new();
         };
         let outputs = |one: &Resource| {
-            let outputs = state.outputs(&one.id)?.1.clone().into();
-            Some((one.id.clone(), (outputs, one.reader.clone())))
+            let values = state.outputs(&one.id)?.1.clone().into();
+            Some((one.id.clone(), Outputs { values, reader: one.reader.clone() }))
         };
         resources.iter().filter_map(outputs).collect()
     }

@@ -7,7 +7,7 @@
 //! * [`mod@decide`]: which runs are to be made, deleted and released.
 //! * [`mod@condition`]: whether the task runs, and whether that is expected.
 //! * [`image`]: the tasks of an image, and which of them stop before an update.
-//! * [`effects`](mod@effects): what a plan tells of that before the task files are read.
+//! * [`planned`]: what a plan tells of that before the task files are read.
 //! * [`permit`]: the permit of a machine for an exclusive task.
 //! * [`supervise`]: what a machine does next about a task, from its records and what is observed.
 //!
@@ -22,10 +22,10 @@
 pub mod condition;
 pub mod cron;
 pub mod decide;
-pub mod effects;
 pub mod file;
 pub mod image;
 pub mod permit;
+pub mod planned;
 pub mod runs;
 pub mod schedule;
 pub mod supervise;

@@ -11,7 +11,7 @@ use crate::image::task_path;
 /// What an update does to a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Effect {
+pub enum PlannedTask {
     /// Only the new image has it.
     Start,
     /// Only the former image has it.
@@ -21,7 +21,7 @@ pub enum Effect {
     Restart,
 }
 
-impl Effect {
+impl PlannedTask {
     /// Returns what happens to the task `name`, for people.
     #[must_use]
     pub fn text(self, name: &str) -> String {
@@ -37,12 +37,12 @@ impl Effect {
 /// images, `changed` the paths that change. With `is_repair` both are the same image: then a task
 /// file that changes was edited on the machine, which tasks do not follow.
 #[must_use]
-pub fn effects<'path>(
+pub fn planned_tasks<'path>(
     old: &Triggers,
     new: &Triggers,
     changed: impl Iterator<Item = &'path TreePath> + Clone,
     is_repair: bool,
-) -> BTreeMap<String, Effect> {
+) -> BTreeMap<String, PlannedTask> {
     let (old, new) = (by_task(old), by_task(new));
     let changes = |name: &str| {
         let own_file = task_path(name);
@@ -52,9 +52,9 @@ pub fn effects<'path>(
     };
     let names: BTreeSet<&str> = old.keys().chain(new.keys()).copied().collect();
     let effect = |name: &str| match (old.contains_key(name), new.contains_key(name)) {
-        (true, true) => changes(name).then_some(Effect::Restart),
-        (true, false) => Some(Effect::Stop),
-        _ => Some(Effect::Start),
+        (true, true) => changes(name).then_some(PlannedTask::Restart),
+        (true, false) => Some(PlannedTask::Stop),
+        _ => Some(PlannedTask::Start),
     };
     names.into_iter().filter_map(|name| Some((name.to_owned(), effect(name)?))).collect()
 }

@@ -6,7 +6,7 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, fchown};
 use std::path::{Path, PathBuf};
 
 use fs_err::os::unix::fs::OpenOptionsExt as _;
-use serde_json::Value;
+use provisioning::machine::Outputs;
 
 use crate::tasks::stage::Account;
 
@@ -15,7 +15,7 @@ const DIRECTORY: &str = "run/dominator/resources";
 
 /// Makes the files of `outputs` by id in `root`, each for one user alone, and removes others. A
 /// file whose user is not known is for root until the next call.
-pub fn write(root: &Path, outputs: &BTreeMap<String, (Value, Option<String>)>) -> io::Result<()> {
+pub fn write(root: &Path, outputs: &BTreeMap<String, Outputs>) -> io::Result<()> {
     let directory = root.join(DIRECTORY);
     if outputs.is_empty() && !directory.exists() {
         return Ok(());
@@ -30,9 +30,9 @@ pub fn write(root: &Path, outputs: &BTreeMap<String, (Value, Option<String>)>) -
         }
     }
     let mut names = BTreeSet::new();
-    for (id, (outputs, reader)) in outputs {
+    for (id, Outputs { values, reader }) in outputs {
         let name = format!("{id}.json");
-        let text = format!("{outputs:#}\n");
+        let text = format!("{values:#}\n");
         let owner = owner(root, id, reader.as_deref());
         let path = directory.join(&name);
         let is_there = fs_err::symlink_metadata(&path).is_ok_and(|one| {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use api::fault::{Fault, FaultCode};
 use api::subd::PlanResourcesReply;
 use daemon::plugins::program;
+use provisioning::binding::Bindings;
 use provisioning::image::Definition;
 use provisioning::machine::KeptPlugin;
 use provisioning::plan::Provision;
@@ -42,7 +43,8 @@ impl Provisioner {
         let end = Instant::now() + ASKING_MAX;
         let mut answers = Vec::new();
         for call in &preview.calls {
-            let answer = tokio::time::timeout_at(end, self.answer(definition, call));
+            let answer =
+                tokio::time::timeout_at(end, self.answer(definition, &preview.bindings, call));
             let late =
                 |_| Err("its plugin was not asked to the end, because it took too long".into());
             tokio::select! {
@@ -62,15 +64,21 @@ impl Provisioner {
     async fn answer(
         &self,
         definition: &Definition,
+        bindings: &Bindings,
         call: &Provision,
     ) -> Result<PlanAnswer, String> {
         // It may copy an installed plugin.
-        let plugin = tokio::task::block_in_place(|| self.plugin_for(definition, call))?;
+        let plugin = tokio::task::block_in_place(|| self.plugin_for(definition, bindings, call))?;
         self.ask_plugin(&plugin, call).await
     }
 
     /// Returns the plugin that the machine would use, if it is there already.
-    fn plugin_for(&self, definition: &Definition, call: &Provision) -> Result<KeptPlugin, String> {
+    fn plugin_for(
+        &self,
+        definition: &Definition,
+        bindings: &Bindings,
+        call: &Provision,
+    ) -> Result<KeptPlugin, String> {
         let name = &call.provisioner;
         let kept = self.machine(|machine| machine.kept(name).cloned());
         if let Some(kept) = kept.filter(|_| call.destroys()) {
@@ -86,7 +94,6 @@ impl Provisioner {
                 "{program} comes with the image: the machine does not have it yet"
             ));
         }
-        let bindings = definition.read().map_err(|error| error.to_string())?.1;
         let timeout_s = bindings.of_name(name).map_or(TIMEOUT_S, |binding| binding.timeout_s);
         Ok(KeptPlugin { copy, timeout_s })
     }

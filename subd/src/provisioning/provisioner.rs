@@ -16,9 +16,8 @@ use provisioning::binding::Binding;
 use provisioning::image::Definition;
 use provisioning::machine::drift::Schedule;
 use provisioning::machine::orphans::{OrphanError, OrphanOrder};
-use provisioning::machine::{KeptPlugin, Machine, Todo};
+use provisioning::machine::{KeptPlugin, Machine, Outputs, Todo};
 use provisioning::{Call, State};
-use serde_json::Value;
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, Notify};
 use tokio_util::sync::CancellationToken;
@@ -293,7 +292,7 @@ impl Provisioner {
         self.write(&self.machine(Machine::outputs));
     }
 
-    fn write(&self, outputs: &BTreeMap<String, (Value, Option<String>)>) {
+    fn write(&self, outputs: &BTreeMap<String, Outputs>) {
         if let Err(error) = outputs::write(&self.plugins.root, outputs) {
             tracing::error!("the outputs of resources cannot be written: {error}");
         }

@@ -17,7 +17,7 @@ use model::path::TreePath;
 use model::plan::{Action, Blocked, Difference, Plan};
 use model::trigger::Triggers;
 use model::trigger::services::{SUBD_SERVICE, ServiceCall, ServiceCalls, service_calls};
-use tasks::effects::{Effect, effects};
+use tasks::planned::{PlannedTask, planned_tasks};
 
 /// How many blocked paths a [`PlanSummary`] names.
 pub const BLOCKED_NAMED: usize = 20;
@@ -116,7 +116,7 @@ pub struct PlanSummary {
     /// What would be done to services.
     pub services: ServiceCalls,
     /// The daemon tasks that would be started or stopped, by name.
-    pub tasks: BTreeMap<String, Effect>,
+    pub tasks: BTreeMap<String, PlannedTask>,
     /// Why the triggers of the former image are not known. Services and tasks that only they name
     /// are then missing.
     pub former_unknown: Option<String>,
@@ -141,7 +141,7 @@ impl PlanSummary {
             dangers: planned.dangers.clone(),
             services: service_calls(old, new, changed.clone(), SUBD_SERVICE),
             // What is not known to be new may run already.
-            tasks: effects(
+            tasks: planned_tasks(
                 if former.unknown.is_some() { new } else { old },
                 new,
                 changed,
@@ -169,7 +169,7 @@ pub struct Preview {
     /// What would be done to services.
     pub services: ServiceCalls,
     /// The daemon tasks that would be started or stopped, by name.
-    pub tasks: BTreeMap<String, Effect>,
+    pub tasks: BTreeMap<String, PlannedTask>,
     /// Why the triggers of the former image are not known. Services and tasks that only they name
     /// are then missing.
     pub former_unknown: Option<String>,

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use model::display::safe_text;
+use model::display::{error_chain, safe_text};
 use serde::{Deserialize, Serialize};
 
+use super::Machine;
 use super::drift::changes_of;
-use super::{Goal, Machine, goal};
+use crate::binding::Bindings;
 use crate::image::Definition;
 use crate::plan::{Orphan, Problem, Provision, plan};
 use crate::protocol::{Change, Operation, PlanAnswer, WORDS_BYTES_MAX};
@@ -55,6 +56,8 @@ pub struct PlannedResource {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Preview {
     pub calls: Vec<Provision>,
+    /// The provisioners that the image names.
+    pub bindings: Bindings,
     orphans: Vec<Orphan>,
 }
 
@@ -68,15 +71,13 @@ impl Machine {
     pub fn preview(&self, definition: &Definition, machine: &str) -> Result<Preview, String> {
         let none = State::new(machine);
         let state = self.state.as_ref().unwrap_or(&none);
-        definition.read().map_err(|error| model::display::error_chain(&error))?;
-        let Some(Goal { plan, .. }) = goal(definition, state, plan) else {
-            return Err("its resource files cannot be read".to_owned());
-        };
+        let (resources, bindings) = definition.read().map_err(|error| error_chain(&error))?;
+        let plan = plan(&resources, &bindings, state);
         if let Some(Problem { at, error }) = plan.problems.first() {
             return Err(format!("{at}: {error}"));
         }
         let calls = plan.calls.iter().map(|call| plan.complete(call, state)).collect();
-        Ok(Preview { calls, orphans: plan.orphans })
+        Ok(Preview { calls, bindings, orphans: plan.orphans })
     }
 }
 

@@ -12,7 +12,7 @@ mod sub_state;
 
 use std::collections::BTreeMap;
 
-use ::tasks::effects::Effect;
+use ::tasks::planned::PlannedTask;
 use api::Done;
 use api::dominator::events::{
     AcceptClockRequest, BackupReply, BackupRequest, ChangeReason, EventDetails, EventKind,
@@ -799,7 +799,7 @@ fn summary_of_update() -> PlanSummary {
             reboot: false,
             high_impact: true,
         },
-        tasks: [("web".to_owned(), Effect::Restart)].into(),
+        tasks: [("web".to_owned(), PlannedTask::Restart)].into(),
         former_unknown: Some("it was deleted".to_owned()),
     }
 }

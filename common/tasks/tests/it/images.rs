@@ -7,8 +7,8 @@ use model::path::TreePath;
 use model::tree::Tree;
 use model::tree::text::from_text;
 use model::trigger::Triggers;
-use tasks::effects::{Effect, effects};
 use tasks::image::{Definition, ImageTaskError, ImageTasks, pairs, stopped_by_update};
+use tasks::planned::{PlannedTask, planned_tasks};
 
 /// A tree with these entries: their kind and path, and `=NAME` for the content of a file.
 fn tree(entries: &[&str]) -> Tree {
@@ -174,9 +174,9 @@ fn a_plan_tells_which_tasks_an_update_starts_and_stops() {
     let b = triggers(&[trigger("b", r#""/etc/dominator/tasks.d/b.json""#, "")]);
     let service = Triggers::from_json(r#"[{"MatchLines": ["/opt/a"], "Service": "a"}]"#).unwrap();
     let (file, program) = ("/etc/dominator/tasks.d/a.json", "/opt/a/bin");
-    let (start, stop, restart) = (Effect::Start, Effect::Stop, Effect::Restart);
+    let (start, stop, restart) = (PlannedTask::Start, PlannedTask::Stop, PlannedTask::Restart);
     // Before, after, what changes, whether the image stays; and the effects.
-    type Row<'a> = (Triggers, Triggers, &'a [&'a str], bool, &'a [(&'a str, Effect)]);
+    type Row<'a> = (Triggers, Triggers, &'a [&'a str], bool, &'a [(&'a str, PlannedTask)]);
     let table: [Row<'_>; 9] = [
         (a(), a(), &["/etc/motd"], false, &[]),
         (a(), a(), &[file], false, &[("a", restart)]),
@@ -191,7 +191,7 @@ fn a_plan_tells_which_tasks_an_update_starts_and_stops() {
     ];
     for (number, (old, new, changed, is_repair, expected)) in table.into_iter().enumerate() {
         let changed: Vec<TreePath> = changed.iter().map(|path| path.parse().unwrap()).collect();
-        let got = effects(&old, &new, changed.iter(), is_repair);
+        let got = planned_tasks(&old, &new, changed.iter(), is_repair);
         let expected = expected.iter().map(|(name, effect)| ((*name).to_owned(), *effect));
         assert_eq!(got, expected.collect(), "row {number}");
     }

@@ -113,7 +113,7 @@ fn service_calls(calls: &ServiceCalls) -> Vec<String> {
 }
 
 /// Describes what happens to each task, such as `stop task backup`.
-fn task_effects(update: &PlanSummary) -> impl Iterator<Item = String> {
+fn planned_tasks(update: &PlanSummary) -> impl Iterator<Item = String> {
     update.tasks.iter().map(|(name, effect)| effect.text(name))
 }
 
@@ -188,8 +188,8 @@ impl FleetPlan {
         for call in service_calls(&update.services) {
             *pair.services.entry(call).or_default() += 1;
         }
-        for effect in task_effects(update) {
-            *pair.tasks.entry(effect).or_default() += 1;
+        for task in planned_tasks(update) {
+            *pair.tasks.entry(task).or_default() += 1;
         }
         pair.reboot += u32::from(update.services.reboot);
         pair.high_impact += u32::from(update.services.high_impact);
@@ -318,7 +318,7 @@ impl FleetPlan {
                     parts.push(counted(update.changes.count(), "change"));
                     parts.push(format!("to fetch {objects}, {}", size(*fetch_bytes)));
                     parts.extend(service_calls(&update.services));
-                    parts.extend(task_effects(update));
+                    parts.extend(planned_tasks(update));
                     if update.services.reboot {
                         parts.push("reboot".to_owned());
                     }

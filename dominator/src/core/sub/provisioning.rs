@@ -212,9 +212,8 @@ impl Sub {
         })
     }
 
-    /// Asks how the resources of the image are that the machine has: they may drift. Those of
-    /// another image may be there too.
-    /// Returns true if there may be some.
+    /// Asks how the resources of the machine are: those of its image may drift, and those of an
+    /// image that is not required any more may be there. Returns false if there can be none.
     fn watch_resources(&mut self, view: &View, image: &RequiredImage, step: &mut Step<'_>) -> bool {
         let has_resources = image.content.triggers.have_resources();
         if !has_resources {

@@ -119,7 +119,7 @@ impl Fleet {
         let request = api::subd::PlanResourcesRequest { definition: definition.clone() };
         match client.call_within::<PlanResources>(&request, PLAN_LIMIT).await {
             Ok(reply) => Ok(reply),
-            // Its subd knows nothing of resources, and there are none.
+            // Its subd is too old to have made resources, and the image asks for none.
             Err(error) if error.code() == Some(FaultCode::NoMethod) && definition.is_empty() => {
                 Ok(api::subd::PlanResourcesReply::default())
             }

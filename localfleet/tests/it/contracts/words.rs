@@ -63,7 +63,7 @@ fn words_of_json_stay() {
         ("coverage of a scan", words::<scope::Coverage>()),
         ("difference of a path", words::<model::plan::Difference>()),
         ("effect of an image on a resource, planned", words::<PlannedEffect>()),
-        ("effect of an update on a task", words::<tasks::effects::Effect>()),
+        ("effect of an update on a task", words::<tasks::planned::PlannedTask>()),
         ("end of a pause", words::<orders::PauseEnd>()),
         ("end of an image", words::<replication::ImageEnd>()),
         ("event, of the history", words::<events::EventDetails>()),

@@ -5,7 +5,7 @@ use expect_test::{Expect, expect};
 use model::plan::{Blocked, Difference, Obstacle};
 use model::tree::Time;
 use model::trigger::services::{ServiceCall, ServiceVerb};
-use tasks::effects::Effect;
+use tasks::planned::PlannedTask;
 
 use super::*;
 
@@ -37,7 +37,7 @@ fn new(from: Option<&str>, image: &str, create: u32) -> PlanSummary {
         ..ServiceCalls::default()
     };
     let changes = ChangeCounts { create, reasons, ..ChangeCounts::default() };
-    let tasks = [("web".to_owned(), Effect::Restart)].into();
+    let tasks = [("web".to_owned(), PlannedTask::Restart)].into();
     PlanSummary { same: false, changes, services, tasks, ..same(from, image) }
 }
 
