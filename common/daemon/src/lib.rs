@@ -3,6 +3,7 @@
 
 pub mod config;
 pub mod mdb_file;
+pub mod memory;
 pub mod plugins;
 pub mod program;
 mod run;

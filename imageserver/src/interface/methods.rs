@@ -32,6 +32,7 @@ use api::object_server::{
     AddObjects, CheckObjects, CheckObjectsReply, CheckObjectsRequest, GetObjects,
     GetObjectsRequest, IDS_MAX,
 };
+use daemon::memory::FreedMemory;
 use download::Packers;
 use model::display::error_chain;
 use model::image::{ImageName, Notes};
@@ -62,6 +63,9 @@ const ADMISSIONS_MAX: usize = 2;
 
 /// The most estimates at one time: each reads the directories of all images.
 const ESTIMATES_MAX: usize = 1;
+
+/// What a download holds until it ends.
+type DownloadPermit = (CallerPermit, FreedMemory);
 
 /// The state that all methods share. A clone shares everything.
 #[derive(Clone)]
@@ -176,7 +180,7 @@ impl Service {
         caller: Caller,
         reader: ObjectReader,
     ) -> Result<api::object_server::AddObjectsReply, Fault> {
-        let _permit = permit(&self.uploads, "uploads")?;
+        let _held = (permit(&self.uploads, "uploads")?, FreedMemory::keep());
         let (sender, absent) = (self.reader(&caller), AbsentObjects::Refused);
         let (store, counters) = (self.store, self.counters);
         let done = store_objects_of(sender, store, counters, &self.tasks, reader, absent).await;
@@ -234,8 +238,9 @@ impl Service {
         })
     }
 
-    fn download_permit(&self, caller: &Caller) -> Result<CallerPermit, Fault> {
-        self.downloads.take(caller, 1).ok_or_else(|| too_many("downloads"))
+    fn download_permit(&self, caller: &Caller) -> Result<DownloadPermit, Fault> {
+        let permit = self.downloads.take(caller, 1).ok_or_else(|| too_many("downloads"))?;
+        Ok((permit, FreedMemory::keep()))
     }
 
     /// Runs work that holds the whole tree of an image in memory. It is finished even if the caller

@@ -1,8 +1,11 @@
 //! The content of an object that was verified, and how it is read.
 
-use std::io::{self, Cursor, Read, Seek as _, SeekFrom, Take};
+use std::io::{self, Read, Seek as _, SeekFrom, Take};
+use std::os::fd::AsFd;
 
-use bytes::Bytes;
+use bytes::{Buf as _, Bytes};
+use rustix::buffer::spare_capacity;
+use rustix::io::Errno;
 
 use super::packed::PackedReader;
 
@@ -26,7 +29,7 @@ pub struct PackedContent {
 /// Reads content as it is in a file.
 pub enum RawReader {
     /// Content in memory.
-    Memory(Cursor<Bytes>),
+    Memory(Bytes),
     /// The rest of a file.
     File(Take<fs_err::File>),
 }
@@ -54,7 +57,7 @@ impl Content {
     #[must_use]
     pub fn into_reader(self) -> ContentReader {
         match self {
-            Self::Whole(bytes) => ContentReader::Raw(RawReader::Memory(Cursor::new(bytes))),
+            Self::Whole(bytes) => ContentReader::Raw(RawReader::Memory(bytes)),
             Self::File(file, size_bytes) => {
                 ContentReader::Raw(RawReader::File(file.take(size_bytes)))
             }
@@ -69,9 +72,9 @@ impl Content {
         if let Self::Whole(bytes) = self {
             return Ok(bytes);
         }
-        let size_bytes = self.size_bytes();
         let mut bytes = Vec::new();
-        self.into_reader().take(size_bytes).read_to_end(&mut bytes)?;
+        let size_bytes = usize::try_from(self.size_bytes()).map_err(io::Error::other)?;
+        self.into_reader().append(size_bytes, &mut bytes)?;
         Ok(bytes.into())
     }
 }
@@ -79,7 +82,7 @@ impl Content {
 impl PackedContent {
     pub(super) fn in_memory(size_bytes: u64, chunks: Bytes) -> Self {
         let chunks_bytes = chunks.len() as u64;
-        Self { size_bytes, chunks: RawReader::Memory(Cursor::new(chunks)), chunks_bytes }
+        Self { size_bytes, chunks: RawReader::Memory(chunks), chunks_bytes }
     }
 
     /// `file` is positioned behind the head.
@@ -95,12 +98,34 @@ impl PackedContent {
 }
 
 impl ContentReader {
+    /// Appends the next part to `buffer`, of at most `limit` bytes. Returns its length, which is
+    /// shorter at the end.
+    pub fn append(&mut self, limit: usize, buffer: &mut Vec<u8>) -> io::Result<usize> {
+        match self {
+            Self::Raw(RawReader::File(file)) => {
+                let part = limit.min(usize::try_from(file.limit()).unwrap_or(limit));
+                let got = append_from(file.get_ref().file(), part, buffer).map_err(|error| {
+                    let path = file.get_ref().path().display();
+                    io::Error::new(error.kind(), format!("cannot read {path}: {error}"))
+                })?;
+                file.set_limit(file.limit() - got as u64);
+                Ok(got)
+            }
+            Self::Raw(RawReader::Memory(content)) => {
+                let part = content.split_to(limit.min(content.len()));
+                buffer.extend_from_slice(&part);
+                Ok(part.len())
+            }
+            Self::Packed(reader) => reader.take(limit as u64).read_to_end(buffer),
+        }
+    }
+
     /// Skips `bytes`, which must be there. Must be called before anything is read.
     pub fn skip(&mut self, bytes: u64) -> io::Result<()> {
         match self {
             Self::Packed(reader) => reader.skip(bytes),
-            Self::Raw(RawReader::Memory(cursor)) => {
-                cursor.set_position(bytes);
+            Self::Raw(RawReader::Memory(content)) => {
+                content.advance(usize::try_from(bytes).map_err(io::Error::other)?);
                 Ok(())
             }
             Self::Raw(RawReader::File(file)) => {
@@ -112,10 +137,40 @@ impl ContentReader {
     }
 }
 
+/// Appends at most `limit` bytes of `file` to `buffer`, with as few system calls as possible and
+/// without clearing its memory. Returns how many; fewer at the end of the file.
+pub(super) fn append_from(
+    file: impl AsFd,
+    limit: usize,
+    buffer: &mut Vec<u8>,
+) -> io::Result<usize> {
+    buffer.reserve(limit);
+    let start = buffer.len();
+    while buffer.len() < start + limit {
+        match rustix::io::read(&file, spare_capacity(buffer)) {
+            Ok(0) => break,
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    // There may have been more room.
+    let surplus = buffer.len().saturating_sub(start + limit);
+    if surplus > 0 {
+        let back = i64::try_from(surplus).map_err(io::Error::other)?;
+        rustix::fs::seek(&file, rustix::fs::SeekFrom::Current(-back))?;
+        buffer.truncate(start + limit);
+    }
+    Ok(buffer.len() - start)
+}
+
 impl Read for RawReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match self {
-            Self::Memory(cursor) => cursor.read(buffer),
+            Self::Memory(content) => {
+                let part = content.split_to(buffer.len().min(content.len()));
+                buffer[..part.len()].copy_from_slice(&part);
+                Ok(part.len())
+            }
             Self::File(file) => file.read(buffer),
         }
     }
@@ -126,6 +181,30 @@ impl Read for ContentReader {
         match self {
             Self::Raw(reader) => reader.read(buffer),
             Self::Packed(reader) => reader.read(buffer),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_appended_goes_on_where_it_ended() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs_err::write(file.path(), b"0123456789").unwrap();
+        let readers = [
+            Content::File(fs_err::File::open(file.path()).unwrap(), 9),
+            Content::Whole(Bytes::from_static(b"012345678")),
+        ];
+        for mut reader in readers.map(Content::into_reader) {
+            // There is more room than is asked for.
+            let mut buffer = Vec::with_capacity(100);
+            reader.skip(1).unwrap();
+            for (limit, got, all) in [(3, 3, "123"), (0, 0, "123"), (90, 5, "12345678")] {
+                assert_eq!(reader.append(limit, &mut buffer).unwrap(), got);
+                assert_eq!(buffer, all.as_bytes());
+            }
         }
     }
 }

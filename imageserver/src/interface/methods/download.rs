@@ -12,7 +12,7 @@
 //! There are as many packers as processors. A stream uses one if it is free, and otherwise sends
 //! the chunk unpacked: then the processor is the limit, not the network.
 
-use std::io::{self, Read as _};
+use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, TryLockError};
 use std::thread::available_parallelism;
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use api::fault::{Fault, FaultCode};
 use api::object_server::GetObjects;
-use api::object_stream::{ContentForm, ObjectHead};
+use api::object_stream::{ContentForm, HEAD_BYTES_MAX, ObjectHead};
 use bytes::{BufMut, Bytes};
 use futures_util::stream::{iter, unfold};
 use futures_util::{Stream, StreamExt as _};
@@ -28,17 +28,20 @@ use model::display::error_chain;
 use model::lock::locked;
 use model::object::ObjectId;
 use rpc::packing::{self, CONTENT_BYTES_MIN, LinkUse, Packer};
-use rpc::server::{self, CallerPermit, Page, PageRequest};
+use rpc::server::{self, Page, PageRequest};
 
-use super::{Service, expect_may};
+use super::{DownloadPermit, Service, expect_may};
 use crate::store::content::{Content, ContentReader};
 use crate::store::error::joined;
-use crate::store::local::objects::CHUNK_BYTES;
 use crate::store::packed::PackedChunk;
 use crate::store::{Counters, Store};
 
 /// The content type of an object: the server knows nothing about it.
 const CONTENT_TYPE: &str = "application/octet-stream";
+
+/// How much is sent at once, in bytes. With the 9 bytes of its head, a frame of HTTP/2 is as long
+/// as four records of TLS.
+const CHUNK_BYTES: usize = (64 << 10) - 9;
 
 /// The most objects that the store is asked to fetch ahead.
 const AHEAD_MAX: usize = 64;
@@ -48,21 +51,10 @@ pub(super) fn objects(
     store: Arc<Store>,
     counters: Arc<Counters>,
     packers: Option<Packers>,
-    permit: CallerPermit,
+    permit: DownloadPermit,
     ids: Vec<ObjectId>,
 ) -> impl Stream<Item = io::Result<Bytes>> + Send {
-    chunks(ObjectStream {
-        store,
-        counters,
-        packers,
-        is_slow: true,
-        link: LinkUse::default(),
-        ids: ids.into_iter(),
-        ahead: 0,
-        current: None,
-        ended: false,
-        permit,
-    })
+    chunks(ObjectStream::new(store, counters, packers, permit, ids))
 }
 
 /// What is sent, in chunks.
@@ -153,17 +145,16 @@ struct RemainingContent {
 impl RemainingContent {
     /// Appends the next part, of at most so many bytes.
     fn read(&mut self, limit: usize, buffer: &mut Vec<u8>) -> io::Result<()> {
-        let part = self.bytes.min(limit as u64);
-        let got = self.content.by_ref().take(part).read_to_end(buffer)? as u64;
-        if got < part {
+        let part = usize::try_from(self.bytes).map_or(limit, |bytes| bytes.min(limit));
+        if self.content.append(part, buffer)? < part {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "an object became shorter"));
         }
-        self.bytes -= got;
+        self.bytes -= part as u64;
         Ok(())
     }
 }
 
-/// A large object in the middle of a stream.
+/// The object that is being sent.
 struct CurrentObject {
     rest: RemainingContent,
     /// If it is packed: true while packing makes it shorter.
@@ -185,7 +176,7 @@ struct ObjectStream {
     current: Option<CurrentObject>,
     ended: bool,
     #[expect(dead_code, reason = "held until the stream ends")]
-    permit: CallerPermit,
+    permit: DownloadPermit,
 }
 
 impl Chunks for ObjectStream {
@@ -194,7 +185,7 @@ impl Chunks for ObjectStream {
             return Ok(None);
         }
         let mut buffer = Vec::with_capacity(CHUNK_BYTES);
-        while buffer.len() < CHUNK_BYTES {
+        while buffer.len() + HEAD_BYTES_MAX <= CHUNK_BYTES {
             if let Some(mut current) = self.current.take() {
                 self.append_current(&mut current, &mut buffer)?;
                 self.current = (current.rest.bytes > 0).then_some(current);
@@ -227,7 +218,28 @@ impl Chunks for ObjectStream {
 }
 
 impl ObjectStream {
-    /// Appends the head of an object, and all of a small one.
+    fn new(
+        store: Arc<Store>,
+        counters: Arc<Counters>,
+        packers: Option<Packers>,
+        permit: DownloadPermit,
+        ids: Vec<ObjectId>,
+    ) -> Self {
+        Self {
+            store,
+            counters,
+            packers,
+            is_slow: true,
+            link: LinkUse::default(),
+            ids: ids.into_iter(),
+            ahead: 0,
+            current: None,
+            ended: false,
+            permit,
+        }
+    }
+
+    /// Appends the head of an object, whose content follows.
     fn begin(&mut self, id: ObjectId, buffer: &mut Vec<u8>) {
         // An unreadable object is reported as absent: other servers may have it.
         let content = self.store.objects.open_verified(&id).unwrap_or_else(|error| {
@@ -241,41 +253,22 @@ impl ObjectStream {
         let size_bytes = content.size_bytes();
         self.counters.objects_sent.inc();
         self.counters.objects_sent_bytes.inc_by(size_bytes);
-        let stored = match (content, &self.packers) {
+        let (form, content, bytes, packing) = match (content, &self.packers) {
             // It is sent as it is stored.
             (Content::Packed(packed), Some(_)) => {
-                ObjectHead::Object { id, size_bytes }.encode_as(ContentForm::Packed, buffer);
                 let (content, bytes) = packed.into_chunks();
-                self.current = Some(CurrentObject {
-                    rest: RemainingContent { content, bytes },
-                    packing: None,
-                });
-                return;
+                (ContentForm::Packed, content, bytes, None)
             }
-            (content, _) => content,
+            (content, Some(packers)) if self.is_slow && packers.is_worth(size_bytes) => {
+                (ContentForm::Packed, content.into_reader(), size_bytes, Some(true))
+            }
+            (content, _) => (ContentForm::Plain, content.into_reader(), size_bytes, None),
         };
-        let is_packed = self.is_slow
-            && self.packers.as_ref().is_some_and(|packers| packers.is_worth(size_bytes));
-        let form = if is_packed { ContentForm::Packed } else { ContentForm::Plain };
         ObjectHead::Object { id, size_bytes }.encode_as(form, buffer);
-        match stored {
-            Content::Whole(bytes) if is_packed => {
-                let mut gains = true;
-                for chunk in bytes.chunks(packing::CHUNK_BYTES_MAX) {
-                    self.pack(chunk, &mut gains, buffer);
-                }
-            }
-            Content::Whole(bytes) => buffer.extend_from_slice(&bytes),
-            stored => {
-                let (content, bytes) = (stored.into_reader(), size_bytes);
-                let packing = is_packed.then_some(true);
-                self.current =
-                    Some(CurrentObject { rest: RemainingContent { content, bytes }, packing });
-            }
-        }
+        self.current = Some(CurrentObject { rest: RemainingContent { content, bytes }, packing });
     }
 
-    /// Appends the next part of a large object.
+    /// Appends the next part of an object.
     fn append_current(&self, current: &mut CurrentObject, buffer: &mut Vec<u8>) -> io::Result<()> {
         let Some(gains) = &mut current.packing else {
             return current.rest.read(CHUNK_BYTES - buffer.len(), buffer);
@@ -300,7 +293,7 @@ struct ObjectPart {
     rest: RemainingContent,
     packers: Option<Packers>,
     #[expect(dead_code, reason = "held until the stream ends")]
-    permit: CallerPermit,
+    permit: DownloadPermit,
 }
 
 impl Chunks for ObjectPart {
@@ -376,7 +369,7 @@ impl Service {
         content: Content,
         part: Option<Range<u64>>,
         packers: Option<Packers>,
-        permit: CallerPermit,
+        permit: DownloadPermit,
     ) -> Result<server::PageBody, Fault> {
         let part = part.unwrap_or(0..content.size_bytes());
         self.counters.objects_sent_bytes.inc_by(part.end - part.start);
@@ -464,6 +457,7 @@ impl Packers {
 
 #[cfg(test)]
 mod tests {
+    use daemon::memory::FreedMemory;
     use model::object::Algorithm;
     use rpc::packing::{CHUNK_HEAD_BYTES, ChunkHead};
     use rpc::server::CallerPermits;
@@ -519,18 +513,9 @@ mod tests {
             receiving.finish().unwrap().wait().unwrap();
             ids.push(id);
         }
-        let mut stream = ObjectStream {
-            store: Arc::new(store),
-            counters: Arc::default(),
-            packers: level.map(|level| Packers::new(level).unwrap()),
-            is_slow: true,
-            link: LinkUse::default(),
-            ids: ids.into_iter(),
-            ahead: 0,
-            current: None,
-            ended: false,
-            permit: CallerPermits::new(1, 1).own().await,
-        };
+        let packers = level.map(|level| Packers::new(level).unwrap());
+        let permit = (CallerPermits::new(1, 1).own().await, FreedMemory::keep());
+        let mut stream = ObjectStream::new(Arc::new(store), Arc::default(), packers, permit, ids);
         let mut bytes = Vec::new();
         while let Some(chunk) = stream.next().unwrap() {
             let waited = pace(bytes.len()) * u32::try_from(chunk.len()).unwrap() / 1_000_000;

@@ -19,6 +19,7 @@ use api::image_server::{
     AddImage, AddImageRequest, DeleteImage, DeleteImageRequest, GetImageRequest,
 };
 use api::object_server::{AddObjects, CheckObjects, CheckObjectsRequest, IDS_MAX};
+use daemon::memory::FreedMemory;
 use model::display::error_chain;
 use model::image::{Content, ImageName};
 use model::object::ObjectId;
@@ -326,7 +327,7 @@ impl Service {
             if missing.is_empty() {
                 return Ok(());
             }
-            let permit = self.downloads.own().await;
+            let permit = (self.downloads.own().await, FreedMemory::keep());
             let (store, counters) = (Arc::clone(&self.store), Arc::clone(&self.counters));
             let packers = client.may_pack().then(|| self.packers.clone());
             let body = download::objects(store, counters, packers, permit, missing);

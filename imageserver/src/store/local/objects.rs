@@ -27,7 +27,7 @@ use rpc::packing::CHUNK_HEAD_BYTES;
 use walkdir::{DirEntryExt as _, WalkDir};
 
 use crate::core::collection::disk_pressure::Space;
-use crate::store::content::{Content, PackedContent};
+use crate::store::content::{Content, PackedContent, append_from};
 use crate::store::contract::{Objects, Receiving};
 use crate::store::damaged_objects::{Damage, DamagedObjects, is_unreadable};
 use crate::store::error::{StoreError, failed};
@@ -42,7 +42,7 @@ use crate::store::packed::{PackedReader, head_bytes, is_damage};
 pub const WHOLE_BYTES_MAX: u64 = 64 << 10;
 
 /// How much of a larger object is read at once, in bytes.
-pub const CHUNK_BYTES: usize = 64 << 10;
+const CHUNK_BYTES: usize = 64 << 10;
 
 /// The most large objects that are checked at one time, each by one thread. Other callers for the
 /// same object wait for the first.
@@ -123,11 +123,9 @@ impl LocalObjects {
         mut file: fs_err::File,
         metadata: &std::fs::Metadata,
     ) -> io::Result<Option<Content>> {
-        if metadata.len() <= WHOLE_BYTES_MAX {
-            let mut content = Vec::with_capacity(usize::try_from(metadata.len()).unwrap_or(0) + 1);
-            // One byte more than the longest whole object: the file may have grown.
-            let limit = WHOLE_BYTES_MAX + 1;
-            file.file_mut().take(limit).read_to_end(&mut content)?;
+        if let Some(length) = whole_length(metadata.len()) {
+            let mut content = Vec::new();
+            append_from(file.file(), length, &mut content)?;
             if id.algorithm().digest(&content) != *id {
                 return Ok(None);
             }
@@ -165,11 +163,10 @@ impl LocalObjects {
             Ok(reader) => reader.size_bytes(),
             Err(error) => return damaged(error),
         };
-        if size_bytes <= WHOLE_BYTES_MAX {
+        if let Some(length) = whole_length(size_bytes) {
             let mut chunks = Vec::new();
             // A longer file is found to be damaged.
-            let limit = WHOLE_BYTES_MAX + CHUNK_HEAD_BYTES as u64 + 1;
-            file.file_mut().take(limit).read_to_end(&mut chunks)?;
+            append_from(file.file(), length + CHUNK_HEAD_BYTES + 1, &mut chunks)?;
             match PackedReader::behind_head(&chunks[..], size_bytes).hash(id) {
                 Ok(got) if got == *id => {}
                 Ok(_) => return Ok(None),
@@ -252,11 +249,25 @@ impl LocalObjects {
     }
 }
 
-/// Opens the file of an object. Never follows a link, or waits for what is no regular file.
-fn open_object(path: &Path) -> io::Result<std::fs::File> {
-    let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
-    let file = std::fs::File::options().read(true).custom_flags(flags).open(path)?;
-    if file.metadata()?.is_file() { Ok(file) } else { Err(Errno::EISDIR.into()) }
+/// Opens the file of an object. Never follows a link, or waits for what is no regular file. The
+/// time of access stays as it is, where the caller may ask for that: each one that changes is
+/// written to the medium.
+fn open_object(path: &Path) -> io::Result<(std::fs::File, std::fs::Metadata)> {
+    let open = |more| {
+        let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | more;
+        std::fs::File::options().read(true).custom_flags(flags.bits()).open(path)
+    };
+    let file = match open(OFlag::O_NOATIME) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => open(OFlag::empty())?,
+        other => other?,
+    };
+    let metadata = file.metadata()?;
+    if metadata.is_file() { Ok((file, metadata)) } else { Err(Errno::EISDIR.into()) }
+}
+
+/// Returns the length of an object that is read and sent in one piece.
+fn whole_length(size_bytes: u64) -> Option<usize> {
+    usize::try_from(size_bytes).ok().filter(|_| size_bytes <= WHOLE_BYTES_MAX)
 }
 
 impl Objects for LocalObjects {
@@ -302,12 +313,11 @@ impl Objects for LocalObjects {
     fn open_verified(&self, id: &ObjectId) -> Result<Option<Content>, StoreError> {
         for form in layout::FORMS {
             let path = self.files.path(id, form);
-            let file = match open_object(&path) {
-                Ok(file) => fs_err::File::from_parts(file, &path),
+            let (file, metadata) = match open_object(&path) {
+                Ok((file, metadata)) => (fs_err::File::from_parts(file, &path), metadata),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 Err(error) => return Err(self.unread(id, error)),
             };
-            let metadata = file.metadata().map_err(|error| self.unread(id, error))?;
             let content = match form {
                 ContentForm::Plain => self.open_plain(id, file, &metadata),
                 ContentForm::Packed => self.open_packed(id, file, &metadata),
