@@ -2,8 +2,8 @@
 //!
 //! # Invariants
 //!
-//! * An object gets its name only after its content was hashed to it. A name alone proves nothing:
-//!   all objects are hashed again when subd starts.
+//! * An object gets its name only after its content was hashed to it. A name alone proves nothing,
+//!   because a crash may leave incomplete files: all are hashed again when subd starts.
 //! * The inode, the size and the ctime of each object are recorded when it is hashed. If one of
 //!   them has changed, the object is hashed again before it is used.
 //! * An object that was taken for a staged update still counts as cached: it is put back if the
@@ -30,7 +30,8 @@ use crate::root::{Directory, Kind, RootError, Status, errno_of, is_full};
 
 pub mod receive;
 
-/// The start of the names of files that a caller sends, or that are put back from an update.
+/// The start of the names of files that are put back from an update, or that take the place of
+/// another file.
 const TEMPORARY: &[u8] = b"incoming.";
 
 /// How much is read at once, in bytes.

@@ -3,11 +3,11 @@
 //! One fetch at a time. Objects that a file of the tree holds are copied from it. For the others
 //! the sources are tried in order: each is asked for the missing objects, with several requests at
 //! a time, and asked again, from where it stopped, when the connection was lost. The thread that
-//! writes an object also hashes it, and gives it its name only when it is complete and correct.
-//! What was received is kept when the rest fails.
+//! writes an object also hashes it: a small one before it is written, a larger one before it gets
+//! its name. What was received is kept when the rest fails.
 //!
-//! Nothing is synced here: Prepare does that, and an object that a crash damaged is found when the
-//! cache is hashed at the next start.
+//! Nobody waits for a sync here: Prepare does that, and an object that a crash damaged is found
+//! when the cache is hashed at the next start.
 //!
 //! # Invariants
 //!
@@ -32,6 +32,7 @@ use std::time::{Duration, Instant};
 use api::fault::{Fault, FaultCode};
 use api::object_server::IDS_MAX;
 use api::subd::{FetchFailure, FetchObject, FetchProgress, FetchRequest, LastFetch, UpdatePhase};
+use daemon::memory::FreedMemory;
 use model::display::error_chain;
 use model::lock::locked;
 use tokio_util::sync::CancellationToken;
@@ -55,6 +56,10 @@ pub const SOURCES_MAX: usize = 16;
 
 /// How often progress is reported.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
+
+/// After a fetch of so many bytes for an update, they are written to the medium while that is
+/// staged.
+const EARLY_BYTES_MIN: u64 = 32 << 20;
 
 /// How long a prefetch may take to stop.
 const PREFETCH_STOP_TIME_MAX: Duration = Duration::from_secs(5);
@@ -151,8 +156,10 @@ impl Fetcher {
         if !request.ahead {
             self.budgets.begin_fetch();
         }
+        let memory = FreedMemory::keep();
         let fetching = self.fetch_all(&request, &record);
         let result = self.reporting(&record, fetching).await;
+        drop(memory);
         self.budgets.end_fetch();
         self.report(&record);
         let (objects, bytes) = record.amount();
@@ -204,6 +211,10 @@ impl Fetcher {
             refusals.extend(refusal.map(|text| format!("{source}: {text}")));
         }
         if missing.is_empty() {
+            if record.amount().1 >= EARLY_BYTES_MIN && !request.ahead {
+                let root = Arc::clone(&self.root);
+                tokio::task::spawn_blocking(move || root.write_early());
+            }
             return Ok(());
         }
         let (count, first) = (missing.len(), missing[0].id);

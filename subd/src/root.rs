@@ -203,6 +203,16 @@ impl Root {
             .map_err(|source| RootError::call("sync", TreePath::root(), source))
     }
 
+    /// Writes to the medium what waits for it, so that the next [`Root::sync_filesystem`] has less
+    /// to wait for, which also reports any error of this: the kernel reports one to each open
+    /// description, and this uses one of its own.
+    pub fn write_early(&self) {
+        let early = open_directory(&self.handle.directory, b".").and_then(syncfs);
+        if let Err(error) = early {
+            tracing::debug!("the file-system cannot be synced early: {error}");
+        }
+    }
+
     /// Returns the free space of the file-system of the root.
     pub fn space(&self) -> Result<FreeSpace, RootError> {
         let status = fstatvfs(&self.handle.directory).map_err(|source| {

@@ -1,8 +1,9 @@
 //! Objects that are being received into the cache.
 //!
-//! Content is hashed while it is written to a file named after the object. A transfer that is cut
-//! leaves a *partial*: the file, and the state of its hash. The next transfer continues where it
-//! ended. A partial of a former run of subd is hashed again from the disk.
+//! What has come as a whole is hashed, and then written to a file with its name. A large object is
+//! hashed while it is written to another file, which is renamed. A transfer that is cut leaves a
+//! *partial*: the file, and the state of its hash. The next transfer continues where it ended. A
+//! partial of a former run of subd is hashed again from the disk.
 //!
 //! # Invariants
 //!
@@ -77,8 +78,8 @@ impl Cache {
         self.receive_into(partial_name(&id), id, size_bytes)
     }
 
-    /// Adds the object `id`, which a caller has sent as a whole. False if it is cached already;
-    /// then nothing is written.
+    /// Adds the object `id`, which has come as a whole. False if it is cached already; then nothing
+    /// is written.
     ///
     /// # Errors
     ///
@@ -91,11 +92,49 @@ impl Cache {
         if self.size_of(&id).is_some() {
             return Ok(false);
         }
-        // Not the name of its partial: a fetch may be receiving the same object.
-        let mut receiving = self.receive_into(self.temporary(), id, got_bytes)?;
-        receiving.write(content)?;
-        receiving.finish()?;
+        // To rename it afterwards costs as much as all else.
+        let name = name_of(&id);
+        let mut file = match self.directory.create_file(&name, 0o600) {
+            Err(error) if error.errno() == Some(Errno::EEXIST) => {
+                // Somebody else is adding it, or something was left there. Not the name of its
+                // partial: a fetch may be receiving it.
+                let mut receiving = self.receive_into(self.temporary(), id, got_bytes)?;
+                receiving.write(content)?;
+                receiving.finish()?;
+                return Ok(true);
+            }
+            created => created?,
+        };
+        let written = file
+            .write_all(content)
+            .map_err(|source| CacheError::Content { operation: "write", id, source })
+            .and_then(|()| self.state_of(&file, &name));
+        match written {
+            Ok(state) => self.lock().insert(id, CachedObject::Stored(state)),
+            Err(error) => {
+                // Somebody else may have put the whole object there meanwhile.
+                let state = self.state_of(&file, &name)?;
+                if self.directory.stat(&name).is_ok_and(|now| FileState::of(&now) == state) {
+                    self.unlink_incomplete(&name);
+                }
+                return Err(error);
+            }
+        };
         Ok(true)
+    }
+
+    /// Reads the state of the file that was opened by `name`.
+    fn state_of(&self, file: &File, name: &[u8]) -> Result<FileState, CacheError> {
+        let status = Status::of(file)
+            .map_err(|errno| self.directory.error("read the status of", name, errno))?;
+        Ok(FileState::of(&status))
+    }
+
+    fn unlink_incomplete(&self, name: &[u8]) {
+        if let Err(error) = self.directory.unlink(name) {
+            let error = model::display::error_chain(&error);
+            tracing::warn!(%error, "cannot remove an incomplete object");
+        }
     }
 
     fn receive_into(
@@ -263,10 +302,10 @@ impl Receiving<'_> {
         let name = name_of(&self.id);
         directory.rename_over(&self.name, directory, &name)?;
         self.detached = true;
-        let status = directory.stat(&name)?;
+        let state = self.cache.state_of(&self.file, &name)?;
         let mut objects = self.cache.lock();
         // A copy that an update has taken stays there; this is another one.
-        objects.insert(self.id, CachedObject::Stored(FileState::of(&status)));
+        objects.insert(self.id, CachedObject::Stored(state));
         Ok(())
     }
 
@@ -300,11 +339,8 @@ impl Receiving<'_> {
 
 impl Drop for Receiving<'_> {
     fn drop(&mut self) {
-        if !self.detached
-            && let Err(error) = self.cache.directory.unlink(&self.name)
-        {
-            let error = model::display::error_chain(&error);
-            tracing::warn!(%error, "cannot remove an incomplete object");
+        if !self.detached {
+            self.cache.unlink_incomplete(&self.name);
         }
     }
 }

@@ -105,6 +105,17 @@ fn what_is_sent_is_added_as_a_whole_or_not_at_all() {
 }
 
 #[test]
+fn what_is_in_the_place_of_an_object_is_replaced() {
+    let place = place();
+    let (cache, _) = Cache::open(Arc::clone(&place.directory)).unwrap();
+    let id = Algorithm::Blake3.digest(b"good");
+    std::fs::write(place.path.join(id.to_string()), "go").unwrap();
+    assert!(cache.add(id, b"good").unwrap());
+    assert_eq!(cache.read(&id, 9).unwrap(), b"good");
+    assert_eq!(place.directory.names().unwrap(), [name_of(&id).into_boxed_slice()]);
+}
+
+#[test]
 fn hashes_again_what_was_touched() {
     let place = place();
     let (cache, _) = Cache::open(Arc::clone(&place.directory)).unwrap();

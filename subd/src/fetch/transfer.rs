@@ -22,6 +22,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::cache::Cache;
+use crate::cache::receive::PARTIAL_BYTES_MIN;
 use crate::fetch::SOURCE_PORT;
 use crate::fetch::network::Network;
 use crate::fetch::policy::SourceError;
@@ -112,9 +113,12 @@ impl Transfer {
                         return Ok(());
                     }
                 };
-                if !send(&sender, WriterMessage::Begin { id, size_bytes, rest: false }).await {
+                let is_small = size_bytes < PARTIAL_BYTES_MIN;
+                let begin = WriterMessage::Begin { id, size_bytes, rest: false };
+                if !is_small && !send(&sender, begin).await {
                     return Ok(());
                 }
+                let mut chunks = Vec::new();
                 loop {
                     let chunk = self.timed(&mut link, self.in_time(reader.chunk())).await?;
                     let Some(chunk) = chunk.map_err(|error| stream_error(&error))? else {
@@ -122,11 +126,18 @@ impl Transfer {
                     };
                     let wire_bytes = reader.take_wire_bytes();
                     link.wire_bytes += wire_bytes;
-                    if !self.pass(&sender, chunk, wire_bytes, &mut link).await {
+                    self.take_budgets(chunk.len(), wire_bytes, &mut link).await;
+                    if is_small {
+                        chunks.push(chunk);
+                    } else if !send(&sender, WriterMessage::Chunk(chunk)).await {
                         return Ok(());
                     }
                 }
-                if !send(&sender, WriterMessage::End).await {
+                let end = match is_small {
+                    true => WriterMessage::Whole { id, content: joined(chunks) },
+                    false => WriterMessage::End,
+                };
+                if !send(&sender, end).await {
                     return Ok(());
                 }
             }
@@ -170,7 +181,8 @@ impl Transfer {
                         left = left.saturating_sub(chunk.len() as u64);
                         let wire_bytes = chunk.len() as u64;
                         link.wire_bytes += wire_bytes;
-                        open = self.pass(&sender, chunk, wire_bytes, &mut link).await;
+                        self.take_budgets(chunk.len(), wire_bytes, &mut link).await;
+                        open = send(&sender, WriterMessage::Chunk(chunk)).await;
                     }
                     None => {
                         return Err(SourceError::Cut(format!(
@@ -241,22 +253,14 @@ impl Transfer {
         written.map_err(lost)?.and(read)
     }
 
-    /// Sends a chunk to the writer within the limits. `wire_bytes` came over the network for it.
-    /// False if the writer has ended with an error.
-    async fn pass(
-        &self,
-        sender: &mpsc::Sender<WriterMessage>,
-        chunk: Bytes,
-        wire_bytes: u64,
-        link: &mut LinkUse,
-    ) -> bool {
-        let bytes = chunk.len() as u64;
+    /// Waits until so many bytes may be written, for which `wire_bytes` came over the network.
+    async fn take_budgets(&self, bytes: usize, wire_bytes: u64, link: &mut LinkUse) {
+        let bytes = bytes as u64;
         if self.timed(link, self.network.take(wire_bytes, self.local)).await {
             self.budgets.write.take(bytes).await;
         } else {
             self.budgets.write.note(bytes);
         }
-        send(sender, WriterMessage::Chunk(chunk)).await
     }
 
     /// Counts how long is waited for the network.
@@ -286,6 +290,13 @@ impl Transfer {
 impl fmt::Debug for Transfer {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "Transfer({})", self.source)
+    }
+}
+
+fn joined(mut chunks: Vec<Bytes>) -> Bytes {
+    match chunks.len() {
+        1 => chunks.remove(0),
+        _ => chunks.concat().into(),
     }
 }
 

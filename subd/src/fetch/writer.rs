@@ -27,6 +27,11 @@ pub(super) enum WriterMessage {
     },
     Chunk(Bytes),
     End,
+    /// All of an object that is too small to be kept in part.
+    Whole {
+        id: ObjectId,
+        content: Bytes,
+    },
 }
 
 /// Writes the objects of one request.
@@ -72,6 +77,7 @@ impl Writer {
                     None => Ok(()),
                 },
                 WriterMessage::End => current.take().map_or(Ok(()), |current| self.end(current)),
+                WriterMessage::Whole { id, content } => self.add(id, &content),
             };
             match result {
                 Ok(()) => {}
@@ -99,16 +105,7 @@ impl Writer {
         size_bytes: u64,
         rest: bool,
     ) -> Result<CurrentObject<'_>, SourceError> {
-        match self.wanted.get(&id) {
-            None => {
-                return Err(SourceError::Lie(format!("it sent {id}, which was not requested")));
-            }
-            Some(wanted) if *wanted != size_bytes => {
-                let text = format!("it has {size_bytes} bytes for object {id} of {wanted} bytes");
-                return Err(SourceError::Lie(text));
-            }
-            Some(_) => {}
-        }
+        self.check_wanted(&id, size_bytes)?;
         let fail = |error| self.cache_error(size_bytes, error);
         let resumed = if rest { self.cache.resume(id, size_bytes).map_err(fail)? } else { None };
         let Some(receiving) = resumed else {
@@ -131,6 +128,35 @@ impl Writer {
         let (checkpoints, digests) = (Vec::new(), Vec::new());
         let counted = counted(&segments);
         Ok(CurrentObject { id, receiving, counted, segments, checkpoints, digests })
+    }
+
+    /// Checks that an object of that size was requested.
+    fn check_wanted(&self, id: &ObjectId, size_bytes: u64) -> Result<(), SourceError> {
+        match self.wanted.get(id) {
+            None => Err(SourceError::Lie(format!("it sent {id}, which was not requested"))),
+            Some(wanted) if *wanted != size_bytes => {
+                let text = format!("it has {size_bytes} bytes for object {id} of {wanted} bytes");
+                Err(SourceError::Lie(text))
+            }
+            Some(_) => Ok(()),
+        }
+    }
+
+    /// Adds an object that has come as a whole.
+    fn add(&self, id: ObjectId, content: &[u8]) -> Result<(), SourceError> {
+        let size_bytes = content.len() as u64;
+        self.check_wanted(&id, size_bytes)?;
+        self.check_space(size_bytes)?;
+        self.cache.add(id, content).map_err(|error| self.cache_error(size_bytes, error))?;
+        self.record.bytes.fetch_add(size_bytes, Ordering::Relaxed);
+        self.arrived(id, size_bytes);
+        Ok(())
+    }
+
+    fn arrived(&self, id: ObjectId, size_bytes: u64) {
+        self.record.objects.fetch_add(1, Ordering::Relaxed);
+        self.fetched_bytes.fetch_add(size_bytes, Ordering::Relaxed);
+        self.record.arrive(id);
     }
 
     /// Other programs write to the disk too, so space may have become short since the start.
@@ -167,9 +193,7 @@ impl Writer {
         let error = match receiving.finish() {
             Ok(()) => {
                 self.record.convict(&id, &digests);
-                self.record.objects.fetch_add(1, Ordering::Relaxed);
-                self.fetched_bytes.fetch_add(got_bytes, Ordering::Relaxed);
-                self.record.arrive(id);
+                self.arrived(id, got_bytes);
                 return Ok(());
             }
             Err(error) => error,

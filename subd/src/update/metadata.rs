@@ -84,7 +84,8 @@ impl Target<'_> {
         let status = self.status()?;
         let symlink = status.kind == Kind::Symlink;
         let Metadata { mode, uid, gid, xattrs } = &wanted.metadata;
-        if (status.uid, status.gid) != (*uid, *gid) {
+        let has_owner = (status.uid, status.gid) == (*uid, *gid);
+        if !has_owner {
             if !symlink && status.mode & SET_ID_BITS != 0 {
                 self.set_mode(status.mode & !SET_ID_BITS)?;
             }
@@ -100,7 +101,9 @@ impl Target<'_> {
             self.set_xattr(key, value)?;
         }
         // The calls above may have changed the mode.
-        if !symlink && self.status()?.mode != *mode {
+        let is_untouched = has_owner && present == *xattrs;
+        let has_mode = |status: Status| status.mode == *mode;
+        if !symlink && !has_mode(if is_untouched { status } else { self.status()? }) {
             self.set_mode(*mode)?;
         }
         for (key, value) in missing(true).filter(|(key, value)| present.get(key) != Some(value)) {
@@ -160,15 +163,15 @@ impl Target<'_> {
         }
     }
 
-    /// Returns in what it differs from `node`; `None` if it is equal. The content of a file is
-    /// compared by its size alone.
+    /// Returns in what it differs from `node`; `None` if it is equal. `status` is its status. The
+    /// content of a file is compared by its size alone.
     pub fn difference(
         &self,
+        status: &Status,
         managed: Attributes,
         node: &Node,
     ) -> Result<Option<&'static str>, RootError> {
-        let status = self.status()?;
-        if let Some(difference) = visible_difference(&status, node) {
+        if let Some(difference) = visible_difference(status, node) {
             return Ok(Some(difference));
         }
         if let (Node::Leaf(Leaf::Symlink(symlink)), Self::Entry(directory, name)) = (node, self)

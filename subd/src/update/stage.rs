@@ -179,6 +179,29 @@ pub fn at_place<T, E: From<RootError>>(
     act(&holder, place.below.name())
 }
 
+/// The directory in a slot that was opened last: entries of one directory follow each other.
+#[derive(Debug, Default)]
+struct LastHolder(Option<(SlotPath, Directory)>);
+
+impl LastHolder {
+    /// Calls `act` with the directory of `place`, and its name there.
+    fn at_place<T, E: From<RootError>>(
+        &mut self,
+        slots: &Directory,
+        place: &SlotPath,
+        act: impl FnOnce(&Directory, &[u8]) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let Some(parent) = place.below.parent() else { return at_place(slots, place, act) };
+        let parent = SlotPath { slot: place.slot, below: parent };
+        let holder = match self.0.take() {
+            Some((at, holder)) if at == parent => holder,
+            _ => at_place(slots, &parent, |holder, name| holder.open_child(name))?,
+        };
+        let (_, holder) = self.0.insert((parent, holder));
+        act(holder, place.below.name())
+    }
+}
+
 impl Stager<'_> {
     /// Stages everything and returns the script. Adds the objects that were moved to `taken`, also
     /// if staging fails.
@@ -192,6 +215,7 @@ impl Stager<'_> {
         let mut inodes: BTreeMap<u32, u64> = BTreeMap::new();
         let mut steps: Vec<Step> = Vec::new();
         let (mut failed, mut failed_slots) = (Vec::new(), BTreeSet::new());
+        let mut holder = LastHolder::default();
         for staged in &step_plan.staged {
             self.check_not_stopping()?;
             let place = &staged.place;
@@ -203,7 +227,7 @@ impl Stager<'_> {
                 failed_slots.insert(place.slot);
                 continue;
             }
-            match self.entry(staged, taken, &mut steps) {
+            match self.entry(staged, &mut holder, taken, &mut steps) {
                 Ok(inode) if place.below.is_root() => {
                     inodes.insert(place.slot, inode);
                 }
@@ -256,14 +280,23 @@ impl Stager<'_> {
     fn entry(
         &self,
         staged: &StagedItem,
+        holder: &mut LastHolder,
         taken: &mut Vec<TakenObject>,
         steps: &mut Vec<Step>,
     ) -> Result<u64, StageError> {
         let (place, path) = (&staged.place, &staged.path);
         match &staged.what {
-            StagedEntry::Entry { node, takes_object } => {
-                self.make(place, path, node, *takes_object, taken)
-            }
+            StagedEntry::Entry { node, takes_object } => holder
+                .at_place(self.slots, place, |holder, name| {
+                    if *takes_object && let Node::Leaf(Leaf::File(file)) = node {
+                        self.cache.take(&file.object.id(), holder, name)?;
+                        taken.push(TakenObject { object: file.object.id(), place: place.clone() });
+                    } else {
+                        self.make(holder, name, node)?;
+                    }
+                    self.set_metadata(&Target::Entry(holder, name), node)
+                })
+                .map_err(|error| error.into_stage_error(path)),
             StagedEntry::LinkToStaged(carrier) => self
                 .link(carrier, place)
                 .map_err(|source| StageError::Root { path: path.clone(), source }),
@@ -414,49 +447,35 @@ impl Stager<'_> {
         }
     }
 
-    /// Creates one entry, checks it, and returns its inode.
-    fn make(
-        &self,
-        place: &SlotPath,
-        path: &TreePath,
-        node: &Node,
-        takes_object: bool,
-        taken: &mut Vec<TakenObject>,
-    ) -> Result<u64, StageError> {
-        at_place(self.slots, place, |holder, name| {
-            match node {
-                Node::Leaf(Leaf::File(file)) if takes_object => {
-                    self.cache.take(&file.object.id(), holder, name)?;
-                    taken.push(TakenObject { object: file.object.id(), place: place.clone() });
-                }
-                Node::Leaf(Leaf::File(file)) => {
-                    self.cache.copy(&file.object.id(), holder, name, self.stop)?;
-                }
-                Node::Directory(_) => holder.make_directory(name, 0o700)?,
-                Node::Leaf(Leaf::Symlink(symlink)) => {
-                    holder.make_symlink(name, &symlink.target.0)?;
-                }
-                Node::Leaf(Leaf::Special(special)) => {
-                    holder.make_special(name, special.device, 0o600)?;
-                }
-                Node::Leaf(Leaf::Computed(_) | Leaf::HardLink(_)) => {
-                    return Err(EntryError::Mismatch("kind"));
-                }
+    /// Creates an entry without its metadata.
+    fn make(&self, holder: &Directory, name: &[u8], node: &Node) -> Result<(), EntryError> {
+        match node {
+            Node::Leaf(Leaf::File(file)) => {
+                self.cache.copy(&file.object.id(), holder, name, self.stop)?;
             }
-            let target = Target::Entry(holder, name);
-            if let Some(entry_metadata) = metadata_of(node) {
-                target.apply(self.managed, &entry_metadata)?;
+            Node::Directory(_) => holder.make_directory(name, 0o700)?,
+            Node::Leaf(Leaf::Symlink(symlink)) => holder.make_symlink(name, &symlink.target.0)?,
+            Node::Leaf(Leaf::Special(special)) => {
+                holder.make_special(name, special.device, 0o600)?;
             }
-            match target.difference(self.managed, &with_kept_time(self.root.times(), node))? {
-                Some(what) => Err(EntryError::Mismatch(what)),
-                None => Ok(target.status()?.inode),
+            Node::Leaf(Leaf::Computed(_) | Leaf::HardLink(_)) => {
+                return Err(EntryError::Mismatch("kind"));
             }
-        })
-        .map_err(|trouble| match trouble {
-            EntryError::Root(source) => StageError::Root { path: path.clone(), source },
-            EntryError::Cache(source) => StageError::Object { path: path.clone(), source },
-            EntryError::Mismatch(what) => StageError::Mismatch { path: path.clone(), what },
-        })
+        }
+        Ok(())
+    }
+
+    /// Gives an entry its metadata, checks it, and returns its inode.
+    fn set_metadata(&self, target: &Target<'_>, node: &Node) -> Result<u64, EntryError> {
+        if let Some(entry_metadata) = metadata_of(node) {
+            target.apply(self.managed, &entry_metadata)?;
+        }
+        let status = target.status()?;
+        let want = with_kept_time(self.root.times(), node);
+        match target.difference(&status, self.managed, &want)? {
+            Some(what) => Err(EntryError::Mismatch(what)),
+            None => Ok(status.inode),
+        }
     }
 
     /// Links the staged file `carrier` to `place`.
@@ -597,6 +616,17 @@ enum EntryError {
     Root(RootError),
     Cache(CacheError),
     Mismatch(&'static str),
+}
+
+impl EntryError {
+    fn into_stage_error(self, path: &TreePath) -> StageError {
+        let path = path.clone();
+        match self {
+            Self::Root(source) => StageError::Root { path, source },
+            Self::Cache(source) => StageError::Object { path, source },
+            Self::Mismatch(what) => StageError::Mismatch { path, what },
+        }
+    }
 }
 
 impl From<RootError> for EntryError {
