@@ -112,8 +112,8 @@ impl TreeReader {
         tokio::task::spawn_blocking(work).await.map_err(|_| TreeReadError::Stopping)
     }
 
-    /// Reads the tree called `root` from a sub. `former` is a tree that it had before, if one is
-    /// known: what is in it is not sent again.
+    /// Reads the tree called `root` from a sub. `former` is a tree that it had before, or this one,
+    /// if one is known: what is in it is not sent again.
     pub async fn from_sub(
         self: &Arc<Self>,
         client: &Client,
@@ -124,6 +124,9 @@ impl TreeReader {
         // has some, and is known as a part of another, is checked.
         if let Some(known) = self.store.get(&root).filter(|known| known.totals().hard_links == 0) {
             return Ok(Tree::new(known));
+        }
+        if let Some(former) = former.filter(|former| former.digest() == root) {
+            return Ok(former.clone());
         }
         let known = Assembly::new(root, |digest| self.store.get(digest));
         if known.wanted().is_empty() {

@@ -146,9 +146,21 @@ struct FileState {
     /// When it is asked for, on the clock of [`Now::elapsed`]; `None` if there is no reason to, or
     /// while it is being asked for.
     ask_at: Option<Duration>,
-    failures: u32,
+    failed: Option<Box<Failed>>,
+}
+
+impl FileState {
     /// Why the last question failed.
-    why: Option<Arc<str>>,
+    fn why(&self) -> Option<&Arc<str>> {
+        self.failed.as_ref().map(|failed| &failed.why)
+    }
+}
+
+/// How often in a row a question has failed, and why it did the last time.
+#[derive(Debug)]
+struct Failed {
+    count: u32,
+    why: Arc<str>,
 }
 
 #[derive(Debug)]
@@ -157,7 +169,7 @@ struct MachineFiles {
     record: MadeFrom,
     algorithm: Algorithm,
     /// The digest of the image that has the files.
-    image: ObjectId,
+    image: CompactId,
     files: Box<[FileState]>,
     /// Counts how often the content in use changed.
     round: u64,
@@ -230,7 +242,8 @@ struct Silence {
 /// The computed files of all machines.
 #[derive(Debug, Default)]
 pub struct ComputedTable {
-    machines: BTreeMap<String, MachineFiles>,
+    /// Boxed, because half of a node of the map may be empty.
+    machines: BTreeMap<String, Box<MachineFiles>>,
     /// The public keys that machines have shown last.
     keys: BTreeMap<String, ByteText>,
     /// What was known before the dominator was restarted, of machines that want nothing yet.
@@ -270,7 +283,7 @@ impl ComputedTable {
     pub fn want(&mut self, machine: &Arc<Machine>, image: WantedImage<'_>, now: Now) {
         let WantedImage { digest, algorithm, rules } = image;
         let hostname = &machine.hostname;
-        if self.machines.get(hostname).is_some_and(|files| files.image != digest) {
+        if self.machines.get(hostname).is_some_and(|files| files.image.id() != digest) {
             // Whatever happens next may be due to the image.
             self.withdraw(hostname);
         }
@@ -301,14 +314,14 @@ impl ComputedTable {
             let rule = self.shared_rule(rule);
             let versions = self.generators.get(&rule.source);
             let ask_at = next_question(versions, &rule, contents.newest(), record, now);
-            FileState { rule, contents, ask_at, failures: 0, why: None }
+            FileState { rule, contents, ask_at, failed: None }
         });
         let files = MachineFiles {
             files: files.collect(),
             machine: Arc::clone(machine),
             record,
             algorithm,
-            image: digest,
+            image: digest.into(),
             round: former.as_ref().map_or(0, |files| files.round + 1),
             standing: Standing::Away,
             trial,
@@ -316,7 +329,7 @@ impl ComputedTable {
             replaced_at: former.and_then(|files| files.replaced_at),
         };
         self.changes.take_machine(hostname, &files.waits(), files.trial.as_ref(), now.wall);
-        self.machines.insert(hostname.clone(), files);
+        self.machines.insert(hostname.clone(), Box::new(files));
         if !is_same_image {
             // The image may have changed while the dominator was not running.
             self.withdraw(hostname);
@@ -335,7 +348,7 @@ impl ComputedTable {
             let versions = self.generators.get(&file.rule.source);
             let version = versions.and_then(|versions| versions.get(&file.rule.path));
             // While it is being asked for, the answer tells.
-            let is_asked = file.why.is_some() || file.contents.newest().is_some();
+            let is_asked = file.failed.is_some() || file.contents.newest().is_some();
             if is_asked && version.is_none_or(|version| version.is_certificate) {
                 file.ask_at = Some(now.elapsed);
             }
@@ -448,7 +461,7 @@ impl ComputedTable {
                 let why = self.waiting_text(&next.change).into();
                 unknown.push(Unknown { rule: Arc::clone(&file.rule), why });
             } else if !file.contents.newest().is_some_and(is_of_now) {
-                let why = file.why.clone().unwrap_or_else(|| BEING_ASKED.into());
+                let why = file.why().cloned().unwrap_or_else(|| BEING_ASKED.into());
                 unknown.push(Unknown { rule: Arc::clone(&file.rule), why });
             }
         }
@@ -477,7 +490,7 @@ impl ComputedTable {
         let stored = files.files.iter().filter(|file| file.contents.all().next().is_some());
         StoredFiles {
             files: stored.map(|file| (Arc::clone(&file.rule), file.contents.clone())).collect(),
-            image: Some(files.image),
+            image: Some(files.image.id()),
             trial: files.trial.clone(),
             key: self.keys.get(hostname).cloned(),
         }
@@ -511,11 +524,11 @@ impl ComputedTable {
                 let Some(known) = file.contents.newest() else { continue };
                 let end = known.valid_until_seconds;
                 let is_over = end > 0 && end.saturating_add(OVERDUE) < now;
-                if !is_over && file.why.is_none() {
+                if !is_over && file.failed.is_none() {
                     continue;
                 }
                 let (count, _) = troubles.entry(&file.rule.source).or_insert_with(|| {
-                    let why = file.why.as_deref().unwrap_or("it is past its end");
+                    let why = file.why().map_or("it is past its end", |why| why);
                     (0, format!("{} of {hostname}: {why}", file.rule.path))
                 });
                 *count += 1;

@@ -15,7 +15,7 @@ use model::path::TreePath;
 
 use super::changes::{Change, Changes};
 use super::rollout::ChangedContent;
-use super::{ComputedTable, Contents, FileState, KnownContent, MadeFrom, Versions};
+use super::{ComputedTable, Contents, Failed, FileState, KnownContent, MadeFrom, Versions};
 use crate::core::timing::{HOLD_LONGEST, Now, RETRY_FIRST};
 
 /// The shortest time between two questions for the same file, whatever the server says.
@@ -160,7 +160,7 @@ impl ComputedTable {
             Ok(known) => {
                 let is_of_now =
                     |known: &KnownContent| is_current(versions, &file.rule, known, current);
-                let is_news = file.why.is_some()
+                let is_news = file.failed.is_some()
                     || !file
                         .contents
                         .newest()
@@ -172,7 +172,7 @@ impl ComputedTable {
                     (true, false) => Some(now.elapsed + VALID_SHORTEST),
                     (true, true) => end_of(&known, now),
                 };
-                (file.failures, file.why) = (0, None);
+                file.failed = None;
                 if is_news {
                     self.changed.insert(hostname.to_owned());
                 }
@@ -197,13 +197,14 @@ impl ComputedTable {
                 self.changes.set_waiting(hostname, &files.waits());
             }
             Err(why) => {
-                file.failures = file.failures.saturating_add(1);
-                let pause = doubled(RETRY_FIRST, HOLD_LONGEST, file.failures);
+                let former = file.failed.take();
+                let count = former.as_ref().map_or(0, |former| former.count).saturating_add(1);
+                let pause = doubled(RETRY_FIRST, HOLD_LONGEST, count);
                 file.ask_at = Some(now.elapsed + jittered(pause, jitter));
-                if file.why.as_deref() != Some(&*why) {
-                    file.why = Some(why);
+                if former.is_none_or(|former| former.why != why) {
                     self.changed.insert(hostname.to_owned());
                 }
+                file.failed = Some(Box::new(Failed { count, why }));
             }
         }
     }

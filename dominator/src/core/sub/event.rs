@@ -265,7 +265,7 @@ pub enum Effect {
     /// shell limits how many of these it sends.
     Poll(RequestId, PollRequest),
     /// Reads the tree with this digest, and the changes that the machine refuses. The tree that it
-    /// had before may be known.
+    /// had before may be known, or this tree itself.
     ReadTree(RequestId, ObjectId, Option<Tree>),
     /// Loads an image that the machine had before.
     ReadFormer(RequestId, ImageName),

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use model::image::computed::{ComputedFiles, fill_in};
+use model::image::computed::{ComputedFile, ComputedFiles, fill_in};
 use model::image::required::RequiredImage;
 use model::object::ObjectId;
 use model::tree::Tree;
@@ -37,16 +37,28 @@ impl KnownTree {
         }
     }
 
-    /// Saves memory if the tree is that of `image` with `files`.
+    /// Saves memory if the tree is that of `image` with `files`, but for the times at which the
+    /// machine got their content.
     pub(super) fn compact(&mut self, image: &Arc<RequiredImage>, files: &Arc<ComputedFiles>) {
-        let digest = self.digest();
-        if filled(image, files).is_some_and(|tree| tree.digest() == digest) {
-            *self = Self::Filled(Arc::clone(image), Arc::clone(files), digest);
+        if matches!(self, Self::Filled(known, ..) if Arc::ptr_eq(known, image)) {
+            return;
+        }
+        let (tree, digest) = (self.tree(), self.digest());
+        let with_present_time = |file: &ComputedFile| match tree.file(&file.rule.path) {
+            Some(present) if present.object == file.object => {
+                ComputedFile { since: present.mtime, ..file.clone() }
+            }
+            _ => file.clone(),
+        };
+        let present = ComputedFiles::new(files.iter().map(with_present_time).collect());
+        let files = if present == **files { Arc::clone(files) } else { Arc::new(present) };
+        if filled(image, &files).is_some_and(|tree| tree.digest() == digest) {
+            *self = Self::Filled(Arc::clone(image), files, digest);
         }
     }
 }
 
 /// Returns the tree of `image` with `files`, whose modification times are those of their content.
-fn filled(image: &RequiredImage, files: &ComputedFiles) -> Option<Tree> {
+pub(super) fn filled(image: &RequiredImage, files: &ComputedFiles) -> Option<Tree> {
     fill_in(&image.tree, files, &Tree::empty(image.tree.algorithm())).ok()
 }

@@ -18,7 +18,7 @@ use model::plan::{Need, Operation, Plan, RefusedChanges};
 use model::scope::{Coverage, Scope};
 use model::tree::Tree;
 
-use super::known_tree::KnownTree;
+use super::known_tree::{KnownTree, filled};
 use super::{Check, Effect, Failure, RequestId, Step, Sub, View, stop};
 use crate::core::identity::{FileOrigin, FileOrigins};
 use crate::core::timing::{Attempt, RETRY_FIRST, RETRY_LONGEST};
@@ -299,6 +299,13 @@ impl Sub {
         request_id
     }
 
+    /// Returns the tree of a machine that has its target with the content of all computed files.
+    /// Without computed files it is the tree of the image, which is known anyway.
+    fn expected_tree(&self) -> Option<Tree> {
+        let image = self.target().filter(|image| !image.content.computed.is_empty())?;
+        filled(image, &self.computed.files)
+    }
+
     /// Continues if the tree is known that the last scan found.
     fn check_tree(&mut self, view: &View, scan: &ScanReport, step: &mut Step<'_>) -> Check<()> {
         let key = ReportKey::of(view, scan);
@@ -313,7 +320,9 @@ impl Sub {
             }
             let request_id = self.next_request_id();
             self.trees.asked = Some((request_id, key));
-            step.effects.push(Effect::ReadTree(request_id, scan.root, self.trees.tree()));
+            let expected = || self.expected_tree().filter(|tree| tree.digest() == scan.root);
+            let known = self.trees.tree().or_else(expected);
+            step.effects.push(Effect::ReadTree(request_id, scan.root, known));
         }
         stop(Status::Rescanning, "reading the new scan")
     }

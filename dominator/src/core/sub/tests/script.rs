@@ -72,6 +72,8 @@ pub(super) struct Script {
     /// The next reply of the sub to a poll.
     pub(super) reply: PollReply,
     scanned: Tree,
+    /// The tree that it was expected to have when its tree was read last.
+    pub(super) expected: Option<Tree>,
     /// The changes that the sub refuses; `None` for an earlier release.
     pub(super) refused: Option<RefusedChanges>,
     /// Why it is another machine that answers.
@@ -121,6 +123,7 @@ impl Script {
             planned: ImageState::Undefined,
             reply,
             scanned,
+            expected: None,
             refused: Some(RefusedChanges::default()),
             mismatch: None,
             other_holder: None,
@@ -142,13 +145,18 @@ impl Script {
 
     /// A sub that scans in the right scope, has these files, and has recorded the image.
     pub(super) fn scanning(image: ImageState, files: &[(&str, &str)]) -> Self {
-        let mut script = Self::new(image.clone());
-        let ImageState::Ready(image) = image else { panic!("the image is ready") };
-        script.reply.scope = Scope::of(&image.scan, &script.reply.exclusions);
-        script.reply.last_image = Some(image.name().clone());
-        script.scan(files);
-        script.poll();
+        let mut script = Self::new(image);
+        script.first_scan(files);
         script
+    }
+
+    /// The sub answers for the first time: it has these files, and got the image before.
+    pub(super) fn first_scan(&mut self, files: &[(&str, &str)]) {
+        let image = Arc::clone(self.image.ready().expect("the image is ready"));
+        self.reply.scope = Scope::of(&image.scan, &self.reply.exclusions);
+        self.reply.last_image = Some(image.name().clone());
+        self.scan(files);
+        self.poll();
     }
 
     pub(super) fn scan(&mut self, files: &[(&str, &str)]) {
@@ -251,8 +259,9 @@ impl Script {
                         done.push("poll for all".to_owned());
                     }
                 }
-                Effect::ReadTree(request_id, root, _) => {
+                Effect::ReadTree(request_id, root, expected) => {
                     assert_eq!(root, self.scanned.digest());
+                    self.expected = expected;
                     next.push(Event::TreeRead(
                         request_id,
                         self.scanned.clone(),
