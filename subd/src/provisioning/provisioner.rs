@@ -1,7 +1,6 @@
 //! Carries out what is decided about resources, and answers the methods about them.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::time::Duration;
 
 use api::fault::{Fault, FaultCode};
@@ -75,39 +74,42 @@ impl Provisioner {
     }
 
     /// Provisions, until it is stopped. Blocks.
-    pub fn run(self: &Arc<Self>) {
+    pub fn run(&self) {
+        Handle::current().block_on(self.serve());
+    }
+
+    /// Provisions, until it is stopped. Blocks on the disk.
+    pub async fn serve(&self) {
         let needed: BTreeSet<String> = self.machine(|machine| machine.copies().collect());
         if let Err(error) = self.plugins.collect(&needed) {
             tracing::warn!("copies of plugins cannot be removed: {error}");
         }
         self.write_outputs();
-        Handle::current().block_on(async {
-            let mut caller = Caller::new(&**self);
-            while !self.stop.is_cancelled() {
-                let pause = match self.machine(Machine::next) {
-                    Todo::Nothing => match self.check().await {
-                        Ok(pause) => pause,
-                        Err(_) => Some(RETRY_AFTER),
-                    },
-                    Todo::Settle => match self.change(Machine::settle) {
-                        Ok(()) => continue,
-                        Err(_) => Some(RETRY_AFTER),
-                    },
-                    Todo::RetryLater => {
-                        if self.pause(Some(RETRY_AFTER)).await {
-                            let _logged = self.change(Machine::retry);
-                        }
-                        continue;
+        let mut caller = Caller::new(self);
+        while !self.stop.is_cancelled() {
+            let pause = match self.machine(Machine::next) {
+                Todo::Nothing => match self.check().await {
+                    Ok(pause) => pause,
+                    Err(_) => Some(RETRY_AFTER),
+                },
+                Todo::Settle => match self.change(Machine::settle) {
+                    Ok(()) => continue,
+                    Err(_) => Some(RETRY_AFTER),
+                },
+                Todo::RetryLater => {
+                    if self.pause(Some(RETRY_AFTER)).await {
+                        let _logged = self.change(Machine::retry);
                     }
-                    Todo::Calls(calls) => match self.carry_out(&mut caller, calls).await {
-                        Ok(Ended::Answered) => continue,
-                        Ok(Ended::Over) => return,
-                        Err(_) => Some(RETRY_AFTER),
-                    },
-                };
-                self.pause(pause).await;
-            }
-        });
+                    continue;
+                }
+                Todo::Calls(calls) => match self.carry_out(&mut caller, calls).await {
+                    Ok(Ended::Answered) => continue,
+                    Ok(Ended::Over) => return,
+                    Err(_) => Some(RETRY_AFTER),
+                },
+            };
+            self.pause(pause).await;
+        }
     }
 
     async fn carry_out(

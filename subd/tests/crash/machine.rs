@@ -109,24 +109,11 @@ impl<'template> Machine<'template> {
     pub fn break_at(&self, command: &Command, faults: &Faults) -> Result<Output, String> {
         let log = self.directory.join("strace.log");
         let output = faults.inject(command, &log).output().unwrap();
-        self.wait_for_children();
+        wait_for_children(&self.directory);
         match faults.happened(&log) {
             true => Ok(output),
             false => Err(format!("the point was not reached: {}", in_one_line(&output))),
         }
-    }
-
-    /// Waits until no process has the machine's directory in its command line: children of a killed
-    /// program may still run.
-    fn wait_for_children(&self) {
-        let name = self.directory.as_os_str().as_encoded_bytes();
-        let has_name = |process: PathBuf| {
-            let line = std::fs::read(process.join("cmdline")).unwrap_or_default();
-            line.windows(name.len()).any(|window| window == name)
-        };
-        eventually("the children have ended", || {
-            !entries(Path::new("/proc")).into_iter().any(has_name)
-        });
     }
 
     /// Returns the state that the updating program printed, or `None` if it printed that it is
@@ -283,6 +270,19 @@ impl<'template> Machine<'template> {
     pub fn remove(self) {
         std::fs::remove_dir_all(&self.directory).unwrap();
     }
+}
+
+/// Waits until no process has `directory` in its command line: children of a killed program may
+/// still run.
+pub fn wait_for_children(directory: &Path) {
+    let name = directory.as_os_str().as_encoded_bytes();
+    let has_name = |process: PathBuf| {
+        let line = std::fs::read(process.join("cmdline")).unwrap_or_default();
+        line.windows(name.len()).any(|window| window == name)
+    };
+    eventually("the children have ended", || {
+        !entries(Path::new("/proc")).into_iter().any(has_name)
+    });
 }
 
 /// A daemon that does not outlive the test.

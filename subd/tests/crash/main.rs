@@ -17,6 +17,7 @@ mod fixture;
 mod lab;
 mod listing;
 mod machine;
+mod provisioning;
 mod trial;
 
 use std::path::Path;
@@ -30,6 +31,9 @@ use crate::lab::Lab;
 fn main() -> ExitCode {
     if let Some(directory) = std::env::var_os(machine::DIRECTORY_VARIABLE) {
         return actor::update(Path::new(&directory));
+    }
+    if let Some(directory) = std::env::var_os(provisioning::DIRECTORY_VARIABLE) {
+        return provisioning::provision(Path::new(&directory));
     }
     let mut arguments = Arguments::from_args();
     // Each test has threads of its own.
@@ -49,6 +53,9 @@ fn main() -> ExitCode {
         test("a_recovery_that_is_cut_short_is_recovered_from", trial::broken_recovery),
         test("a_power_cut_at_any_call_leaves_old_or_new", trial::power_cut),
         test("a_power_cut_without_syncs_is_seen", trial::power_cut_without_sync),
+        Trial::test("provisioning_that_is_cut_short_anywhere_goes_on", || {
+            provisioning::at_any_call().map_err(Failed::from)
+        }),
     ];
     let conclusion = libtest_mimic::run(&arguments, tests);
     if let Some(lab) = Arc::into_inner(lab).and_then(OnceLock::into_inner) {

@@ -6,7 +6,7 @@
 // tidy: core
 
 use core::net::IpAddr;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use model::mdb::{Machine, Machines, MdbError, parse};
 use serde::{Deserialize, Serialize};
@@ -33,6 +33,46 @@ pub enum DataError {
     Words { line: usize, word: String },
     #[error(transparent)]
     Machines(MdbError),
+    #[error("the record of {hostname} sets {field}, and this source may set only {allowed}")]
+    Field {
+        hostname: String,
+        field: String,
+        /// The names of fields.
+        allowed: String,
+    },
+}
+
+/// What a source may set of a machine.
+pub const FIELDS: [&str; 9] = [
+    "DisableUpdates",
+    "IpAddress",
+    "Location",
+    "OwnerGroups",
+    "OwnerUsers",
+    "PlannedImage",
+    "RequiredImage",
+    "SubdPort",
+    "Tags",
+];
+
+/// Checks that records set only fields that are `allowed`.
+///
+/// # Errors
+///
+/// [`DataError::Field`] names the first other one.
+pub fn check_fields(machines: &Machines, allowed: &BTreeSet<String>) -> Result<(), DataError> {
+    for machine in machines.values() {
+        let fields: serde_json::Map<_, _> =
+            serde_json::from_str(&line(machine)).expect("it was just made");
+        let other = fields.into_iter().map(|(field, _)| field);
+        let mut other = other.filter(|field| field != "Hostname" && !allowed.contains(field));
+        if let Some(field) = other.next() {
+            let allowed = Vec::from_iter(allowed.iter().map(String::as_str)).join(", ");
+            let allowed = if allowed.is_empty() { "Hostname".to_owned() } else { allowed };
+            return Err(DataError::Field { hostname: machine.hostname.clone(), field, allowed });
+        }
+    }
+    Ok(())
 }
 
 /// Reads the data of a source.
@@ -196,6 +236,27 @@ mod tests {
         assert_eq!(lines.len(), 5);
         assert!(lines[1].contains("\"a\""), "{json}");
         assert!(lines[4].starts_with(",{\"Hostname\":\"c\""), "{json}");
+    }
+
+    #[test]
+    fn all_fields_that_can_be_set_have_a_name() {
+        let one = || vec!["x".to_owned()];
+        let machine = Machine {
+            hostname: "a".to_owned(),
+            ip_address: Some(IpAddr::from([127, 0, 0, 1])),
+            subd_port: Some(1),
+            required_image: "x".to_owned(),
+            planned_image: "x".to_owned(),
+            disable_updates: true,
+            owner_groups: one(),
+            owner_users: one(),
+            location: "x".to_owned(),
+            tags: BTreeMap::from([("x".to_owned(), "y".to_owned())]),
+        };
+        let fields: BTreeMap<String, serde_json::Value> =
+            serde_json::from_str(&line(&machine)).unwrap();
+        let named = FIELDS.iter().copied().chain(["Hostname"]).collect::<BTreeSet<&str>>();
+        assert_eq!(fields.keys().map(String::as_str).collect::<BTreeSet<&str>>(), named);
     }
 
     #[test]

@@ -7,6 +7,8 @@
 //!   without machines.
 // tidy: core
 
+use std::collections::BTreeSet;
+
 use model::display::error_chain;
 use model::mdb::{Machine, Machines, parse};
 use model::object::{Algorithm, ObjectId};
@@ -14,7 +16,7 @@ use model::tree::Time;
 
 use regex_automata::meta::Regex;
 
-use super::formats::{DataError, Format, read, render};
+use super::formats::{DataError, Format, check_fields, read, render};
 
 /// How the data of one source are read.
 #[derive(Clone, Debug)]
@@ -23,6 +25,8 @@ pub struct Rules {
     pub name: String,
     pub format: Format,
     pub filter: HostFilter,
+    /// The fields that it may set; all if `None`.
+    pub fields: Option<BTreeSet<String>>,
 }
 
 /// Valid data of a source.
@@ -153,6 +157,9 @@ impl MergedSources {
 fn read_data(rules: &Rules, bytes: &[u8], changed: Time) -> Result<Accepted, DataError> {
     let mut machines = read(rules.format, bytes)?;
     machines.retain(|hostname, _| rules.filter.accepts(hostname));
+    if let Some(fields) = &rules.fields {
+        check_fields(&machines, fields)?;
+    }
     Ok(Accepted { digest: Algorithm::Blake3.digest(bytes), machines, changed })
 }
 
@@ -297,6 +304,7 @@ fn compile(pattern: &str) -> Result<Regex, PatternError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::formats::FIELDS;
 
     fn at(seconds: i64) -> Time {
         Time { seconds, nanoseconds: 0 }
@@ -307,6 +315,7 @@ mod tests {
             name: name.to_owned(),
             format,
             filter: HostFilter::new(None, excluded).unwrap(),
+            fields: None,
         };
         let sources =
             vec![rules("file", Format::Json, None), rules("list", Format::Hosts, Some("old.*"))];
@@ -333,6 +342,37 @@ mod tests {
         assert_eq!(hosts(&merged), None);
         assert!(merged.accept(1, b"a y\nold1\nb\nb-test", at(4)));
         assert_eq!((merged.missing(), hosts(&merged)), (vec![], Some("a y, b".to_owned())));
+    }
+
+    #[test]
+    fn a_source_sets_only_its_fields() {
+        let fields = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+        let rules = |fields| Rules {
+            name: "planner".to_owned(),
+            format: Format::Json,
+            filter: HostFilter::new(Some("web.*"), None).unwrap(),
+            fields: Some(fields),
+        };
+        let planned = br#"[{"Hostname": "web1", "PlannedImage": "x"}]"#;
+        let required = br#"[{"Hostname": "web1", "PlannedImage": "x", "RequiredImage": "x"}]"#;
+        let other_host = br#"[{"Hostname": "db1", "RequiredImage": "x"}, {"Hostname": "web1"}]"#;
+        let why = |allowed, field| {
+            Err(format!("the record of web1 sets {field}, and this source may set only {allowed}"))
+        };
+        #[rustfmt::skip]
+        let table = [
+            (vec!["PlannedImage"],  &planned[..], Ok(1)),
+            (vec!["Location", "Tags"], planned,   why("Location, Tags", "PlannedImage")),
+            (vec!["PlannedImage"],  required,     why("PlannedImage", "RequiredImage")),
+            (vec![],                planned,      why("Hostname", "PlannedImage")),
+            (vec![],                other_host,   Ok(1)),
+            (FIELDS.to_vec(),       required,     Ok(1)),
+        ];
+        for (names, data, want) in table {
+            let got = read_data(&rules(fields(&names)), data, at(1));
+            let got = got.map(|data| data.machines.len()).map_err(|error| error.to_string());
+            assert_eq!(got, want, "{names:?}");
+        }
     }
 
     #[test]

@@ -11,7 +11,7 @@ use model::time_parse::positive_duration;
 use serde::Deserialize;
 use web::{AddressError, WebAddress};
 
-use super::formats::Format;
+use super::formats::{FIELDS, Format};
 use super::merged_sources::{HostFilter, PatternError, Rules};
 
 /// The key of the tables.
@@ -58,6 +58,8 @@ pub enum SettingsError {
     Timeout { name: String, why: String },
     #[error("source {name}")]
     Pattern { name: String, source: PatternError },
+    #[error("source {name}: `{field}` is no field of records: there are {}", FIELDS.join(", "))]
+    Field { name: String, field: String },
 }
 
 /// Place from which a source reads machines.
@@ -115,6 +117,7 @@ struct Table {
     format: Format,
     hosts: Option<String>,
     exclude_hosts: Option<String>,
+    fields: Option<BTreeSet<String>>,
     timeout: Option<toml::Value>,
 }
 
@@ -177,7 +180,11 @@ fn source_of(table: Table) -> Result<Source, SettingsError> {
         Ok(filter) => filter,
         Err(source) => return Err(SettingsError::Pattern { name, source }),
     };
-    let rules = Rules { name, format: table.format, filter };
+    let is_unknown = |field: &&String| !FIELDS.contains(&field.as_str());
+    if let Some(field) = table.fields.iter().flatten().find(is_unknown) {
+        return Err(SettingsError::Field { name, field: field.clone() });
+    }
+    let rules = Rules { name, format: table.format, filter, fields: table.fields };
     Ok(Source { origin, timeout, rules })
 }
 
@@ -263,6 +270,10 @@ mod tests {
             (one("file = \"/a\"\ntimeout = \"2h\""), "source a: timeout: must be at most 1h"),
             (one("file = \"/a\"\ntimeout = \"soon\""), "source a: timeout: `soon` is no duration"),
             (one("file = \"/a\"\nhosts = \"(\""), "source a: `(` is not a pattern of host names: "),
+            (
+                one("file = \"/a\"\nfields = [\"RequiredImge\"]"),
+                "source a: `RequiredImge` is no field of records: there are DisableUpdates, ",
+            ),
             (format!("{0}\n{0}", one("file = \"/a\"")), "number 2: invalid name `a`"),
             ("[[source]]\nname = \"a/b\"\nfile = \"/a\"".to_owned(), "invalid name `a/b`"),
             ("[[source]]\nname = \"\"\nfile = \"/a\"".to_owned(), "number 1: invalid name ``"),

@@ -534,7 +534,7 @@ mod tests {
         assert_eq!(sent(Some(1), |_| fast).await, [(Packed, 42), (Plain, 158)]);
         let once = |bytes| if (7_000_000..9_000_000).contains(&bytes) { slow } else { fast };
         let forms = sent(Some(1), once).await;
-        assert_eq!(forms, [(Packed, 42), (Plain, 42), (Packed, 42), (Plain, 74)]);
+        assert_eq!(forms, [(Packed, 42), (Plain, 43), (Packed, 42), (Plain, 73)]);
         assert_eq!(sent(Some(0), |_| slow).await, [(Plain, 200)]);
         assert_eq!(sent(None, |_| slow).await, [(Plain, 200)]);
     }
