@@ -204,6 +204,9 @@ impl Writer {
                 self.object(name, &file.object.id())
             }
             Leaf::Computed(computed) => {
+                if computed.source.is_empty() {
+                    return Err(bad("source"));
+                }
                 self.bytes.push(COMPUTED);
                 self.metadata(name, &computed.metadata)?;
                 self.long(computed.source.as_bytes(), name, "source")
@@ -488,8 +491,12 @@ impl<'bytes> Reader<'bytes> {
             COMPUTED => {
                 let metadata = self.metadata()?;
                 let source = self.long(TARGET_BYTES_MAX, "source")?;
-                let source = std::str::from_utf8(source).map_err(|_| self.bad("source"))?;
-                Leaf::Computed(Computed { metadata, source: source.to_owned() })
+                match std::str::from_utf8(source) {
+                    Ok(source) if !source.is_empty() => {
+                        Leaf::Computed(Computed { metadata, source: source.to_owned() })
+                    }
+                    _ => return Err(self.bad("source")),
+                }
             }
             SYMLINK => {
                 let metadata = self.metadata()?;

@@ -230,6 +230,11 @@ fn what_is_no_tree_is_refused_by_name() {
     assert!(matches!(circle, TreeError::BadLink { .. }), "{circle}");
     let twice = build(&[("/a", file(b"")), ("/a", file(b""))]).unwrap_err();
     assert_eq!(twice.to_string(), "/a is given twice");
+    // An input that the generator of random ones has found.
+    let metadata = Metadata { mode: 0o644, uid: 0, gid: 0, xattrs: Xattrs::default() };
+    let nobody = Node::Leaf(Leaf::Computed(Computed { metadata, source: String::new() }));
+    let nobody = build(&[("/a", nobody)]).unwrap_err();
+    assert!(matches!(nobody, TreeError::BadField { field: "source", .. }), "{nobody}");
 }
 
 #[test]
