@@ -6,6 +6,7 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex};
 
 use api::object_server::{GetObjectsRequest, IDS_MAX};
+use daemon::memory::FreedMemory;
 use model::display::error_chain;
 use model::image::Image;
 use model::lock::locked;
@@ -152,6 +153,7 @@ impl Fetcher {
     /// Fetches objects of these lengths, in batches.
     async fn fetch(&self, wanted: Vec<(ObjectId, u64)>, left: &impl Fn(u64)) -> Result<(), String> {
         let mut rest: BTreeMap<ObjectId, u64> = wanted.into_iter().collect();
+        let _memory = FreedMemory::keep();
         loop {
             left(rest.values().sum());
             if rest.is_empty() {
