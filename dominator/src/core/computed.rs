@@ -151,8 +151,8 @@ struct FileState {
 
 impl FileState {
     /// Why the last question failed.
-    fn why(&self) -> Option<&Arc<str>> {
-        self.failed.as_ref().map(|failed| &failed.why)
+    fn why(&self) -> Option<&str> {
+        self.failed.as_ref().map(|failed| &*failed.why)
     }
 }
 
@@ -461,7 +461,8 @@ impl ComputedTable {
                 let why = self.waiting_text(&next.change).into();
                 unknown.push(Unknown { rule: Arc::clone(&file.rule), why });
             } else if !file.contents.newest().is_some_and(is_of_now) {
-                let why = file.why().cloned().unwrap_or_else(|| BEING_ASKED.into());
+                let failed = file.failed.as_ref();
+                let why = failed.map_or_else(|| BEING_ASKED.into(), |failed| failed.why.clone());
                 unknown.push(Unknown { rule: Arc::clone(&file.rule), why });
             }
         }
@@ -528,7 +529,7 @@ impl ComputedTable {
                     continue;
                 }
                 let (count, _) = troubles.entry(&file.rule.source).or_insert_with(|| {
-                    let why = file.why().map_or("it is past its end", |why| why);
+                    let why = file.why().unwrap_or("it is past its end");
                     (0, format!("{} of {hostname}: {why}", file.rule.path))
                 });
                 *count += 1;

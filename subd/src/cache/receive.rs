@@ -113,8 +113,9 @@ impl Cache {
             Ok(state) => self.lock().insert(id, CachedObject::Stored(state)),
             Err(error) => {
                 // Somebody else may have put the whole object there meanwhile.
-                let state = self.state_of(&file, &name)?;
-                if self.directory.stat(&name).is_ok_and(|now| FileState::of(&now) == state) {
+                let own = self.state_of(&file, &name).ok();
+                let there = self.directory.stat(&name).ok();
+                if own.is_some() && own == there.map(|status| FileState::of(&status)) {
                     self.unlink_incomplete(&name);
                 }
                 return Err(error);

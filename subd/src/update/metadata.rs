@@ -102,8 +102,8 @@ impl Target<'_> {
         }
         // The calls above may have changed the mode.
         let is_untouched = has_owner && present == *xattrs;
-        let has_mode = |status: Status| status.mode == *mode;
-        if !symlink && !has_mode(if is_untouched { status } else { self.status()? }) {
+        let present_mode = if is_untouched { status.mode } else { self.status()?.mode };
+        if !symlink && present_mode != *mode {
             self.set_mode(*mode)?;
         }
         for (key, value) in missing(true).filter(|(key, value)| present.get(key) != Some(value)) {

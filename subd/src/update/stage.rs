@@ -181,9 +181,9 @@ pub fn at_place<T, E: From<RootError>>(
 
 /// The directory in a slot that was opened last: entries of one directory follow each other.
 #[derive(Debug, Default)]
-struct LastHolder(Option<(SlotPath, Directory)>);
+struct LastDirectory(Option<(SlotPath, Directory)>);
 
-impl LastHolder {
+impl LastDirectory {
     /// Calls `act` with the directory of `place`, and its name there.
     fn at_place<T, E: From<RootError>>(
         &mut self,
@@ -193,12 +193,12 @@ impl LastHolder {
     ) -> Result<T, E> {
         let Some(parent) = place.below.parent() else { return at_place(slots, place, act) };
         let parent = SlotPath { slot: place.slot, below: parent };
-        let holder = match self.0.take() {
-            Some((at, holder)) if at == parent => holder,
-            _ => at_place(slots, &parent, |holder, name| holder.open_child(name))?,
+        let directory = match self.0.take() {
+            Some((at, directory)) if at == parent => directory,
+            _ => at_place(slots, &parent, |directory, name| directory.open_child(name))?,
         };
-        let (_, holder) = self.0.insert((parent, holder));
-        act(holder, place.below.name())
+        let (_, directory) = self.0.insert((parent, directory));
+        act(directory, place.below.name())
     }
 }
 
@@ -215,7 +215,7 @@ impl Stager<'_> {
         let mut inodes: BTreeMap<u32, u64> = BTreeMap::new();
         let mut steps: Vec<Step> = Vec::new();
         let (mut failed, mut failed_slots) = (Vec::new(), BTreeSet::new());
-        let mut holder = LastHolder::default();
+        let mut last = LastDirectory::default();
         for staged in &step_plan.staged {
             self.check_not_stopping()?;
             let place = &staged.place;
@@ -227,7 +227,7 @@ impl Stager<'_> {
                 failed_slots.insert(place.slot);
                 continue;
             }
-            match self.entry(staged, &mut holder, taken, &mut steps) {
+            match self.entry(staged, &mut last, taken, &mut steps) {
                 Ok(inode) if place.below.is_root() => {
                     inodes.insert(place.slot, inode);
                 }
@@ -280,21 +280,21 @@ impl Stager<'_> {
     fn entry(
         &self,
         staged: &StagedItem,
-        holder: &mut LastHolder,
+        last: &mut LastDirectory,
         taken: &mut Vec<TakenObject>,
         steps: &mut Vec<Step>,
     ) -> Result<u64, StageError> {
         let (place, path) = (&staged.place, &staged.path);
         match &staged.what {
-            StagedEntry::Entry { node, takes_object } => holder
-                .at_place(self.slots, place, |holder, name| {
+            StagedEntry::Entry { node, takes_object } => last
+                .at_place(self.slots, place, |directory, name| {
                     if *takes_object && let Node::Leaf(Leaf::File(file)) = node {
-                        self.cache.take(&file.object.id(), holder, name)?;
+                        self.cache.take(&file.object.id(), directory, name)?;
                         taken.push(TakenObject { object: file.object.id(), place: place.clone() });
                     } else {
-                        self.make(holder, name, node)?;
+                        self.make(directory, name, node)?;
                     }
-                    self.set_metadata(&Target::Entry(holder, name), node)
+                    self.set_metadata(&Target::Entry(directory, name), node)
                 })
                 .map_err(|error| error.into_stage_error(path)),
             StagedEntry::LinkToStaged(carrier) => self
@@ -448,15 +448,17 @@ impl Stager<'_> {
     }
 
     /// Creates an entry without its metadata.
-    fn make(&self, holder: &Directory, name: &[u8], node: &Node) -> Result<(), EntryError> {
+    fn make(&self, directory: &Directory, name: &[u8], node: &Node) -> Result<(), EntryError> {
         match node {
             Node::Leaf(Leaf::File(file)) => {
-                self.cache.copy(&file.object.id(), holder, name, self.stop)?;
+                self.cache.copy(&file.object.id(), directory, name, self.stop)?;
             }
-            Node::Directory(_) => holder.make_directory(name, 0o700)?,
-            Node::Leaf(Leaf::Symlink(symlink)) => holder.make_symlink(name, &symlink.target.0)?,
+            Node::Directory(_) => directory.make_directory(name, 0o700)?,
+            Node::Leaf(Leaf::Symlink(symlink)) => {
+                directory.make_symlink(name, &symlink.target.0)?;
+            }
             Node::Leaf(Leaf::Special(special)) => {
-                holder.make_special(name, special.device, 0o600)?;
+                directory.make_special(name, special.device, 0o600)?;
             }
             Node::Leaf(Leaf::Computed(_) | Leaf::HardLink(_)) => {
                 return Err(EntryError::Mismatch("kind"));

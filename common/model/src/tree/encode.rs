@@ -491,12 +491,9 @@ impl<'bytes> Reader<'bytes> {
             COMPUTED => {
                 let metadata = self.metadata()?;
                 let source = self.long(TARGET_BYTES_MAX, "source")?;
-                match std::str::from_utf8(source) {
-                    Ok(source) if !source.is_empty() => {
-                        Leaf::Computed(Computed { metadata, source: source.to_owned() })
-                    }
-                    _ => return Err(self.bad("source")),
-                }
+                let source = std::str::from_utf8(source).ok().filter(|source| !source.is_empty());
+                let source = source.ok_or_else(|| self.bad("source"))?.to_owned();
+                Leaf::Computed(Computed { metadata, source })
             }
             SYMLINK => {
                 let metadata = self.metadata()?;

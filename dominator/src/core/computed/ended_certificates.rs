@@ -65,7 +65,7 @@ impl ComputedTable {
         let files = self.machines.get_mut(hostname).ok_or(NoCertificate::NotComputed)?;
         let file = files.files.iter().find(is_own).ok_or(NoCertificate::NotComputed)?;
         let Some(used) = &file.contents.used else {
-            let why = file.why().map_or(BEING_ASKED, |why| why).to_owned();
+            let why = file.why().unwrap_or(BEING_ASKED).to_owned();
             return Err(NoCertificate::NotKnown(why));
         };
         let id = used.object.id();
