@@ -11,6 +11,7 @@ pub mod computed;
 pub mod departing;
 pub mod drift;
 pub mod event_filter;
+pub mod fleet_resources;
 pub mod identity;
 pub mod image_breaker;
 pub mod kept_files;

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use api::file_generator::{CONTENT_BYTES_MAX, Generator};
 use certs::register::Register;
-use minijinja::Value;
 use minijinja::value::Serde;
+use minijinja::{Value, context};
 use model::mdb::Machine;
 use model::object::{Algorithm, Hasher, ObjectId};
 use model::path::TreePath;
@@ -26,19 +26,26 @@ use super::revisions::Kept;
 #[derive(Debug)]
 pub struct Subject {
     pub machine: Machine,
+    /// The outputs of its resources, as JSON; empty if it has none.
+    outputs: String,
     value: OnceCell<Value>,
     json: OnceCell<Arc<[u8]>>,
 }
 
 impl Subject {
     #[must_use]
-    pub fn new(machine: Machine) -> Self {
-        Self { machine, value: OnceCell::new(), json: OnceCell::new() }
+    pub fn new(machine: Machine, outputs: String) -> Self {
+        Self { machine, outputs, value: OnceCell::new(), json: OnceCell::new() }
     }
 
-    /// Returns the record for templates.
+    /// Returns the record for templates, with the outputs of resources.
     fn value(&self) -> &Value {
-        self.value.get_or_init(|| Value::from(Serde(&self.machine)))
+        self.value.get_or_init(|| {
+            let outputs = serde_json::from_str(&self.outputs);
+            let outputs: serde_json::Map<String, serde_json::Value> = outputs.unwrap_or_default();
+            let record = Value::from(Serde(&self.machine));
+            context! { Resources => Value::from(Serde(outputs)), ..record }
+        })
     }
 
     /// Returns the record as indented JSON that ends with a line feed.
@@ -218,6 +225,10 @@ impl GeneratorSet {
                 .generators
                 .get(&generator.definition.path)
                 .map_or(0, |(_, revision)| *revision),
+            resources: match &generator.maker {
+                Maker::Template(template) => template.resources(),
+                _ => Vec::new(),
+            },
         };
         self.by_path.values().map(describe).collect()
     }

@@ -344,10 +344,10 @@ impl Service {
         let pairs = self.pairs_of(&set, &request);
         let (mut machines, mut pending) = (Vec::new(), Vec::new());
         let mut made: BTreeMap<&TreePath, (u64, u64, String)> = BTreeMap::new();
-        for (index, WantedFiles { machine, algorithm, paths, key: _ }) in
+        for (index, WantedFiles { machine, algorithm, paths, key: _, outputs }) in
             request.machines.into_iter().enumerate()
         {
-            let subject = Subject::new(machine);
+            let subject = Subject::new(machine, outputs);
             let hostname: Arc<str> = subject.machine.hostname.as_str().into();
             let mut files = Vec::with_capacity(paths.len());
             for path in &paths {

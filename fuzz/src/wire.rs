@@ -134,6 +134,8 @@ pub const METHODS: &[Decoders] = decoders![
     subd::PlanResources,
     subd::GetResources,
     subd::OrderResource,
+    subd::GetFleetResources,
+    subd::TellFleetResources,
     subd::HoldMachine,
     subd::TakeOver,
     image_server::notes::ChangeSignatures,

@@ -13,6 +13,7 @@ pub mod filters;
 pub mod find;
 pub mod get;
 pub mod list;
+mod output_needs;
 pub mod readers;
 pub mod server;
 mod service_warnings;

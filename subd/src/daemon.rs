@@ -270,7 +270,8 @@ impl Parts {
             checks: Schedule::new(check_every, &name),
         };
         let stop = self.stop.clone();
-        let provisioner = Provisioner::new(records, plugins, &name, surroundings, stop);
+        let machine = (name.as_str(), self.identity.boot_id());
+        let provisioner = Provisioner::new(records, plugins, machine, surroundings, stop);
         let provisioner = Arc::new(provisioner);
         let running = Arc::clone(&provisioner);
         self.tasks.spawn_blocking(move || running.run());

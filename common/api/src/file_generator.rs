@@ -62,6 +62,8 @@ pub struct WantedFiles {
     /// if it is not known. It counts only if the caller may call [`GetSecrets`], which gives keys
     /// of machines.
     pub key: Option<ByteText>,
+    /// A JSON object: by id, the outputs of the resources of the machine. Empty if it has none.
+    pub outputs: String,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -236,6 +238,8 @@ pub struct Generator {
     /// The content revision since which it has this version.
     #[serde(with = "model::json::large_number")]
     pub revision: u64,
+    /// The ids of the resources of machines whose outputs its content is made of.
+    pub resources: Vec<String>,
 }
 
 impl Method for GetGenerators {

@@ -101,6 +101,8 @@ pub fn methods() -> Vec<MethodInfo> {
         MethodInfo::of::<subd::GetResources>(),
         MethodInfo::of::<subd::PlanResources>(),
         MethodInfo::of::<subd::OrderResource>(),
+        MethodInfo::of::<subd::GetFleetResources>(),
+        MethodInfo::of::<subd::TellFleetResources>(),
         MethodInfo::of::<subd::AddObjects>(),
         MethodInfo::of::<subd::ReplaceCertificate>(),
         MethodInfo::of::<image_server::AddImage>(),

@@ -10,6 +10,7 @@
 mod add_objects;
 mod count_owners;
 mod directory_blocks;
+mod fleet_resources;
 mod holder;
 mod limits;
 mod limits_in_force;
@@ -46,6 +47,11 @@ pub use count_owners::{
 pub use directory_blocks::{
     BLOCKS_BYTES_MIN, DirectoryBlock, GetDirectoryBlocks, GetDirectoryBlocksReply,
     GetDirectoryBlocksRequest, HAVE_MAX,
+};
+pub use fleet_resources::{
+    FleetResourceNews, FleetResourceReport, GetFleetResources, GetFleetResourcesReply,
+    GetFleetResourcesRequest, MadeReport, PermitResource, SharedResource, TellFleetResources,
+    TellFleetResourcesRequest,
 };
 pub use holder::{
     DOMINATOR_BYTES_MAX, HOLD_SECONDS, HoldMachine, HoldMachineRequest, TakeOver, TakeOverReply,

@@ -51,6 +51,7 @@ const MACHINES: &[&str] = &[
     "Subd.GetConfiguration",
     "Subd.GetDirectories",
     "Subd.GetDirectoryBlocks",
+    "Subd.GetFleetResources",
     "Subd.GetLimits",
     "Subd.GetRefusedChanges",
     "Subd.GetResources",
@@ -110,6 +111,7 @@ const DOMINATOR: &[&str] = &[
     "Subd.Fetch",
     "Subd.GetDirectories",
     "Subd.GetDirectoryBlocks",
+    "Subd.GetFleetResources",
     "Subd.GetLimits",
     "Subd.GetRefusedChanges",
     "Subd.GetResources",
@@ -133,6 +135,7 @@ const DOMINATOR: &[&str] = &[
     "Subd.RetryTriggers",
     "Subd.ScanNow",
     "Subd.SetConfiguration",
+    "Subd.TellFleetResources",
 ];
 
 impl Set {

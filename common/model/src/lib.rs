@@ -21,6 +21,7 @@ pub mod mdb;
 pub mod names;
 pub mod object;
 pub mod path;
+pub mod permit;
 pub mod plan;
 pub mod scope;
 pub mod signing;

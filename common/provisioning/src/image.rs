@@ -67,8 +67,8 @@ pub enum ImageError {
     },
     #[error("{at}: {error}")]
     Problem { at: String, error: String },
-    #[error("{file}: per: `fleet` is not there yet: each machine would make its own")]
-    Fleet { file: String },
+    #[error("{file}: needs: `{id}` is of the fleet, and each machine has a `{need}` of its own")]
+    NeedsOfMachine { file: String, id: String, need: String },
     #[error("{path} is a plugin, and {why}")]
     Plugin { path: TreePath, why: &'static str },
 }
@@ -78,6 +78,7 @@ pub enum ImageError {
 pub struct ImageFile {
     pub path: TreePath,
     pub object: ObjectId,
+    pub size_bytes: u64,
     pub is_plugin: bool,
 }
 
@@ -223,6 +224,14 @@ impl Definition {
         Ok((resources, bindings))
     }
 
+    /// Returns the ids of the resources that one machine makes for all.
+    #[must_use]
+    pub fn of_fleet(&self) -> BTreeSet<String> {
+        let Ok((resources, _)) = self.read() else { return BTreeSet::new() };
+        let of_fleet = resources.iter().filter(|one| one.per == Per::Fleet);
+        of_fleet.map(|one| one.id.clone()).collect()
+    }
+
     /// True if it asks for nothing.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -239,9 +248,13 @@ pub fn provisioners<'a>(resources: &Resources, bindings: &'a Bindings) -> BTreeS
 
 /// Refuses what no machine could provision, whatever it has made before.
 fn check(resources: &Resources, bindings: &Bindings) -> Result<(), ImageError> {
-    if let Some(one) = resources.iter().find(|one| one.per == Per::Fleet) {
-        let file = format!("{DIRECTORY}/{}", resources.file(&one.id));
-        return Err(ImageError::Fleet { file });
+    let is_of_machine = |id: &&String| resources.get(id).is_some_and(|one| one.per == Per::Machine);
+    for one in resources.iter().filter(|one| one.per == Per::Fleet) {
+        if let Some(need) = one.needs.iter().find(is_of_machine) {
+            let file = format!("{DIRECTORY}/{}", resources.file(&one.id));
+            let (id, need) = (one.id.clone(), need.clone());
+            return Err(ImageError::NeedsOfMachine { file, id, need });
+        }
     }
     match plan(resources, bindings, &State::new("")).problems.into_iter().next() {
         Some(Problem { at, error }) => Err(ImageError::Problem { at, error }),
@@ -284,8 +297,9 @@ fn regular(tree: &Tree, path: TreePath, is_plugin: bool) -> Result<Option<ImageF
     match tree.get(&path) {
         None => Ok(None),
         Some(Child::Leaf(Leaf::File(file))) => {
-            let found = ImageFile { path, object: file.object.id(), is_plugin };
-            match (file.size_bytes, found.bytes_max()) {
+            let size_bytes = file.size_bytes;
+            let found = ImageFile { path, object: file.object.id(), size_bytes, is_plugin };
+            match (size_bytes, found.bytes_max()) {
                 (size, limit) if size > limit => {
                     Err(ImageError::TooLarge { path: found.path, limit })
                 }

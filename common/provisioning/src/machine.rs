@@ -6,6 +6,7 @@
 //! then the active image is the former one, and asks for what was changed as it was.
 
 pub mod drift;
+pub mod fleet;
 pub mod orphans;
 pub mod preview;
 
@@ -17,10 +18,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use self::drift::Checks;
+use self::fleet::FleetResource;
 use crate::binding::Bindings;
 use crate::image::Definition;
-use crate::plan::{Call, Next, Plan, Provision, plan, plan_without_removal};
-use crate::resource::{Resource, Resources};
+use crate::plan::{Call, FleetRights, Next, Plan, Provision, plan_with, plan_without_removal};
+use crate::resource::{Per, Resource, Resources};
 use crate::state::{Failure, State};
 
 /// What a machine keeps of provisioning.
@@ -40,6 +42,9 @@ pub struct Machine {
     /// What is known of drift.
     #[serde(default)]
     checks: Checks,
+    /// The resources of the fleet, by id.
+    #[serde(default)]
+    fleet: BTreeMap<String, FleetResource>,
 }
 
 /// A plugin of which a copy is kept.
@@ -103,6 +108,8 @@ pub enum Stage {
         wave: usize,
         waves: usize,
     },
+    /// It waits for what is made for the fleet, as the text says.
+    Awaits(String),
     Finished,
     Failed(String),
 }
@@ -141,6 +148,8 @@ pub enum Condition {
     Failed,
     Leaving,
     Drifted,
+    /// It is of the fleet, and is as another image asks.
+    Conflict,
 }
 
 /// What is asked for now.
@@ -167,7 +176,7 @@ impl Machine {
         }
         let state = self.state.get_or_insert_with(|| State::new(machine));
         state.retry();
-        let wave = match goal(definition, state, plan_without_removal) {
+        let wave = match goal(definition, state, plan_without_removal, None) {
             Some(Goal { plan, .. }) => plan.calls.first().map_or(0, |call| call.wave),
             None => 0,
         };
@@ -180,6 +189,7 @@ impl Machine {
             refused: None,
             is_over: false,
         });
+        self.settle_fleet();
     }
 
     /// Lets the target go on from `step`: begins the next wave, or retries. `None` if that image is
@@ -197,7 +207,7 @@ impl Machine {
                 target.refused = None;
                 state.retry();
             }
-            Stage::Running { .. } | Stage::Finished => return Some(false),
+            Stage::Running { .. } | Stage::Awaits(_) | Stage::Finished => return Some(false),
         }
         target.step += 1;
         Some(true)
@@ -228,6 +238,7 @@ impl Machine {
             state.settle(&resources);
             state.retry();
         }
+        self.settle_fleet();
     }
 
     /// Gives up the image with this digest: its update was undone, or it is not to come any more.
@@ -237,6 +248,7 @@ impl Machine {
             && let Some(state) = &mut self.state
         {
             state.retry();
+            self.settle_fleet();
         }
     }
 
@@ -256,8 +268,8 @@ impl Machine {
         }
         let none = State::new("");
         let state = self.state.as_ref().unwrap_or(&none);
-        let Some(Goal { plan, resources, .. }) = goal(definition, state, plan_without_removal)
-        else {
+        let goal = goal(definition, state, plan_without_removal, None);
+        let Some(Goal { plan, resources, .. }) = goal else {
             return Err("the resource files of the image cannot be read".to_owned());
         };
         match plan.next(state) {
@@ -283,9 +295,9 @@ impl Machine {
             if target.refused.is_some() {
                 return Todo::Nothing;
             }
-            let Some(goal) = goal(&target.definition, state, plan_without_removal) else {
-                return Todo::Nothing;
-            };
+            let rights = self.rights();
+            let goal = goal(&target.definition, state, plan_without_removal, Some(&rights));
+            let Some(goal) = goal else { return Todo::Nothing };
             return match goal.plan.next(state) {
                 Next::Calls(calls) if wave_of(&calls).is_none_or(|wave| wave <= target.wave) => {
                     Todo::Calls(calls)
@@ -293,13 +305,14 @@ impl Machine {
                 _ => Todo::Nothing,
             };
         }
-        let Some(goal) = goal(&self.active, state, plan) else { return Todo::Nothing };
+        let goal = goal(&self.active, state, plan_with, Some(&self.rights()));
+        let Some(goal) = goal else { return Todo::Nothing };
         match goal.plan.next(state) {
             Next::Calls(calls) => Todo::Calls(calls),
             Next::Failed => Todo::RetryLater,
             Next::Refused => Todo::Nothing,
-            Next::Finished if self.settled() == *self => Todo::Nothing,
-            Next::Finished => Todo::Settle,
+            Next::Finished | Next::Awaits if self.settled() == *self => Todo::Nothing,
+            Next::Finished | Next::Awaits => Todo::Settle,
         }
     }
 
@@ -342,13 +355,15 @@ impl Machine {
             state.forgive(|id| resources.get(id).is_none());
         }
         self.settle_drift(&under_way);
+        self.note_made();
     }
 
     /// Returns the calls that provision the target from here, before any was made for it.
     #[must_use]
     pub fn planned(&self) -> Vec<Provision> {
         let plan = self.open_target().and_then(|target| {
-            Some(goal(&target.definition, self.state.as_ref()?, plan_without_removal)?.plan)
+            let (state, rights) = (self.state.as_ref()?, self.rights());
+            Some(goal(&target.definition, state, plan_without_removal, Some(&rights))?.plan)
         });
         plan.map(|plan| plan.calls).unwrap_or_default()
     }
@@ -383,6 +398,18 @@ impl Machine {
         self.outputs_of(&self.active)
     }
 
+    /// As [`Machine::outputs`], without those that are secret.
+    #[must_use]
+    pub fn plain_outputs(&self) -> serde_json::Map<String, Value> {
+        let Ok((resources, _)) = self.active.read() else { return serde_json::Map::new() };
+        let plain = |(id, outputs): (String, Outputs)| {
+            let values = outputs.values.as_object()?;
+            let plain = resources.get(&id)?.plain_outputs(values);
+            Some((id, plain.into()))
+        };
+        self.outputs().into_iter().filter_map(plain).collect()
+    }
+
     /// As [`Machine::outputs`], of an image with this definition.
     #[must_use]
     pub fn outputs_of(&self, definition: &Definition) -> BTreeMap<String, Outputs> {
@@ -390,7 +417,8 @@ impl Machine {
             return BTreeMap::new();
         };
         let outputs = |one: &Resource| {
-            let values = state.outputs(&one.id)?.1.clone().into();
+            let values = self.shared_outputs(&one.id).or(state.outputs(&one.id).map(|of| of.1))?;
+            let values = values.clone().into();
             Some((one.id.clone(), Outputs { values, reader: one.reader.clone() }))
         };
         resources.iter().filter_map(outputs).collect()
@@ -420,14 +448,21 @@ impl Machine {
         if let Some(why) = &target.refused {
             return Some(Stage::Failed(why.clone()));
         }
-        let Some(Goal { plan, resources, .. }) =
-            goal(&target.definition, state, plan_without_removal)
-        else {
+        let rights = self.rights();
+        let goal = goal(&target.definition, state, plan_without_removal, Some(&rights));
+        let Some(Goal { plan, resources, .. }) = goal else {
             return Some(Stage::Failed("the resource files cannot be read".to_owned()));
         };
         let waves = plan.waves.len();
         Some(match plan.next(state) {
             Next::Finished => Stage::Finished,
+            Next::Awaits => {
+                let of_fleet = plan.awaited.iter().filter_map(|id| resources.get(id));
+                let of_fleet = of_fleet.filter(|one| one.per == Per::Fleet);
+                let each = of_fleet
+                    .map(|one| format!("{}: {}", one.id, self.why_awaited(&one.id, one.per).1));
+                Stage::Awaits(each.collect::<Vec<_>>().join("; "))
+            }
             Next::Refused => {
                 let problems = plan.problems.iter().map(|one| format!("{}: {}", one.at, one.error));
                 Stage::Failed(problems.collect::<Vec<_>>().join("; "))
@@ -460,19 +495,24 @@ impl Machine {
     #[must_use]
     pub fn standings(&self) -> Vec<Standing> {
         let Some(state) = &self.state else { return Vec::new() };
-        let Some(active) = goal(&self.active, state, plan) else { return Vec::new() };
+        let rights = Some(&self.rights());
+        let Some(active) = goal(&self.active, state, plan_with, rights) else {
+            return Vec::new();
+        };
         let target = self
             .open_target()
-            .and_then(|target| goal(&target.definition, state, plan_without_removal));
+            .and_then(|target| goal(&target.definition, state, plan_without_removal, rights));
         let asked = target.as_ref().unwrap_or(&active);
         let mut standings: BTreeMap<String, Standing> = BTreeMap::new();
         for resource in asked.resources.iter() {
             let provisioner = asked.bindings.of_kind(&resource.kind);
             let is_made = asked.plan.unchanged.contains(&resource.id);
+            let is_awaited = asked.plan.awaited.contains(&resource.id);
             let (condition, text) = match (is_made, state.knows(&resource.id)) {
-                (true, _) => (Condition::Made, ""),
-                (false, true) => (Condition::Waiting, "it is to be changed"),
-                (false, false) => (Condition::Waiting, "it is to be made"),
+                (true, _) => (Condition::Made, String::new()),
+                _ if is_awaited => self.why_awaited(&resource.id, resource.per),
+                (false, true) => (Condition::Waiting, "it is to be changed".to_owned()),
+                (false, false) => (Condition::Waiting, "it is to be made".to_owned()),
             };
             standings.insert(
                 resource.id.clone(),
@@ -482,7 +522,7 @@ impl Machine {
                     provisioner: provisioner.map(|one| one.name.clone()).unwrap_or_default(),
                     needs: resource.needs.clone(),
                     condition,
-                    text: text.to_owned(),
+                    text,
                     drift: None,
                     is_orphan: false,
                     outputs: plain_outputs(state, &resource.id),
@@ -526,6 +566,9 @@ fn add_others(state: &State, active: &Goal, standings: &mut BTreeMap<String, Sta
             None if active.resources.get(id).is_some() => {
                 (Condition::Made, "of the image before the update".to_owned())
             }
+            None if active.plan.left.iter().any(|left| left == id) => {
+                (Condition::Made, "other images of the fleet have it".to_owned())
+            }
             None => (Condition::Leaving, "it is to be destroyed".to_owned()),
         };
         let standing = Standing {
@@ -551,10 +594,11 @@ fn plain_outputs(state: &State, id: &str) -> serde_json::Map<String, Value> {
 fn goal(
     definition: &Definition,
     state: &State,
-    plan: fn(&Resources, &Bindings, &State) -> Plan,
+    plan: fn(&Resources, &Bindings, &State, Option<&FleetRights>) -> Plan,
+    rights: Option<&FleetRights>,
 ) -> Option<Goal> {
     let (resources, bindings) = definition.read().ok()?;
-    let plan = plan(&resources, &bindings, state);
+    let plan = plan(&resources, &bindings, state, rights);
     Some(Goal { resources, bindings, plan })
 }
 

@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::binding::{Binding, Bindings};
 use crate::order::{Cycle, Needs, order};
 use crate::protocol::{Desired, Outputs, Previous, Request};
-use crate::resource::{OnRemoval, Resource, Resources, digest};
+use crate::resource::{OnRemoval, Per, Resource, Resources, digest};
 use crate::state::{Open, Record, State};
 use crate::version::Range;
 
@@ -28,6 +28,9 @@ pub struct Plan {
     pub orphans: Vec<Orphan>,
     /// The resources that nothing asks for, and that are not to be removed yet.
     pub left: Vec<String>,
+    /// The resources that wait for another machine, or for a permit, to be made for the fleet; and
+    /// what needs them.
+    pub awaited: BTreeSet<String>,
     /// The kinds of resources that no provisioner is bound to.
     pub unbound: Vec<String>,
     /// The kinds that more than one provisioner is bound to.
@@ -81,11 +84,20 @@ pub struct Status {
     pub request: Request,
 }
 
+/// Which resources of the fleet this machine may make and remove now.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FleetRights {
+    pub makes: BTreeSet<String>,
+    pub removes: BTreeSet<String>,
+}
+
 /// What is to be done next.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Next {
     /// Nothing: [`Plan::problems`] says why.
     Refused,
+    /// Nothing, before [`Plan::awaited`] are there.
+    Awaits,
     /// These calls, at the same time. Each is to be told to [`State::begin`] and [`State::end`];
     /// then a new plan is made.
     Calls(Vec<Call>),
@@ -148,23 +160,39 @@ impl Call {
     }
 }
 
-/// Compares what files ask for with what there is.
+/// Compares what files ask for with what there is, on a machine that makes all of it.
 #[must_use]
 pub fn plan(resources: &Resources, bindings: &Bindings, state: &State) -> Plan {
-    let mut plan = plan_without_removal(resources, bindings, state);
+    plan_with(resources, bindings, state, None)
+}
+
+/// As [`plan`], with these rights; all if `None`.
+#[must_use]
+pub fn plan_with(
+    resources: &Resources,
+    bindings: &Bindings,
+    state: &State,
+    rights: Option<&FleetRights>,
+) -> Plan {
+    let mut plan = plan_without_removal(resources, bindings, state, rights);
     plan.left.clear();
-    plan.remove(resources, bindings, state);
+    plan.remove(resources, bindings, state, rights);
     plan
 }
 
-/// As [`plan`], for a time when nothing is removed: what no file asks for stays as it is.
+/// As [`plan_with`], for a time when nothing is removed: what no file asks for stays as it is.
 #[must_use]
-pub fn plan_without_removal(resources: &Resources, bindings: &Bindings, state: &State) -> Plan {
+pub fn plan_without_removal(
+    resources: &Resources,
+    bindings: &Bindings,
+    state: &State,
+    rights: Option<&FleetRights>,
+) -> Plan {
     let needs: Needs = resources.iter().map(|one| (one.id.as_str(), &*one.needs)).collect();
     let order = order(&needs);
     let mut plan = Plan { waves: order.waves, cycle: order.cycle, ..Plan::default() };
     plan.find_problems(resources, bindings, state);
-    plan.compare(resources, bindings, state);
+    plan.compare(resources, bindings, state, rights);
     let left = state.resources.keys().filter(|id| resources.get(id).is_none());
     plan.left = left.cloned().collect();
     plan
@@ -187,7 +215,9 @@ impl Plan {
         if !state.failures().is_empty() {
             return Next::Failed;
         }
-        let Some(first) = self.calls.first() else { return Next::Finished };
+        let Some(first) = self.calls.first() else {
+            return if self.awaited.is_empty() { Next::Finished } else { Next::Awaits };
+        };
         let of_wave = self.calls.iter().filter(|call| call.wave == first.wave);
         Next::Calls(of_wave.map(|call| Call::Provision(self.complete(call, state))).collect())
     }
@@ -226,6 +256,12 @@ impl Plan {
             if let Some(error) = kind_problem(resource, bindings, state) {
                 self.problem(at("kind"), error);
             }
+            let former = state.resources.get(&resource.id).and_then(Record::resource);
+            if former.is_some_and(|former| former.per != resource.per) {
+                let error = "is another than that of the resource which is or may be there: give \
+                             the new one another id";
+                self.problem(at("per"), error);
+            }
             if bindings.of_kind(&resource.kind).is_none() {
                 self.unbound.push(resource.kind.clone());
             }
@@ -243,8 +279,18 @@ impl Plan {
     }
 
     /// Finds the calls that provision.
-    fn compare(&mut self, resources: &Resources, bindings: &Bindings, state: &State) {
+    fn compare(
+        &mut self,
+        resources: &Resources,
+        bindings: &Bindings,
+        state: &State,
+        rights: Option<&FleetRights>,
+    ) {
         let under_way = state.running();
+        let may_make = |resource: &Resource| match (resource.per, rights) {
+            (Per::Fleet, Some(rights)) => rights.makes.contains(&resource.id),
+            _ => true,
+        };
         for (index, wave) in self.waves.iter().enumerate() {
             let mut changed: BTreeMap<&str, Vec<&Resource>> = BTreeMap::new();
             for resource in wave.iter().filter_map(|id| resources.get(id)) {
@@ -258,6 +304,10 @@ impl Plan {
                     && under_way.contains(&resource.id)
                 {
                     // It is followed to its end.
+                } else if !may_make(resource)
+                    || resource.needs.iter().any(|need| self.awaited.contains(need))
+                {
+                    self.awaited.insert(resource.id.clone());
                 } else if let Some(binding) = bindings.of_kind(&resource.kind) {
                     changed.entry(&binding.name).or_default().push(resource);
                 }
@@ -279,22 +329,36 @@ impl Plan {
     }
 
     /// Finds the calls that destroy, and the orphans.
-    fn remove(&mut self, resources: &Resources, bindings: &Bindings, state: &State) {
+    fn remove(
+        &mut self,
+        resources: &Resources,
+        bindings: &Bindings,
+        state: &State,
+        rights: Option<&FleetRights>,
+    ) {
         let gone = state.resources.iter().filter(|(id, _)| resources.get(id).is_none());
-        let gone: BTreeMap<&str, (&Record, &Resource)> = gone
-            .filter_map(|(id, record)| Some((id.as_str(), (record, record.resource()?))))
-            .collect();
+        let gone =
+            gone.filter_map(|(id, record)| Some((id.as_str(), (record, record.resource()?))));
+        type Gone<'a> = BTreeMap<&'a str, (&'a Record, &'a Resource)>;
+        let (gone, left): (Gone<'_>, Gone<'_>) =
+            gone.partition(|(id, (_, resource))| match (resource.per, rights) {
+                (Per::Fleet, Some(rights)) => rights.removes.contains(*id),
+                _ => true,
+            });
+        self.left.extend(left.keys().map(|id| (*id).to_owned()));
+        let needed_by = |id: &str, resource: &'_ Resource| {
+            let reason = |need: &String| (need.clone(), format!("{id}, which stays, needs {need}"));
+            resource.needs.iter().map(reason).collect::<Vec<_>>()
+        };
         let mut kept: BTreeMap<&str, String> = BTreeMap::new();
-        let mut next: Vec<(&str, String)> = gone
-            .iter()
-            .filter(|(_, (_, resource))| resource.on_removal == OnRemoval::Keep)
-            .map(|(id, _)| (*id, "its on_removal is keep".to_owned()))
-            .collect();
+        let stays = gone.iter().filter(|(_, (_, one))| one.on_removal == OnRemoval::Keep);
+        let mut next: Vec<(String, String)> =
+            stays.map(|(id, _)| ((*id).to_owned(), "its on_removal is keep".to_owned())).collect();
+        next.extend(left.iter().flat_map(|(id, (_, resource))| needed_by(id, resource)));
         while let Some((id, reason)) = next.pop() {
-            let Some((_, resource)) = gone.get(id) else { continue };
+            let Some((id, (_, resource))) = gone.get_key_value(id.as_str()) else { continue };
             if kept.insert(id, reason).is_none() {
-                let reason = |need: &str| format!("{id}, which stays, needs {need}");
-                next.extend(resource.needs.iter().map(|need| (need.as_str(), reason(need))));
+                next.extend(needed_by(id, resource));
             }
         }
         for (id, reason) in &kept {

@@ -10,9 +10,10 @@ use model::display::counted;
 use model::json::KeyError;
 use serde::{Deserialize, Serialize};
 
+use crate::binding::Binding;
 use crate::plan::{Call, Provision, Status};
 use crate::protocol::{Answer, Outcome, Outputs, Request};
-use crate::resource::{OnRemoval, Resource, Resources};
+use crate::resource::{OnRemoval, Per, Resource, Resources};
 
 /// The version of the state that this release writes, and the only one that it reads.
 const VERSION: u32 = 1;
@@ -159,6 +160,12 @@ impl State {
         self.resources.contains_key(id)
     }
 
+    /// Returns true if a plugin may work on the resource.
+    pub(crate) fn is_live(&self, id: &str) -> bool {
+        let attempt = self.resources.get(id).and_then(|record| record.attempt.as_ref());
+        attempt.is_some_and(|attempt| attempt.error.is_none())
+    }
+
     /// Returns true if the resource was asked for, and it is not known that this has ended well.
     pub(crate) fn is_under_way(&self, id: &str) -> bool {
         self.resources.get(id).is_some_and(|record| record.attempt.is_some())
@@ -258,6 +265,43 @@ impl State {
         self.open.retain(|open| !is_of(open));
         self.resources.remove(id);
         true
+    }
+
+    /// Notes that a resource is there, as another machine has made it.
+    pub(crate) fn adopt(&mut self, resource: &Resource, outputs: &Outputs, binding: &Binding) {
+        let made = Made {
+            key: resource.key(&self.machine),
+            resource: resource.clone(),
+            outputs: outputs.clone(),
+        };
+        let record = Record {
+            provisioner: binding.name.clone(),
+            user: binding.user.clone(),
+            made: Some(made),
+            attempt: None,
+        };
+        self.cut_off(&resource.id);
+        self.resources.insert(resource.id.clone(), record);
+    }
+
+    /// Notes that what is under way for a resource is followed no more: it is asked for again, or
+    /// not at all.
+    pub(crate) fn cut_off(&mut self, id: &str) {
+        for open in &mut self.open {
+            open.ids.remove(id);
+        }
+        self.open.retain(|open| !open.ids.is_empty());
+        self.forgive(|one| one == id);
+    }
+
+    /// Forgets a resource of the fleet that another machine takes care of.
+    pub(crate) fn drop_of_fleet(&mut self, id: &str) {
+        let is_of_fleet =
+            |record: &Record| record.resource().is_some_and(|one| one.per == Per::Fleet);
+        if self.resources.get(id).is_some_and(is_of_fleet) {
+            self.cut_off(id);
+            self.resources.remove(id);
+        }
     }
 
     /// Lets a resource be destroyed that nothing asks for.

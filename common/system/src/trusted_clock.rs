@@ -10,10 +10,9 @@
 //! machines are usually off.
 
 use model::tree::Time;
-use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-use crate::clock::wall;
+use crate::clock::{since_boot, wall};
 
 /// How often the clock is saved, in seconds.
 const SAVE_INTERVAL: i64 = 300;
@@ -40,7 +39,7 @@ impl ClockReading {
     /// Reads both clocks, one after the other.
     #[must_use]
     pub fn now() -> Self {
-        let since_boot = clock_gettime(ClockId::Boottime).tv_sec;
+        let since_boot = i64::try_from(since_boot().as_secs()).unwrap_or(i64::MAX);
         Self { wall: wall().seconds, since_boot }
     }
 

@@ -20,9 +20,9 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
-use crate::permit::EXCLUSIVE_STOP_TIMEOUT_S_MAX;
 use crate::schedule::{Moment, Schedule};
 use crate::zone;
+use model::permit::EXCLUSIVE_STOP_TIMEOUT_S_MAX;
 
 /// The longest task file, in bytes.
 pub const FILE_BYTES_MAX: usize = 64 << 10;

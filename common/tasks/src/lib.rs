@@ -24,7 +24,6 @@ pub mod cron;
 pub mod decide;
 pub mod file;
 pub mod image;
-pub mod permit;
 pub mod planned;
 pub mod runs;
 pub mod schedule;

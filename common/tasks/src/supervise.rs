@@ -16,8 +16,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::decide::{Create, decide, new_run};
 use crate::file::{Restart, RestartPolicy, Task, Template};
-use crate::permit::Permit;
 use crate::runs::{Observed, Run, RunState, RunTemplate};
+use model::permit::Permit;
 
 /// What a machine records about a task.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -135,11 +135,13 @@ pub struct Faults {
     pub points: Vec<Point>,
     /// True to turn all calls that wait for the medium into successes without effect.
     pub no_sync: bool,
+    /// True if the program leaves children that run on: they are neither disturbed nor waited for.
+    pub leaves_children: bool,
 }
 
 impl From<&Point> for Faults {
     fn from(point: &Point) -> Self {
-        Self { points: vec![point.clone()], no_sync: false }
+        Self { points: vec![point.clone()], ..Self::default() }
     }
 }
 
@@ -177,7 +179,7 @@ impl Faults {
         let shared = |point: &Point| is_in(&point.call.name, SHARED);
         // With children, because strace is far faster then: it stops at no other call. It also
         // ends only when they have ended. It cannot inject signals this way.
-        if !self.kill() && !self.points.iter().any(shared) {
+        if !self.leaves_children && !self.kill() && !self.points.iter().any(shared) {
             strace.args(["-f", "--seccomp-bpf"]);
         }
         let mut names: Vec<&str> = self.points.iter().map(|point| &*point.call.name).collect();

@@ -56,9 +56,12 @@ impl MadeFrom {
         Self(*digest.digest().first_chunk().expect("a digest has 32 bytes"))
     }
 
-    fn of_record(machine: &Machine) -> Self {
+    /// Returns that of a machine and the outputs of its resources.
+    fn of_record(machine: &Machine, outputs: &str) -> Self {
         let bytes = encode(Encoding::Bincode, "machine", machine);
-        Self::of(&Algorithm::Blake3.digest(&bytes.expect("a record is a plain structure")))
+        let mut bytes = bytes.expect("a record is a plain structure");
+        bytes.extend(outputs.as_bytes());
+        Self::of(&Algorithm::Blake3.digest(&bytes))
     }
 }
 
@@ -136,6 +139,8 @@ pub struct StoredFiles {
     /// The public key that the machine has shown last: see
     /// [`api::file_generator::WantedFiles::key`].
     pub key: Option<ByteText>,
+    /// The outputs of its resources: see [`api::file_generator::WantedFiles::outputs`].
+    pub outputs: Arc<str>,
 }
 
 /// One computed file of one machine.
@@ -246,6 +251,8 @@ pub struct ComputedTable {
     machines: BTreeMap<String, Box<MachineFiles>>,
     /// The public keys that machines have shown last.
     keys: BTreeMap<String, ByteText>,
+    /// The outputs of the resources of machines that have some.
+    outputs: BTreeMap<String, Arc<str>>,
     /// What was known before the dominator was restarted, of machines that want nothing yet.
     restored: BTreeMap<String, StoredFiles>,
     rules: BTreeSet<Arc<ComputedRule>>,
@@ -301,6 +308,9 @@ impl ComputedTable {
         if let Some(key) = stored.key {
             self.keys.entry(hostname.clone()).or_insert(key);
         }
+        if !stored.outputs.is_empty() {
+            self.outputs.entry(hostname.clone()).or_insert(stored.outputs);
+        }
         let is_same_image = stored.image == Some(digest);
         let trial = stored.trial.map(|trial| Trial { since: now.elapsed, ..trial });
         let mut before: BTreeMap<Arc<ComputedRule>, Contents> = stored.files.into_iter().collect();
@@ -308,7 +318,7 @@ impl ComputedTable {
             contents.retain(|known| known.object.id().algorithm() == algorithm);
         }
         self.changed.insert(hostname.clone());
-        let record = MadeFrom::of_record(machine);
+        let record = MadeFrom::of_record(machine, self.outputs(hostname));
         let files = rules.iter().map(|rule| {
             let contents = before.remove(rule).unwrap_or_default();
             let rule = self.shared_rule(rule);
@@ -357,6 +367,37 @@ impl ComputedTable {
         true
     }
 
+    /// Takes the outputs of the resources of a machine, as JSON. What was made of others is asked
+    /// for again. Returns false if they are those that are known.
+    pub fn take_outputs(&mut self, hostname: &str, outputs: &str, now: Now) -> bool {
+        if self.outputs(hostname) == outputs {
+            return false;
+        }
+        match outputs {
+            "" => drop(self.outputs.remove(hostname)),
+            _ => drop(self.outputs.insert(hostname.to_owned(), outputs.into())),
+        }
+        let Some(files) = self.machines.get_mut(hostname) else { return true };
+        files.record = MadeFrom::of_record(&files.machine, outputs);
+        for file in &mut files.files {
+            let versions = self.generators.get(&file.rule.source);
+            let newest = file.contents.newest();
+            // What was tried with the former ones may succeed with these.
+            file.ask_at = match file.failed {
+                Some(_) => Some(now.elapsed),
+                None => next_question(versions, &file.rule, newest, files.record, now),
+            };
+        }
+        self.changed.insert(hostname.to_owned());
+        true
+    }
+
+    /// Returns the outputs of the resources of a machine, as JSON.
+    #[must_use]
+    pub fn outputs(&self, hostname: &str) -> &str {
+        self.outputs.get(hostname).map(|outputs| &**outputs).unwrap_or_default()
+    }
+
     /// Returns the public key that a machine has shown last.
     #[must_use]
     pub fn key(&self, hostname: &str) -> Option<&ByteText> {
@@ -367,6 +408,7 @@ impl ComputedTable {
     pub fn forget(&mut self, hostname: &str) {
         self.machines.remove(hostname);
         self.keys.remove(hostname);
+        self.outputs.remove(hostname);
         self.restored.remove(hostname);
         self.changed.remove(hostname);
         self.changes.forget(hostname);
@@ -479,7 +521,9 @@ impl ComputedTable {
     #[must_use]
     pub fn has_record(&self, machine: &Machine) -> bool {
         let files = self.machines.get(&machine.hostname);
-        files.is_some_and(|files| files.record == MadeFrom::of_record(machine))
+        files.is_some_and(|files| {
+            files.record == MadeFrom::of_record(machine, self.outputs(&machine.hostname))
+        })
     }
 
     /// Returns what is to be stored of a machine.
@@ -494,6 +538,7 @@ impl ComputedTable {
             image: Some(files.image.id()),
             trial: files.trial.clone(),
             key: self.keys.get(hostname).cloned(),
+            outputs: self.outputs(hostname).into(),
         }
     }
 

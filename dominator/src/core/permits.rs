@@ -1,4 +1,5 @@
-//! Which machine may run an exclusive task: the one with the permit, which ends by itself.
+//! Which machine may run an exclusive task, or make a resource of the fleet: the one with the
+//! permit, which ends by itself. What is said here of tasks holds for resources too.
 //!
 //! Nothing of this is stored. A permit is counted from a moment that the machine itself has named,
 //! by the clock of its boot. The answer that named it was received later than it was said, so that
@@ -12,7 +13,8 @@
 //! * What a machine says makes its permit shorter only if no permit that was sent to it can be
 //!   taken any more: it has heard of the last number and has none.
 //! * A machine has heard of no number above those that it was sent. Numbers grow with each machine
-//!   that gets the permit.
+//!   that gets the permit, and, as far as clocks are right, with each start of the dominator: a
+//!   machine may have got a number that no machine tells which answers.
 // tidy: core
 
 use core::time::Duration;
@@ -29,6 +31,21 @@ const CLOCK_ERROR_PART: u32 = 20;
 
 /// How many times a machine is asked, and its permit prolonged, in the time of a permit.
 const ASKED_PER_PERMIT: u32 = 5;
+
+/// What the names of the permits of resources begin with. No name of a task has a blank.
+const RESOURCE: &str = "resource ";
+
+/// Returns the name of the permit for a resource.
+#[must_use]
+pub fn resource_permit(id: &str) -> String {
+    format!("{RESOURCE}{id}")
+}
+
+/// Returns the id of the resource whose permit has that name; `None` if it is that of a task.
+#[must_use]
+pub fn resource_of(permit: &str) -> Option<&str> {
+    permit.strip_prefix(RESOURCE)
+}
 
 /// What a machine says of its exclusive tasks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -58,6 +75,8 @@ pub struct Permits {
     time: Duration,
     /// From here on no permit of an earlier start of the dominator is left.
     open_at: Duration,
+    /// Numbers are above this.
+    floor: u64,
     fenced: BTreeSet<Arc<str>>,
     tasks: BTreeMap<String, TaskPermits>,
 }
@@ -112,11 +131,12 @@ impl Heard {
 
 impl Permits {
     /// Starts without permits. `time` is that of a permit, `former_time` the longest that an
-    /// earlier start of the dominator may have given.
+    /// earlier start of the dominator may have given. `floor` is higher than in earlier starts: the
+    /// seconds since 1970.
     #[must_use]
-    pub fn new(time: Duration, former_time: Duration, now: Duration) -> Self {
+    pub fn new(time: Duration, former_time: Duration, now: Duration, floor: u64) -> Self {
         let open_at = now.saturating_add(with_clock_error(time.max(former_time)));
-        Self { time, open_at, fenced: BTreeSet::new(), tasks: BTreeMap::new() }
+        Self { time, open_at, floor, fenced: BTreeSet::new(), tasks: BTreeMap::new() }
     }
 
     /// Returns how often a machine with an exclusive task is asked.
@@ -139,7 +159,8 @@ impl Permits {
         let is_fenced = self.fenced.contains(hostname);
         for name in permits.keys() {
             if !self.tasks.contains_key(name) {
-                self.tasks.insert(name.clone(), TaskPermits::default());
+                let task = TaskPermits { highest: self.floor, ..TaskPermits::default() };
+                self.tasks.insert(name.clone(), task);
             }
         }
         let mut has_given_up = false;
@@ -342,15 +363,18 @@ impl Heard {
     }
 }
 
-/// Says that the machines may run an exclusive task, if there is more than one.
+/// Says that the machines may do what the permit of that name is for, if there is more than one.
 #[must_use]
 pub fn conflict_text(task: &str, holders: &[PermitHolder]) -> Option<String> {
     let names: Vec<&str> = holders.iter().map(|holder| holder.hostname.as_str()).collect();
+    let what = match resource_of(task) {
+        Some(id) => format!("the resource {id} of the fleet may be made by"),
+        None => format!("the exclusive task {task} may run on"),
+    };
     (names.len() > 1).then(|| {
         format!(
-            "the exclusive task {task} may run on {}: no machine gets a permit for it until the \
-             others have none; stop it there, or turn the machine off and say so: domtool fence \
-             HOST",
+            "{what} {}: no machine gets a permit for it until the others have none; stop it there, \
+             or turn the machine off and say so: domtool fence HOST",
             names.join(" and ")
         )
     })

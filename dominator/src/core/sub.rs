@@ -249,7 +249,7 @@ impl Sub {
                 self.trees.failed(request_id, failure, step);
             }
             Event::ResourcesRead(request_id, result) => {
-                self.take_resources(request_id, result, step);
+                self.take_resources(request_id, *result, step);
             }
             Event::ComputedKnown(known) => self.take_computed(*known),
             Event::Planned(request_id, result) => {

@@ -60,6 +60,9 @@ const NOT_KEPT: &str = "the filegen-server does not have the content that it has
 /// The longest text of a server that is kept for a file, in bytes.
 const WHY_BYTES_MAX: usize = 1_000;
 
+/// The longest outputs of the resources of a machine, in bytes.
+const OUTPUTS_BYTES_MAX: usize = 1 << 20;
+
 /// How often first machines are looked at on which nothing can be learnt.
 const ADVANCE_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -181,6 +184,22 @@ impl ComputedService {
     pub fn take_key(&self, hostname: &str, key: &[u8]) {
         let mut inner = self.locked();
         if inner.table.take_key(hostname, key, self.clock.now()) {
+            inner.servers.values().for_each(|server| server.notify_one());
+            self.news.notify_one();
+        }
+    }
+
+    /// Takes the outputs of the resources of a machine, as JSON.
+    pub fn take_outputs(&self, hostname: &str, outputs: &str) {
+        if outputs.len() > OUTPUTS_BYTES_MAX {
+            return tracing::warn!(
+                host = hostname,
+                bytes = outputs.len(),
+                "the outputs of its resources are too long for computed files"
+            );
+        }
+        let mut inner = self.locked();
+        if inner.table.take_outputs(hostname, outputs, self.clock.now()) {
             inner.servers.values().for_each(|server| server.notify_one());
             self.news.notify_one();
         }

@@ -34,7 +34,7 @@ use crate::runtime::driver::calls::{
 use crate::runtime::driver::running::Running;
 use crate::runtime::identities::Registration;
 use crate::runtime::images::Images;
-use crate::runtime::permits::{self, ExclusiveTasks};
+use crate::runtime::permits::{self, PermitNeeds};
 use crate::runtime::shared::Shared;
 
 /// The handle of the driver of one machine: what others read from it, and how they give it orders.
@@ -47,7 +47,7 @@ pub struct Handle {
     /// Notified when the driver must read its claims or its effects.
     nudge: Arc<Notify>,
     registration: Registration,
-    pub exclusive_tasks: Arc<ExclusiveTasks>,
+    pub permit_needs: Arc<PermitNeeds>,
     /// Notified when the state that callers wait for has changed.
     news: Notify,
     claimant: budget::ClaimantId,
@@ -96,7 +96,7 @@ impl Handle {
             machine: watch::Sender::new(machine),
             nudge,
             registration,
-            exclusive_tasks: Arc::default(),
+            permit_needs: Arc::default(),
             news: Notify::new(),
             claimant,
             claim_service,
@@ -334,10 +334,15 @@ impl Driver {
 
     fn step(&mut self, event: Event) {
         let is_of_tasks = matches!(event, Event::TasksTold(..));
+        let is_of_resources = matches!(&event, Event::ResourcesRead(_, told) if told.is_ok());
         self.wake = self.handle.step(event, &self.shared).wake;
         if is_of_tasks {
             let has_any = self.handle.with_sub(|sub| sub.tasks_said_at().is_some());
-            self.handle.exclusive_tasks.set(has_any);
+            self.handle.permit_needs.set_tasks(has_any);
+        }
+        if is_of_resources {
+            let (has_any, is_news) = self.handle.with_sub(Sub::has_fleet_resources);
+            self.handle.permit_needs.set_resources(has_any, is_news);
         }
         for effect in self.handle.take_effects() {
             self.carry_out(effect);
@@ -411,6 +416,9 @@ impl Driver {
                     return shared.computed.want(&machine, &image, &self.handle.nudge);
                 }
                 Effect::Task(effect) => return self.carry_out_task(client, effect),
+                Effect::ResourceOutputs(outputs) => {
+                    return shared.computed.take_outputs(&self.machine.hostname, &outputs);
+                }
                 Effect::ReportContent(round, report) => {
                     return shared.computed.report(&self.machine.hostname, round, report);
                 }

@@ -102,6 +102,8 @@ struct WantedImage {
     remark: Mutex<Option<String>>,
     /// The digest of what the image server has under this name, if it is not what was used.
     other: Mutex<Option<ObjectId>>,
+    /// The ids of its resources of the fleet; `None` while they are not known.
+    fleet_resources: Mutex<Option<BTreeSet<String>>>,
     /// Notified when the image is to be loaded again.
     reload: Notify,
     /// Notified when its notes are to be read now.
@@ -189,6 +191,7 @@ impl Images {
                 state: watch::Sender::new(missing),
                 remark: Mutex::default(),
                 other: Mutex::default(),
+                fleet_resources: Mutex::default(),
                 reload: Notify::new(),
                 read_notes: Notify::new(),
                 cancel: self.stop.child_token(),
@@ -201,6 +204,22 @@ impl Images {
                 cancel.run_until_cancelled(images.follow_image(name, &image)).await;
             });
         }
+    }
+
+    /// Returns the resources of the fleet that a wanted image has; `None` while that is not known.
+    pub fn fleet_resources_of(&self, name: &ImageName) -> Option<BTreeSet<String>> {
+        locked(&locked(&self.wanted).get(name)?.fleet_resources).clone()
+    }
+
+    /// Returns the resources of the fleet that the wanted images have; `None` while that is not
+    /// known of all.
+    pub fn fleet_resources(&self) -> Option<BTreeSet<String>> {
+        let wanted = locked(&self.wanted);
+        let mut all = BTreeSet::new();
+        for image in wanted.values() {
+            all.extend(locked(&image.fleet_resources).clone()?);
+        }
+        (!wanted.is_empty()).then_some(all)
     }
 
     /// Says which images may be wanted again: they are held at the image server too.
@@ -375,6 +394,7 @@ impl Images {
                 Err(error) => Some(error_chain(&error)),
             };
             self.set_error(name, trouble);
+            self.read_fleet_resources(wanted).await;
             tokio::select! {
                 () = tokio::time::sleep(jittered(NOTES_INTERVAL, jitter())) => {}
                 () = wanted.read_notes.notified() => {}

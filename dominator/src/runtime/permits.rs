@@ -1,7 +1,8 @@
-//! Gives machines the permits of exclusive tasks. `core::permits` decides.
+//! Gives machines the permits of exclusive tasks and of resources of the fleet, and tells them what
+//! others have made. `core::permits` and `core::fleet_resources` decide.
 //!
-//! Each machine with such a task is asked a few times in the time of a permit, whatever else is
-//! done about it.
+//! Each machine with such a task or resource is asked a few times in the time of a permit, whatever
+//! else is done about it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -10,13 +11,18 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use api::dominator::permits::{ListPermitsReply, PermitHolder, TaskPermits};
-use api::subd::{GetTasks, GetTasksReply, PermitTask, PermitTaskRequest};
+use api::subd::{
+    FleetResourceNews, FleetResourceReport, GetFleetResources, GetFleetResourcesRequest, GetTasks,
+    PermitReport, PermitResource, PermitTask, PermitTaskRequest, TellFleetResources,
+    TellFleetResourcesRequest,
+};
 use model::display::error_chain;
 use model::lock::locked;
-use rpc::client::Client;
+use rpc::client::{CallError, Client};
 use tokio::sync::Notify;
 
-use crate::core::permits::{Holder, Permits, PermitsHeard};
+use crate::core::fleet_resources::{FleetResources, Heard};
+use crate::core::permits::{Holder, Permits, PermitsHeard, resource_of, resource_permit};
 use crate::runtime::clock::Clock;
 use crate::runtime::driver::Handle;
 use crate::runtime::shared::Shared;
@@ -28,8 +34,18 @@ const CALL_MAX: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 struct ServiceState {
     permits: Permits,
-    /// By the host name of those with exclusive tasks.
-    machines: BTreeMap<String, Arc<ExclusiveTasks>>,
+    resources: FleetResources,
+    /// By the host name of those that need permits.
+    machines: BTreeMap<String, Arc<PermitNeeds>>,
+}
+
+impl ServiceState {
+    /// Has machines asked at once.
+    fn nudge(&self, hostnames: &BTreeSet<Arc<str>>) {
+        for machine in hostnames.iter().filter_map(|hostname| self.machines.get(&**hostname)) {
+            machine.nudge.notify_one();
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -40,20 +56,32 @@ pub struct PermitService {
     inner: Mutex<ServiceState>,
 }
 
-/// Whether a machine has exclusive tasks, as its driver knows.
+/// What a machine needs permits for, as its driver knows.
 #[derive(Debug, Default)]
-pub struct ExclusiveTasks {
-    has_any: AtomicBool,
+pub struct PermitNeeds {
+    tasks: AtomicBool,
+    resources: AtomicBool,
     /// It is asked at once.
     nudge: Notify,
 }
 
-impl ExclusiveTasks {
-    /// Sets whether there are any.
-    pub fn set(&self, has_any: bool) {
-        if self.has_any.swap(has_any, Ordering::Relaxed) != has_any {
+impl PermitNeeds {
+    /// Sets whether there are exclusive tasks.
+    pub fn set_tasks(&self, has_any: bool) {
+        if self.tasks.swap(has_any, Ordering::Relaxed) != has_any {
             self.nudge.notify_one();
         }
+    }
+
+    /// Sets whether there are resources of the fleet, and whether there is news of them.
+    pub fn set_resources(&self, has_any: bool, is_news: bool) {
+        if self.resources.swap(has_any, Ordering::Relaxed) != has_any || has_any && is_news {
+            self.nudge.notify_one();
+        }
+    }
+
+    fn any(&self) -> bool {
+        self.tasks.load(Ordering::Relaxed) || self.resources.load(Ordering::Relaxed)
     }
 }
 
@@ -69,8 +97,11 @@ impl PermitService {
             tracing::error!("the time of permits cannot be saved: {}", error_chain(&error));
             given = former.unwrap_or(time);
         }
-        let permits = Permits::new(given, former.unwrap_or(time), clock.elapsed());
-        let inner = ServiceState { permits, machines: BTreeMap::new() };
+        let now = clock.now();
+        let floor = u64::try_from(now.wall.seconds).unwrap_or_default();
+        let permits = Permits::new(given, former.unwrap_or(time), now.elapsed, floor);
+        let (resources, machines) = (FleetResources::default(), BTreeMap::new());
+        let inner = ServiceState { permits, resources, machines };
         let service = Self { clock, time: given, state, inner: Mutex::new(inner) };
         service.take_fences();
         service
@@ -98,10 +129,11 @@ impl PermitService {
     pub fn leave(&self, hostname: &str) {
         let mut inner = self.locked();
         inner.permits.leave(hostname, self.clock.elapsed());
+        inner.resources.leave(hostname);
         inner.machines.remove(hostname);
     }
 
-    /// True if the machine may run an exclusive task.
+    /// True if the machine may run an exclusive task, or make a resource of the fleet.
     pub fn is_holder(&self, hostname: &str) -> bool {
         let inner = self.locked();
         let holders = inner.permits.holders(self.clock.elapsed());
@@ -139,11 +171,42 @@ impl PermitService {
         given
     }
 
+    /// Takes what a machine said of resources, whose image has those of `of_image`. Returns those
+    /// whose outputs it must tell.
+    fn take_resources(
+        &self,
+        hostname: &str,
+        said: &[FleetResourceReport],
+        of_image: &BTreeSet<String>,
+    ) -> Vec<String> {
+        let mut inner = self.locked();
+        let now = self.clock.elapsed();
+        let Heard { outputs_of, to_tell } = inner.resources.take(hostname, said, of_image, now);
+        inner.nudge(&to_tell);
+        outputs_of
+    }
+
+    /// True if a machine may get the permit that it wants.
+    fn may_make(&self, report: &FleetResourceReport) -> bool {
+        let since = self.clock.elapsed().saturating_sub(self.time);
+        self.locked().resources.may_make(report, since)
+    }
+
+    /// Returns what a machine has to be told. While permits of an earlier start of the dominator
+    /// may be left, it does not know what other machines ask for.
+    fn news(
+        &self,
+        hostname: &str,
+        said: &[FleetResourceReport],
+        required: Option<BTreeSet<String>>,
+    ) -> Vec<FleetResourceNews> {
+        let inner = self.locked();
+        let is_open = inner.permits.opens_in(self.clock.elapsed()).is_zero();
+        inner.resources.news(hostname, said, required.filter(|_| is_open).as_ref())
+    }
+
     fn nudge_next(&self, inner: &ServiceState) {
-        let next: BTreeSet<Arc<str>> = inner.permits.next(self.clock.elapsed());
-        for machine in next.iter().filter_map(|hostname| inner.machines.get(&**hostname)) {
-            machine.nudge.notify_one();
-        }
+        inner.nudge(&inner.permits.next(self.clock.elapsed()));
     }
 
     fn locked(&self) -> MutexGuard<'_, ServiceState> {
@@ -155,54 +218,115 @@ fn whole_seconds(time: Duration) -> u32 {
     u32::try_from(time.as_millis().div_ceil(1_000)).unwrap_or(u32::MAX)
 }
 
-/// Gives a machine permits as long as it has exclusive tasks, until the future is dropped.
+/// Gives a machine permits as long as it has something that needs them, until the future is
+/// dropped.
 pub async fn give(handle: Arc<Handle>, client: Client, shared: Arc<Shared>) -> Infallible {
-    let (host, tasks) = (client.peer().host.clone(), Arc::clone(&handle.exclusive_tasks));
+    let (host, needs) = (client.peer().host.clone(), Arc::clone(&handle.permit_needs));
     let service = &shared.permits;
     let period = service.locked().permits.period();
     loop {
-        if !tasks.has_any.load(Ordering::Relaxed) {
-            tasks.nudge.notified().await;
+        if !needs.resources.load(Ordering::Relaxed) {
+            service.locked().resources.leave(&host);
+        }
+        if !needs.any() {
+            needs.nudge.notified().await;
             continue;
         }
-        service.locked().machines.insert(host.clone(), Arc::clone(&tasks));
-        // Boxed, so that machines without such tasks do without the room.
-        Box::pin(ask(&handle, &client, service, period.min(CALL_MAX))).await;
+        service.locked().machines.insert(host.clone(), Arc::clone(&needs));
+        // Boxed, so that machines without such needs do without the room.
+        if let Err(error) = Box::pin(ask(&handle, &client, &shared, period.min(CALL_MAX))).await {
+            tracing::debug!(%host, "no news for permits: {}", error_chain(&error));
+        }
         tokio::select! {
-            () = tasks.nudge.notified() => {}
+            () = needs.nudge.notified() => {}
             () = tokio::time::sleep(period) => {}
         }
     }
 }
 
-/// Asks a machine how its exclusive tasks are, and gives it the permits that it gets.
-async fn ask(handle: &Handle, client: &Client, service: &PermitService, limit: Duration) {
-    let host = &client.peer().host;
+/// What a machine says of what needs permits.
+struct Said {
+    permits: PermitsHeard,
+    resources: Vec<FleetResourceReport>,
+}
+
+/// Asks a machine how its exclusive tasks and its resources of the fleet are, gives it the permits
+/// that it gets, and tells it what others have made.
+async fn ask(
+    handle: &Handle,
+    client: &Client,
+    shared: &Shared,
+    limit: Duration,
+) -> Result<(), CallError> {
+    let (host, service) = (&client.peer().host, &shared.permits);
     if handle.with_sub(|sub| sub.expect_right_machine().is_err()) {
-        return;
+        return Ok(());
     }
-    let reply = match client.call_within::<GetTasks>(&(), limit).await {
-        Ok(reply) => reply,
-        Err(error) => return tracing::debug!(%host, "no news of tasks: {}", error_chain(&error)),
-    };
-    let takes_orders = handle.with_sub(|sub| sub.held_by_other().is_none());
-    let said = said(reply, takes_orders);
+    let Said { permits, resources } = hear(handle, client, shared, limit).await?;
+    let takes_orders = permits.takes_orders;
     let numbers: BTreeMap<String, u64> =
-        said.permits.iter().map(|(task, permit)| (task.clone(), permit.number)).collect();
-    for request in service.take(host, said) {
-        let PermitTaskRequest { task, number, .. } = &request;
-        match client.call_within::<PermitTask>(&request, limit).await {
-            Ok(_said_at) if numbers.get(task) == Some(number) => {}
-            Ok(_said_at) => tracing::info!(%host, task, number, "it may run the exclusive task"),
-            Err(error) => {
-                tracing::warn!(%host, task, number, "it has no permit: {}", error_chain(&error));
+        permits.permits.iter().map(|(name, permit)| (name.clone(), permit.number)).collect();
+    let mut telling = TellFleetResourcesRequest::default();
+    for request in service.take(host, permits) {
+        let PermitTaskRequest { task: name, number, .. } = &request;
+        if numbers.get(name) != Some(number) {
+            tracing::info!(%host, name, number, "it gets the permit");
+        }
+        if let Some(id) = resource_of(name) {
+            let (id, PermitTaskRequest { number, until, .. }) = (id.to_owned(), request);
+            telling.permits.push(PermitResource { id, number, until });
+        } else if let Err(error) = client.call_within::<PermitTask>(&request, limit).await {
+            tracing::warn!(%host, name, "it has no permit: {}", error_chain(&error));
+        }
+    }
+    if takes_orders {
+        telling.news = service.news(host, &resources, shared.images.fleet_resources());
+    }
+    if telling != TellFleetResourcesRequest::default() {
+        client.call_within::<TellFleetResources>(&telling, limit).await?;
+    }
+    Ok(())
+}
+
+/// Asks a machine how its exclusive tasks and its resources of the fleet are.
+async fn hear(
+    handle: &Handle,
+    client: &Client,
+    shared: &Shared,
+    limit: Duration,
+) -> Result<Said, CallError> {
+    let (host, service, needs) = (&client.peer().host, &shared.permits, &handle.permit_needs);
+    let mut said_at = None;
+    let mut permits = BTreeMap::new();
+    if needs.tasks.load(Ordering::Relaxed) {
+        let reply = client.call_within::<GetTasks>(&(), limit).await?;
+        said_at = Some(reply.said_at);
+        permits.extend(reply.tasks.into_iter().filter_map(|task| Some((task.name, task.permit?))));
+    }
+    let mut resources = Vec::new();
+    if needs.resources.load(Ordering::Relaxed) {
+        let mut request = GetFleetResourcesRequest::default();
+        let image = handle.with_sub(|sub| sub.ready_image().map(|image| image.name().clone()));
+        let of_image = image.and_then(|image| shared.images.fleet_resources_of(&image));
+        let of_image = of_image.unwrap_or_default();
+        // Once more if the outputs of some are not known.
+        for _ in 0..2 {
+            let reply = client.call_within::<GetFleetResources>(&request, limit).await?;
+            // The permits count from the first answer.
+            said_at.get_or_insert(reply.said_at);
+            resources = reply.resources;
+            request.outputs_of = service.take_resources(host, &resources, &of_image);
+            if request.outputs_of.is_empty() {
+                break;
             }
         }
     }
-}
-
-fn said(reply: GetTasksReply, takes_orders: bool) -> PermitsHeard {
-    let tasks = reply.tasks.into_iter();
-    let permits = tasks.filter_map(|task| Some((task.name, task.permit?))).collect();
-    PermitsHeard { said_at: reply.said_at, takes_orders, permits }
+    for report in &resources {
+        let is_wanted = report.permit.is_wanted && service.may_make(report);
+        let permit = PermitReport { is_wanted, ..report.permit.clone() };
+        permits.insert(resource_permit(&report.id), permit);
+    }
+    let takes_orders = handle.with_sub(|sub| sub.held_by_other().is_none());
+    let permits = PermitsHeard { said_at: said_at.unwrap_or_default(), takes_orders, permits };
+    Ok(Said { permits, resources })
 }

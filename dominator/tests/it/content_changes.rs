@@ -117,6 +117,7 @@ impl Fleet {
             version: id(&format!("{path} {revision}")),
             is_secret: false,
             revision,
+            resources: Vec::new(),
         };
         let generators = vec![generator("/etc/net", self.template), generator("/etc/place", 1)];
         let (numbering, revision) = (1, self.template);

@@ -124,7 +124,14 @@ fn server(lie: Lie, is_honest: &Arc<AtomicBool>, truth: &'static [u8]) -> Router
         .method::<GetGenerators, _>(move |(), _, _| async move {
             let path = "/computed".parse().unwrap();
             let kind = "file".to_owned();
-            let generators = vec![Generator { path, kind, version, is_secret: false, revision: 1 }];
+            let generators = vec![Generator {
+                path,
+                kind,
+                version,
+                is_secret: false,
+                revision: 1,
+                resources: vec![],
+            }];
             let generators = Generators { generators, ..Generators::default() };
             Ok(GetGeneratorsReply { version, generators: Some(generators) })
         })

@@ -11,6 +11,7 @@ mod content_changes;
 mod events;
 mod fake;
 mod faults;
+mod fleet_resources;
 mod liars;
 mod loop_over_the_wire;
 mod lying_filegen;

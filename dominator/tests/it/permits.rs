@@ -8,7 +8,7 @@ use std::time::Duration;
 use api::subd::{PermitReport, PermitTaskRequest};
 use dominator::core::permits::{Permits, PermitsHeard};
 use model::boot_time::BootTime;
-use tasks::permit::Permit;
+use model::permit::Permit;
 use testing::random::Random;
 
 const TASK: &str = "ledger";
@@ -405,7 +405,7 @@ impl Fleet {
 
 fn permits(now: u64) -> Permits {
     let time = Duration::from_millis(PERMIT_TIME);
-    Permits::new(time, time, Duration::from_millis(now))
+    Permits::new(time, time, Duration::from_millis(now), 0)
 }
 
 /// Returns how often the task has moved.

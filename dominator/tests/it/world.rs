@@ -788,9 +788,9 @@ impl World {
                 }
                 (call.name(), request_id, Message::Ask(Request::Call(call)), CALL_LIMIT)
             }
-            // No image of the simulation has resources.
-            Effect::OrderAnswered(_) | Effect::Task(_) | Effect::ReadResources(..) => return,
+            Effect::OrderAnswered(_) | Effect::Task(_) => return,
             Effect::WantComputed(machine, image) => return self.want_computed(&machine, &image),
+            Effect::ReadResources(..) | Effect::ResourceOutputs(_) => return,
             Effect::ReportContent(round, is) => return self.report_content(host, round, is),
             Effect::Commit(request_id, ordered) => return self.record(host, request_id, ordered),
             Effect::ReportIdentity(news) => return self.hear(host, news),

@@ -87,6 +87,7 @@ async fn failures(
             algorithm,
             paths: paths.to_vec(),
             key: None,
+            outputs: String::new(),
         })
         .collect();
     let mut count = usize::MAX;

@@ -136,7 +136,7 @@ async fn compare(
     }
     let present = generate(client, &request(machines, Algorithm::Blake3, paths)).await?;
     for (machine, files) in machines.iter().zip(present) {
-        let subject = Subject::new(machine.clone());
+        let subject = Subject::new(machine.clone(), String::new());
         for (path, file) in paths.iter().zip(files) {
             let made = set.by_path.get(path).and_then(|generator| generator.make(&subject));
             let Some(Change::Compared { changed, failed }) = changes.get_mut(path) else {
@@ -199,7 +199,7 @@ async fn example(
             Some(content) => old = content.bytes.0,
         }
     }
-    let new = generator.make(&Subject::new(machine.clone()));
+    let new = generator.make(&Subject::new(machine.clone(), String::new()));
     let (Some(Ok(new)), Ok(old)) = (new, String::from_utf8(old)) else {
         return Ok(Some(digests));
     };

@@ -45,6 +45,7 @@ pub fn request<'a>(
         algorithm,
         paths: paths.to_vec(),
         key: None,
+        outputs: String::new(),
     };
     GenerateRequest { machines: machines.into_iter().map(wanted).collect(), is_for_use: false }
 }

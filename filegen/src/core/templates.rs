@@ -1,15 +1,20 @@
 //! Templates: compiled once, rendered for each machine.
 //!
-//! A template sees the record of the machine under the names of the machine database, and the
-//! variables of its generator as `Variables`. Undefined names are errors. It cannot read files or
-//! include other templates.
+//! A template sees the record of the machine under the names of the machine database, the variables
+//! of its generator as `Variables`, and the outputs of the machine's resources as `Resources`, by
+//! id. Undefined names are errors. It cannot read files or include other templates.
 // tidy: core
 
+use std::collections::BTreeSet;
+
 use minijinja::syntax::SyntaxConfig;
-use minijinja::{AutoEscape, Environment, Error, UndefinedBehavior, Value};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior, Value};
 
 /// The name of the variables in templates.
 pub const VARIABLES: &str = "Variables";
+
+/// The name of the outputs of resources in templates.
+pub const RESOURCES: &str = "Resources";
 
 /// How much work a rendering may do, in units of minijinja: one for each instruction and for each
 /// 64 bytes that are made. It ends a loop for ever after about 0.1 s, and text after 64 MiB.
@@ -32,7 +37,7 @@ impl TemplateError {
     fn of(error: &Error) -> Self {
         let detail = error.detail().map_or_else(String::new, |detail| format!(": {detail}"));
         let why = match error.kind() {
-            minijinja::ErrorKind::OutOfFuel => {
+            ErrorKind::OutOfFuel => {
                 "it takes too much time or memory; is there a loop without end?".to_owned()
             }
             kind => format!("{kind}{detail}"),
@@ -67,6 +72,20 @@ impl Template {
         Ok(Self { environment })
     }
 
+    /// Returns the ids of the resources whose outputs it uses, as `Resources.ID`, sorted.
+    #[must_use]
+    pub fn resources(&self) -> Vec<String> {
+        let template = self.environment.get_template(NAME);
+        let names = template.map(|template| template.undeclared_variables(true));
+        let names = names.unwrap_or_default().into_iter();
+        let id = |name: String| {
+            let of_id = name.strip_prefix(RESOURCES)?.strip_prefix('.')?;
+            Some(of_id.split('.').next()?.to_owned())
+        };
+        let ids: BTreeSet<String> = names.filter_map(id).collect();
+        ids.into_iter().collect()
+    }
+
     /// Renders the template for a machine, whose record is `machine`.
     ///
     /// # Errors
@@ -75,7 +94,18 @@ impl Template {
     pub fn render(&self, machine: &Value) -> Result<String, TemplateError> {
         let template = self.environment.get_template(NAME);
         let rendered = template.and_then(|template| template.render(machine.clone()));
-        rendered.map_err(|error| TemplateError::of(&error))
+        rendered.map_err(|error| {
+            let mut failed = TemplateError::of(&error);
+            let used = self.resources();
+            if error.kind() == ErrorKind::UndefinedError && !used.is_empty() {
+                failed.why.push_str(&format!(
+                    "; it uses the outputs of {}, which a machine tells when it has an image with \
+                     these resources",
+                    used.join(", ")
+                ));
+            }
+            failed
+        })
     }
 }
 
@@ -111,6 +141,24 @@ mod tests {
         assert_eq!(render(source).as_deref(), Ok(expected));
         assert_eq!(render("a\n\n").as_deref(), Ok("a\n\n"));
         assert_eq!(render("").as_deref(), Ok(""));
+    }
+
+    #[test]
+    fn a_template_sees_the_outputs_of_resources() {
+        let source = "{{ Resources.db.port }}{% if Resources.net %}, {{ Resources.net.name }}\
+                      {% endif %}";
+        let template = Template::new(source.to_owned(), None).unwrap();
+        assert_eq!(template.resources(), ["db", "net"]);
+        let with = |outputs: serde_json::Value| {
+            let rendered = template.render(&Value::from(Serde(outputs)));
+            rendered.map_err(|error| error.to_string())
+        };
+        let both = serde_json::json!({"Resources": {"db": {"port": 5432}, "net": {"name": "n"}}});
+        assert_eq!(with(both).as_deref(), Ok("5432, n"));
+        let none = serde_json::json!({"Resources": {}});
+        let error = "line 1: undefined value; it uses the outputs of db, net, which a machine \
+                     tells when it has an image with these resources";
+        assert_eq!(with(none), Err(error.to_owned()));
     }
 
     #[test]

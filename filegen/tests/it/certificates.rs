@@ -271,6 +271,7 @@ async fn own_certificate(
         algorithm: Algorithm::Blake3,
         paths: vec![OWN.parse().unwrap()],
         key: key.cloned(),
+        outputs: String::new(),
     };
     match server.generate_for(vec![wanted]).await.remove(0).remove(0) {
         GeneratedFile::Failed(why) => Err(why),

@@ -220,6 +220,7 @@ impl Server {
             algorithm: Algorithm::Blake3,
             paths: paths.iter().map(|path| path.parse().unwrap()).collect(),
             key: None,
+            outputs: String::new(),
         };
         self.generate_for(machines.iter().map(wanted).collect()).await
     }

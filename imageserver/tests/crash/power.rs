@@ -50,7 +50,7 @@ pub fn power_cut_without_syncs(lab: &Lab) -> Result<(), String> {
     std::fs::create_dir(&top).unwrap();
     let data = top.join("data");
     let mut disk = image(lab).mount_copy(lab.scratch.free_path(), top, "noauto_da_alloc");
-    let output = lab.run(&data, &Faults { points: Vec::new(), no_sync: true })?;
+    let output = lab.run(&data, &Faults { no_sync: true, ..Faults::default() })?;
     disk.cut(Cut::Hard);
     let checked = check(lab.change, &data, Outcome::Done, Quarantine::Unneeded);
     disk.remove();

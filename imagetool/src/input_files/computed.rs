@@ -13,7 +13,7 @@ use model::tree::{Child, Computed, Leaf, Metadata, Node, Tree, TreeBuilder, Tree
 use rpc::client::{Peer, PeerError};
 
 /// The port of a filegen-server, if a rule gives none.
-const FILEGEN_PORT: u16 = 6972;
+pub const FILEGEN_PORT: u16 = 6972;
 
 /// An invalid list of computed files.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -25,7 +25,7 @@ use system::clock::wall;
 use super::change::tag_of;
 use super::directories::OwnerArgs;
 use super::signatures::{Signer, SignerArgs};
-use super::{Context, VerbResult, get_image, server, service_warnings};
+use super::{Context, VerbResult, get_image, output_needs, server, service_warnings};
 use crate::image_checks::{self, RequiredPaths, Warnings};
 use crate::image_source::{Source, SourceArgs, SourceTree};
 use crate::input_files::{
@@ -233,6 +233,7 @@ pub(super) async fn make_image(
     let sent = upload(&context.client, algorithm, objects, contents, scope, &context.meter)
         .await
         .map_err(|error| upload_failure(&error))?;
+    output_needs::check(context, &content, tree, former.as_ref()).await?;
     notes.packages = packages_of(context, tree).await?;
     let filter = content.filter.as_ref();
     service_warnings::warn(context, tree, filter, &dropped, former.as_ref()).await;

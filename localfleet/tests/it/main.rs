@@ -16,6 +16,7 @@ mod events;
 mod exclusive;
 mod faults;
 mod first_machine;
+mod fleet_resources;
 mod fleet_tasks;
 mod former;
 mod image_life;

@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use api::dominator::Status;
 use model::mdb::Machine;
 use testing::eventually;
 
+use crate::computed::add;
 use crate::converges::{CONVERGE_MAX, Scenario};
 use crate::tasks::{copy_program, lines, make_tree};
 
@@ -42,8 +43,14 @@ const DB: &str = r#"{"id": "db", "kind": "marked", "spec": {}}"#;
 const USER: &str = r#"{"id": "user", "kind": "marked", "needs": ["db"], "spec": {},
     "on_removal": "destroy"}"#;
 
-/// Makes a tree with these resources, and a file that tells its version.
+/// Adds an image with these resources, and a file that tells its version.
 fn make_image(scenario: &Scenario, version: &str, resources: &[(&str, &str)]) {
+    let tree = make_tree_with(scenario, version, resources);
+    scenario.add(&format!("test/{version}"), &tree);
+}
+
+/// Makes the tree of such an image, and its triggers.
+fn make_tree_with(scenario: &Scenario, version: &str, resources: &[(&str, &str)]) -> PathBuf {
     let tree = scenario.directory.path().join(version);
     make_tree(&tree);
     for name in ["/usr/bin/cat", "/usr/bin/mkdir", "/usr/bin/rmdir"] {
@@ -65,7 +72,7 @@ fn make_image(scenario: &Scenario, version: &str, resources: &[(&str, &str)]) {
     }
     let triggers = if resources.is_empty() { "[]" } else { TRIGGERS };
     fs::write(scenario.directory.path().join("triggers"), triggers).unwrap();
-    scenario.add(&format!("test/{version}"), &tree);
+    tree
 }
 
 fn version(root: &Path) -> String {
@@ -188,6 +195,61 @@ fn a_machine_gets_its_resources_before_its_image_and_loses_them_after() {
     let orders = String::from_utf8_lossy(&orders.stdout).into_owned();
     let is_known = ["resource-destroy", "resource db", "not needed any more"];
     assert!(is_known.iter().all(|words| orders.contains(words)), "{orders}");
+    scenario.fleet.stop().unwrap();
+}
+
+#[test]
+fn a_template_sees_the_outputs_of_resources_that_the_machine_has() {
+    let mut scenario = Scenario::start_with_tasks(1);
+    let directory = scenario.directory.path().to_owned();
+    let filter = directory.join("filter");
+    fs::write(&filter, fs::read_to_string(&filter).unwrap() + "/run/.*\n").unwrap();
+    let config = directory.join("filegen.toml");
+    let generator = "[[generator]]\npath = \"/etc/app.conf\"\nkind = \"template\"\n\
+                     file = \"app.conf.j2\"\n";
+    fs::write(&config, generator).unwrap();
+    fs::write(directory.join("app.conf.j2"), "data = {{ Resources.db.path }}\n").unwrap();
+    let mut server = scenario.fleet.start_filegen(&config).unwrap();
+    let list = directory.join("computed");
+    let source = scenario.fleet.addresses().filegen;
+    fs::write(&list, format!("/etc/app.conf {source}\n")).unwrap();
+    make_image(&scenario, "plain", &[]);
+
+    // An image that brings both could never be had.
+    let tree = make_tree_with(&scenario, "app", &[("db", DB)]);
+    fs::write(tree.join("etc/app.conf"), "a placeholder").unwrap();
+    let file = |name: &str| directory.join(name).into_os_string();
+    let words = ["add".into(), "--computed".into(), file("computed"), "test/app".into()];
+    let files = [tree.clone().into_os_string(), file("filter"), file("triggers")];
+    let words = [&words[..], &files[..], &["--required-paths=".into()]].concat();
+    let refused = scenario.fleet.imagetool(&words).unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    let why = "/etc/app.conf is made of the outputs of the resource `db`, which only this image \
+               brings";
+    assert!(refused.status.code() == Some(1) && said.contains(why), "{said}");
+
+    scenario.converge("test/plain");
+    make_image(&scenario, "full", &[("db", DB)]);
+    scenario.converge("test/full");
+    add(&scenario, "test/app", &tree, &list);
+    scenario.converge("test/app");
+    let root = scenario.fleet.subs[0].root.clone();
+    let content = fs::read_to_string(root.join("etc/app.conf")).unwrap();
+    assert_eq!(content, "data = /srv/data/db\n");
+
+    // What is known of them outlasts the dominator, and the subd.
+    scenario.fleet.subs[0].daemon.kill().unwrap();
+    scenario.fleet.dominator.kill().unwrap();
+    scenario.fleet.dominator.start_again().unwrap();
+    scenario.fleet.wait_ready().unwrap();
+    fs::write(directory.join("app.conf.j2"), "# {{ Hostname }}: {{ Resources.db.path }}\n")
+        .unwrap();
+    scenario.fleet.subs[0].daemon.start_again().unwrap();
+    eventually("it has the new content", || {
+        let content = fs::read_to_string(root.join("etc/app.conf")).unwrap();
+        if content == "# sub-1: /srv/data/db\n" { Ok(()) } else { Err(content) }
+    });
+    server.kill().unwrap();
     scenario.fleet.stop().unwrap();
 }
 

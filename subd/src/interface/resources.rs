@@ -5,9 +5,10 @@ use std::sync::Arc;
 use api::Done;
 use api::fault::{Fault, FaultCode};
 use api::subd::{
-    ContinueProvisioning, ContinueProvisioningRequest, GetResources, GetResourcesReply,
-    GiveUpProvisioning, GiveUpProvisioningRequest, OrderResource, OrderResourceRequest,
-    PlanResources, PlanResourcesReply, Provision, RESOURCE_WHY_BYTES_MAX, ResourcesReport,
+    ContinueProvisioning, ContinueProvisioningRequest, GetFleetResources, GetFleetResourcesReply,
+    GetResources, GetResourcesReply, GiveUpProvisioning, GiveUpProvisioningRequest, OrderResource,
+    OrderResourceRequest, PlanResources, PlanResourcesReply, Provision, RESOURCE_WHY_BYTES_MAX,
+    ResourcesReport, TellFleetResources,
 };
 use model::object::Algorithm;
 use rpc::server::Router;
@@ -45,6 +46,16 @@ pub fn add_methods(router: Router<Arc<Service>>) -> Router<Arc<Service>> {
         })
         .method::<OrderResource, _>(async |service, _, request| {
             blocking(move || service.order_resource(&request).map(|()| Done {})).await
+        })
+        .method::<GetFleetResources, _>(async |service, _, request| {
+            blocking(move || match &service.updater.provisioner {
+                Some(provisioner) => Ok(provisioner.fleet(&request)),
+                None => Ok(GetFleetResourcesReply::default()),
+            })
+            .await
+        })
+        .method::<TellFleetResources, _>(async |service, _, request| {
+            blocking(move || service.provisioner()?.take_fleet(request).map(|()| Done {})).await
         })
         .method::<GetResources, _>(async |service, _, request| {
             blocking(move || {

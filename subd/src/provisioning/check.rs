@@ -83,7 +83,7 @@ impl Provisioner {
         call: &Provision,
     ) -> Result<PlanAnswer, String> {
         self.plugins.check(&plugin.copy)?;
-        let plugin = self.plugins.plugin(&plugin.copy, &call.user, plugin.timeout_s);
+        let plugin = self.plugins.plugin(&plugin.copy, &call.user, plugin.timeout_s, None);
         let printed = plugin.ask(Verb::Plan, &call.request).await?;
         PlanAnswer::parse(&printed).map_err(|error| error.to_string())
     }

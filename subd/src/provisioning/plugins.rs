@@ -16,7 +16,7 @@ use model::object::Algorithm;
 use provisioning::image::{PLUGIN_BYTES_MAX, PLUGIN_DIRECTORIES, interpreter};
 use tokio::process::Command;
 
-use crate::provisioning::{INIT, STAGE};
+use crate::provisioning::{INIT, NO_END, STAGE};
 
 /// Makes the names of copies that are being written differ. [`Plugins::collect`] removes what is
 /// left.
@@ -141,12 +141,28 @@ impl Plugins {
         }
     }
 
-    /// Returns the plugin in a copy, as `user`.
+    /// Returns the plugin in a copy, as `user`. `ends` is when nothing of it may be left whatever
+    /// becomes of subd, and the present, in milliseconds since the boot.
     #[must_use]
-    pub fn plugin(&self, copy: &str, user: &str, timeout_s: u32) -> Plugin {
-        let word = if self.root == Path::new("/") { STAGE } else { INIT };
+    pub fn plugin(
+        &self,
+        copy: &str,
+        user: &str,
+        timeout_s: u32,
+        ends: Option<(u64, u64)>,
+    ) -> Plugin {
         let mut command = Command::new(&self.program);
-        command.arg0("subd").arg(word).arg(&self.root).arg(user).arg(self.copies.join(copy));
-        Plugin::new(command, Duration::from_secs(timeout_s.into()))
+        command.arg0("subd");
+        let mut timeout = Duration::from_secs(timeout_s.into());
+        if let Some((ends_at_ms, now_ms)) = ends {
+            command.arg(INIT).arg(ends_at_ms.to_string());
+            timeout = timeout.min(Duration::from_millis(ends_at_ms.saturating_sub(now_ms)));
+        } else if self.root == Path::new("/") {
+            command.arg(STAGE);
+        } else {
+            command.arg(INIT).arg(NO_END);
+        }
+        command.arg(&self.root).arg(user).arg(self.copies.join(copy));
+        Plugin::new(command, timeout)
     }
 }

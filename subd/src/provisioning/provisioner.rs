@@ -8,6 +8,7 @@ use api::subd::{
     ContinueProvisioningRequest, OrderResourceRequest, ResourceOrder, ResourcesReport,
 };
 use daemon::plugins::{Caller, Ended, Host, Plugin, program};
+use model::boot_time::BootTime;
 use model::display::error_chain;
 use model::image::ImageName;
 use model::object::ObjectId;
@@ -17,6 +18,7 @@ use provisioning::machine::drift::Schedule;
 use provisioning::machine::orphans::{OrphanError, OrphanOrder};
 use provisioning::machine::{KeptPlugin, Machine, Outputs, Todo};
 use provisioning::{Call, State};
+use system::clock::boot_now;
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, Notify};
 use tokio_util::sync::CancellationToken;
@@ -42,6 +44,8 @@ pub struct Provisioner {
     pub plugins: Plugins,
     /// The name of which keys are made.
     pub(super) name: String,
+    /// Which boot of the machine this is.
+    boot_id: String,
     pub(super) surroundings: Surroundings,
     pub(super) changed: Notify,
     /// Held while plugins are asked about an image that is not there yet.
@@ -60,17 +64,18 @@ pub struct Surroundings {
 }
 
 impl Provisioner {
-    /// Takes over the records of a machine called `name`. Does nothing before
+    /// Takes over the records of a machine called `name` in the boot `boot_id`. Does nothing before
     /// [`Provisioner::run`].
     pub fn new(
         records: SavedRecords,
         plugins: Plugins,
-        name: &str,
+        (name, boot_id): (&str, &str),
         surroundings: Surroundings,
         stop: CancellationToken,
     ) -> Self {
-        let (name, changed, previewing) = (name.to_owned(), Notify::new(), Mutex::default());
-        Self { records, plugins, name, surroundings, changed, previewing, stop }
+        let (name, boot_id) = (name.to_owned(), boot_id.to_owned());
+        let (changed, previewing) = (Notify::new(), Mutex::default());
+        Self { records, plugins, name, boot_id, surroundings, changed, previewing, stop }
     }
 
     /// Provisions, until it is stopped. Blocks.
@@ -87,6 +92,10 @@ impl Provisioner {
         self.write_outputs();
         let mut caller = Caller::new(self);
         while !self.stop.is_cancelled() {
+            if self.look_at_permits().is_err() {
+                self.pause(Some(RETRY_AFTER)).await;
+                continue;
+            }
             let pause = match self.machine(Machine::next) {
                 Todo::Nothing => match self.check().await {
                     Ok(pause) => pause,
@@ -109,6 +118,22 @@ impl Provisioner {
                 },
             };
             self.pause(pause).await;
+        }
+    }
+
+    /// The time since the boot of the machine.
+    pub(super) fn boot_now(&self) -> BootTime {
+        boot_now(&self.boot_id)
+    }
+
+    /// Gives up permits that have ended or are not needed.
+    fn look_at_permits(&self) -> Result<(), PersistError> {
+        let now = self.boot_now();
+        let has_changed =
+            |machine: &Machine| machine.has_permits() && machine.clone().look_at_permits(&now);
+        match self.machine(has_changed) {
+            true => self.change(|machine| _ = machine.look_at_permits(&now)),
+            false => Ok(()),
         }
     }
 
@@ -151,19 +176,25 @@ impl Provisioner {
     }
 
     /// As [`Provisioner::change`], and has it looked at at once.
-    fn order(&self, change: impl FnOnce(&mut Machine)) -> Result<(), PersistError> {
+    pub(super) fn order(&self, change: impl FnOnce(&mut Machine)) -> Result<(), PersistError> {
         let changed = self.change(change);
         self.changed.notify_one();
         changed
     }
 
-    /// Changes the records, and returns when that is on the medium.
+    /// Changes the records, tells of it, and returns when that is on the medium.
     pub(super) fn change(&self, change: impl FnOnce(&mut Machine)) -> Result<(), PersistError> {
+        let saved = self.save(change);
+        (self.surroundings.tell)();
+        saved
+    }
+
+    /// As [`Provisioner::change`], of what nobody has to be told.
+    pub(super) fn save(&self, change: impl FnOnce(&mut Machine)) -> Result<(), PersistError> {
         let saved = self.records.modify(|records| change(&mut records.machine));
         if let Err(error) = &saved {
             tracing::error!("what is provisioned cannot be recorded: {}", error_chain(error));
         }
-        (self.surroundings.tell)();
         Ok(saved?)
     }
 
@@ -290,7 +321,7 @@ impl Provisioner {
         }));
     }
 
-    fn write_outputs(&self) {
+    pub(super) fn write_outputs(&self) {
         self.write(&self.machine(Machine::outputs));
     }
 
@@ -351,7 +382,10 @@ impl Host for &Provisioner {
             let keep = |machine: &mut Machine| machine.keep(name, plugin.clone());
             Provisioner::change(self, keep).map_err(|error| error_chain(&error))?;
         }
-        Ok(self.plugins.plugin(&plugin.copy, user, plugin.timeout_s))
+        let now = self.boot_now();
+        let ends_at_ms = self.machine(|machine| machine.call_ends_at_ms(call, &now))?;
+        let ends = ends_at_ms.map(|ends_at_ms| (ends_at_ms, now.ms));
+        Ok(self.plugins.plugin(&plugin.copy, user, plugin.timeout_s, ends))
     }
 
     fn is_over(&self) -> bool {
@@ -371,6 +405,6 @@ impl Host for &Provisioner {
     }
 }
 
-fn internal(error: &PersistError) -> Fault {
+pub(super) fn internal(error: &PersistError) -> Fault {
     Fault::new(FaultCode::Internal, error_chain(error))
 }

@@ -11,6 +11,11 @@ pub fn report(machine: &Machine) -> ResourcesReport {
     ResourcesReport {
         not_run: None,
         provisioning: machine.target().map(provisioning),
+        has_fleet: !machine.fleet().is_empty(),
+        outputs: match machine.plain_outputs() {
+            none if none.is_empty() => String::new(),
+            outputs => serde_json::Value::Object(outputs).to_string(),
+        },
         resources: machine.standings().into_iter().map(resource).collect(),
     }
 }
@@ -25,6 +30,7 @@ fn provisioning(target: TargetReport) -> ProvisioningReport {
         Stage::Waits { wave, waves } => {
             ProvisioningStage::Waits { wave: number(wave), waves: number(waves) }
         }
+        Stage::Awaits(text) => ProvisioningStage::Awaits { text },
         Stage::Finished => ProvisioningStage::Finished,
         Stage::Failed(error) => ProvisioningStage::Failed { error },
     };
@@ -41,6 +47,7 @@ fn resource(standing: Standing) -> ResourceReport {
         Condition::Failed => ResourceState::Failed,
         Condition::Leaving => ResourceState::Leaving,
         Condition::Drifted => ResourceState::Drifted,
+        Condition::Conflict => ResourceState::Conflict,
     };
     let outputs = serde_json::Value::Object(outputs).to_string();
     ResourceReport { id, kind, provisioner, state, text, drift, is_orphan, needs, outputs }

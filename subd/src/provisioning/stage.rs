@@ -10,25 +10,46 @@ use std::os::fd::AsRawFd as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, ExitCode};
+use std::time::Duration;
 
 use model::display::error_chain;
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{chdir, setgid, setgroups, setuid};
+use system::clock::since_boot;
 
 use crate::provisioning::STAGE;
 use crate::tasks::guard::OWN_PROGRAM;
 use crate::tasks::stage::{Account, PATH, enter_root};
 
+/// How often it is looked whether a plugin with an end has ended. The time that a machine sleeps
+/// counts, so nothing is waited for that would not notice it.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+
 /// What shells exit with if a program cannot be executed.
 const NOT_EXECUTED: u8 = 126;
 
 /// Starts what becomes the plugin, with process numbers of its own: when the plugin ends, so does
-/// all that it has started.
-pub fn init(words: &[&str]) -> ExitCode {
+/// all that it has started. At `ends_at_ms` all of it is killed, whatever has become of subd.
+pub fn init(ends_at_ms: &str, words: &[&str]) -> ExitCode {
+    let ends_at = ends_at_ms.parse().map_or(Duration::MAX, Duration::from_millis);
     let run = || {
         unshare(CloneFlags::CLONE_NEWPID)?;
-        Command::new(OWN_PROGRAM).arg0("subd").arg(STAGE).args(words).status()
+        let mut child = Command::new(OWN_PROGRAM).arg0("subd").arg(STAGE).args(words).spawn()?;
+        if ends_at == Duration::MAX {
+            return child.wait();
+        }
+        loop {
+            if let Some(status) = child.try_wait()? {
+                return Ok(status);
+            }
+            let left = ends_at.saturating_sub(since_boot());
+            if left.is_zero() {
+                child.kill()?;
+                return child.wait();
+            }
+            std::thread::sleep(left.min(LOOK_INTERVAL));
+        }
     };
     match run() {
         Ok(status) => {

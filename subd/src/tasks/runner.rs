@@ -15,7 +15,6 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use ::tasks::image::{Definition, ImageTasks};
-use ::tasks::permit::PermitError;
 use ::tasks::supervise::{
     Attempt, OrderError, Phase, Situation, Step, TaskRecord, step, take_numbered_order, take_order,
 };
@@ -27,6 +26,7 @@ use jiff::{Timestamp, tz};
 use model::boot_time::BootTime;
 use model::display::error_chain;
 use model::lock::locked;
+use model::permit::PermitError;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -89,8 +89,7 @@ enum Message {
 }
 
 impl Tasks {
-    /// Starts the thread. Nothing is started before [`Tasks::release`] if the supervisor has a
-    /// pause. `tell` is called when dominators are to ask how the tasks are.
+    /// Starts the thread, as [`Tasks::prepare`] says.
     pub fn start(
         supervisor: Arc<Supervisor>,
         records: SavedRecords,
@@ -98,6 +97,22 @@ impl Tasks {
         command_runner: CommandRunner,
         tell: impl Fn() + Send + 'static,
     ) -> io::Result<Self> {
+        let (tasks, runner) =
+            Self::prepare(supervisor, records, definitions, command_runner, tell)?;
+        let thread = std::thread::Builder::new().name("tasks".to_owned());
+        *locked(&tasks.thread) = Some(thread.spawn(move || runner.run())?);
+        Ok(tasks)
+    }
+
+    /// Prepares to run tasks, by [`Runner::run`]. Nothing is started before [`Tasks::release`] if
+    /// the supervisor has a pause. `tell` is called when dominators are to ask how the tasks are.
+    pub fn prepare(
+        supervisor: Arc<Supervisor>,
+        records: SavedRecords,
+        definitions: ImageTasks,
+        command_runner: CommandRunner,
+        tell: impl Fn() + Send + 'static,
+    ) -> io::Result<(Self, Runner)> {
         let (reader, waker) = io::pipe()?;
         for end in [reader.as_fd(), waker.as_fd()] {
             let flags = OFlag::from_bits_retain(fcntl(end, FcntlArg::F_GETFL)?);
@@ -119,9 +134,8 @@ impl Tasks {
             news: News { tell: Box::new(tell), told: None, is_due: false },
         };
         runner.define(&definitions);
-        let thread = std::thread::Builder::new().name("tasks".to_owned());
-        let thread = thread.spawn(move || runner.run())?;
-        Ok(Self { supervisor, inbox, waker, reports, thread: Mutex::new(Some(thread)) })
+        let tasks = Self { supervisor, inbox, waker, reports, thread: Mutex::default() };
+        Ok((tasks, runner))
     }
 
     /// Keeps `tasks` from being started, and stops them. Returns those that do not stop. Blocks.
@@ -243,7 +257,8 @@ fn wake(mut waker: &PipeWriter) {
 /// A task that is defined, or why it cannot be run.
 type Defined = Result<(Task, Template), String>;
 
-struct Runner {
+/// What runs tasks.
+pub struct Runner {
     supervisor: Arc<Supervisor>,
     records: SavedRecords,
     definitions: BTreeMap<String, Defined>,
@@ -311,7 +326,8 @@ impl News {
 }
 
 impl Runner {
-    fn run(mut self) {
+    /// Runs tasks until [`Tasks::end`]. Blocks.
+    pub fn run(mut self) {
         loop {
             let mut waiting = Vec::new();
             while let Ok(message) = self.messages.try_recv() {

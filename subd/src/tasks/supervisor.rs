@@ -24,7 +24,7 @@ use jiff::Timestamp;
 use model::boot_time::BootTime;
 use model::lock::locked;
 use nix::sys::signal::Signal;
-use nix::time::{ClockId, clock_gettime};
+use system::clock::boot_now;
 
 use crate::machine::command;
 use crate::tasks::attempt::{Deadlines, EndRecord, GuardRecord, Spec, TaskDirectory};
@@ -173,10 +173,7 @@ impl Supervisor {
     /// Returns the time since the boot of the machine.
     #[must_use]
     pub fn boot_now(&self) -> BootTime {
-        let now = clock_gettime(ClockId::CLOCK_BOOTTIME).map(Duration::from);
-        // No permit lasts that long.
-        let ms = now.map_or(u64::MAX, |now| u64::try_from(now.as_millis()).unwrap_or(u64::MAX));
-        BootTime { boot_id: self.boot_id.clone(), ms }
+        boot_now(&self.boot_id)
     }
 
     /// Says why exclusive tasks cannot be run; `None` if they can.

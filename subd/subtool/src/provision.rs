@@ -198,7 +198,7 @@ async fn go_on(work: Work<'_>) -> Result<(), Stop> {
                 Ended::Over if caller.host.stopped.is_cancelled() => return Err(Stop::Signal),
                 Ended::Over => return Err(Stop::TooLong),
             },
-            Next::Refused | Next::Failed => return Ok(()),
+            Next::Refused | Next::Failed | Next::Awaits => return Ok(()),
             Next::Finished => {
                 work.change(|state| state.settle(&work.directory.resources))?;
                 let count = counted(plan.unchanged.len() as u64, "resource");

@@ -99,6 +99,10 @@ pub(super) async fn provision(
                 let what = "plugins still work on resources";
                 machine.wait_until(what, |_| (), |reply| reply.version != before).await?;
             }
+            ProvisioningStage::Awaits { text } => {
+                let what = format!("a dominator has to say who makes it: {text}");
+                machine.wait_until(&what, |_| (), |reply| reply.version != before).await?;
+            }
         }
     }
 }
@@ -138,6 +142,7 @@ fn progress(of: &ProvisioningReport) -> String {
         }
         ProvisioningStage::Finished => "all are as asked for".to_owned(),
         ProvisioningStage::Failed { error } => format!("failed: {error}"),
+        ProvisioningStage::Awaits { text } => text.clone(),
     };
     format!("{}: {how}\n\n", of.image)
 }

@@ -18,6 +18,7 @@ mod lab;
 mod listing;
 mod machine;
 mod provisioning;
+mod tasks;
 mod trial;
 
 use std::path::Path;
@@ -34,6 +35,9 @@ fn main() -> ExitCode {
     }
     if let Some(directory) = std::env::var_os(provisioning::DIRECTORY_VARIABLE) {
         return provisioning::provision(Path::new(&directory));
+    }
+    if let Some(directory) = std::env::var_os(tasks::DIRECTORY_VARIABLE) {
+        return tasks::run(Path::new(&directory));
     }
     let mut arguments = Arguments::from_args();
     // Each test has threads of its own.
@@ -55,6 +59,9 @@ fn main() -> ExitCode {
         test("a_power_cut_without_syncs_is_seen", trial::power_cut_without_sync),
         Trial::test("provisioning_that_is_cut_short_anywhere_goes_on", || {
             provisioning::at_any_call().map_err(Failed::from)
+        }),
+        Trial::test("tasks_that_are_cut_short_anywhere_go_on", || {
+            tasks::at_any_call().map_err(Failed::from)
         }),
     ];
     let conclusion = libtest_mimic::run(&arguments, tests);

@@ -48,9 +48,9 @@ const BINDINGS: &str = "[[provisioner]]\nname = \"mark\"\nkinds = [\"mark\"]\nus
 const DB: &str = r#"{"id": "db", "kind": "mark"}"#;
 const USER: &str = r#"{"id": "user", "kind": "mark", "needs": ["db"], "on_removal": "destroy"}"#;
 
-/// Stands for subd as what becomes a plugin. Its arguments are a word, the root, a user, the plugin
-/// and a verb.
-const RUNNER: &str = "#!/bin/sh\nexec \"$4\" \"$5\"\n";
+/// Stands for subd as what becomes a plugin. Its arguments are a word, when it must end, the root,
+/// a user, the plugin and a verb.
+const RUNNER: &str = "#!/bin/sh\nexec \"$5\" \"$6\"\n";
 
 /// Makes a directory for a resource, or removes it, and records each key that it is asked with.
 /// DIRECTORY stands for its place.
@@ -107,7 +107,7 @@ async fn run(directory: &Path) -> Result<ResourcesReport, Box<dyn Error>> {
         checks: None,
     };
     let stop = CancellationToken::new();
-    let provisioner = Provisioner::new(records, plugins, "test", surroundings, stop);
+    let provisioner = Provisioner::new(records, plugins, ("test", "boot"), surroundings, stop);
     tokio::select! {
         biased;
         () = provisioner.serve() => Err("it has ended".into()),
@@ -163,6 +163,7 @@ async fn finish(
             ProvisioningStage::Failed { error } if retries == 0 => return Err(error.into()),
             ProvisioningStage::Failed { .. } => retries -= 1,
             ProvisioningStage::Waits { .. } => {}
+            ProvisioningStage::Awaits { text } => return Err(text.into()),
         }
         let request = ContinueProvisioningRequest { image_digest, step: report.step };
         provisioner.go_on(&request).map_err(|fault| fault.message)?;

@@ -142,6 +142,11 @@ pub struct ResourcesReport {
     pub not_run: Option<String>,
     /// What was asked for last with [`Provision`].
     pub provisioning: Option<ProvisioningReport>,
+    /// True if [`super::GetFleetResources`] has something to tell.
+    pub has_fleet: bool,
+    /// A JSON object: by id, the outputs of the resources of the image that the machine has,
+    /// without those that are sensitive. Empty if it has none.
+    pub outputs: String,
     /// By id.
     pub resources: Vec<ResourceReport>,
 }
@@ -169,6 +174,8 @@ pub enum ProvisioningStage {
     /// Some failed, or cannot be provisioned: what plugins said, or what is wrong. It waits for
     /// [`ContinueProvisioning`].
     Failed { error: String },
+    /// It waits for what another machine makes for the fleet, as the text says.
+    Awaits { text: String },
 }
 
 /// A resource.
@@ -207,6 +214,8 @@ pub enum ResourceState {
     Leaving,
     /// It is not as it was made.
     Drifted,
+    /// It is of the fleet, and is as another image asks.
+    Conflict,
 }
 
 impl ResourceState {
@@ -220,6 +229,7 @@ impl ResourceState {
             Self::Failed => "failed",
             Self::Leaving => "leaving",
             Self::Drifted => "drifted",
+            Self::Conflict => "conflict",
         }
     }
 }

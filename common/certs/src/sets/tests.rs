@@ -48,6 +48,7 @@ fn sets_may_call_what_they_must() {
             Subd.Fetch
             Subd.GetDirectories
             Subd.GetDirectoryBlocks
+            Subd.GetFleetResources
             Subd.GetLimits
             Subd.GetRefusedChanges
             Subd.GetResources
@@ -71,6 +72,7 @@ fn sets_may_call_what_they_must() {
             Subd.RetryTriggers
             Subd.ScanNow
             Subd.SetConfiguration
+            Subd.TellFleetResources
         imageserver: service
             ImageServer.Forward
             ImageServer.GetImage
@@ -157,6 +159,7 @@ fn sets_may_call_what_they_must() {
             Subd.GetConfiguration
             Subd.GetDirectories
             Subd.GetDirectoryBlocks
+            Subd.GetFleetResources
             Subd.GetLimits
             Subd.GetRefusedChanges
             Subd.GetResources
@@ -228,6 +231,7 @@ fn sets_may_call_what_they_must() {
             Subd.GetConfiguration
             Subd.GetDirectories
             Subd.GetDirectoryBlocks
+            Subd.GetFleetResources
             Subd.GetLimits
             Subd.GetRefusedChanges
             Subd.GetResources

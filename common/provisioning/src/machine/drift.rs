@@ -9,7 +9,7 @@ use model::object::Algorithm;
 use serde::{Deserialize, Serialize};
 
 use super::{Condition, Goal, Machine, Standing, goal};
-use crate::plan::{Provision, plan, questions};
+use crate::plan::{Provision, plan_with, questions};
 use crate::protocol::{Change, Operation, PlanAnswer, WORDS_BYTES_MAX};
 use crate::resource::OnDrift;
 use crate::state::State;
@@ -107,8 +107,11 @@ impl Machine {
         let Some(state) = self.state.as_ref().filter(|_| self.open_target().is_none()) else {
             return Vec::new();
         };
-        match goal(&self.active, state, plan) {
-            Some(Goal { resources, bindings, plan }) if plan.problems.is_empty() => {
+        let rights = self.rights();
+        match goal(&self.active, state, plan_with, Some(&rights)) {
+            Some(Goal { resources, bindings, mut plan }) if plan.problems.is_empty() => {
+                plan.unchanged
+                    .retain(|id| self.fleet_record(id).is_none() || rights.makes.contains(id));
                 questions(&resources, &bindings, &plan.unchanged, state)
             }
             _ => Vec::new(),

@@ -4,7 +4,7 @@ use model::display::safe_text;
 
 use super::{Condition, Machine, Standing, goal};
 use crate::image::Definition;
-use crate::plan::plan;
+use crate::plan::plan_with;
 
 /// The longest id in a text, in bytes.
 const ID_BYTES_MAX: usize = 80;
@@ -28,6 +28,8 @@ pub enum OrphanError {
     Asked { id: String },
     #[error("`{id}` is no orphan: it is to be destroyed already")]
     Leaving { id: String },
+    #[error("`{id}` is no orphan: other images of the fleet have it")]
+    Fleet { id: String },
     #[error("its plugin works on `{id}`: try again when that has ended")]
     Working { id: String },
     #[error("`{id}` cannot be destroyed: {why}; forget or destroy that first")]
@@ -52,6 +54,10 @@ impl Machine {
         if is_to_come || is_in(&self.active) {
             return Err(OrphanError::Asked { id });
         }
+        let rights = self.rights();
+        if !is_orphan && self.fleet_record(&id).is_some() && !rights.removes.contains(&id) {
+            return Err(OrphanError::Fleet { id });
+        }
         let Some(state) = &mut self.state else { return Err(OrphanError::Unknown { id }) };
         match order {
             OrphanOrder::Forget if !is_orphan && condition != Condition::Failed => {
@@ -65,7 +71,7 @@ impl Machine {
             OrphanOrder::Destroy => {
                 let mut changed = state.clone();
                 changed.destroy_orphan(&id);
-                let after = goal(&self.active, &changed, plan);
+                let after = goal(&self.active, &changed, plan_with, Some(&rights));
                 let stays = after.and_then(|after| {
                     after.plan.orphans.into_iter().find(|orphan| orphan.id == id)
                 });

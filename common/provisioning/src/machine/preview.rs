@@ -9,7 +9,7 @@ use super::Machine;
 use super::drift::changes_of;
 use crate::binding::Bindings;
 use crate::image::Definition;
-use crate::plan::{Orphan, Problem, Provision, plan};
+use crate::plan::{FleetRights, Orphan, Problem, Provision, plan_with};
 use crate::protocol::{Change, Operation, PlanAnswer, WORDS_BYTES_MAX};
 use crate::state::State;
 
@@ -72,7 +72,11 @@ impl Machine {
         let none = State::new(machine);
         let state = self.state.as_ref().unwrap_or(&none);
         let (resources, bindings) = definition.read().map_err(|error| error_chain(&error))?;
-        let plan = plan(&resources, &bindings, state);
+        // What nobody has made yet, any machine may make.
+        let is_free = |id: &str| self.fleet.get(id).is_none_or(|known| known.is_free());
+        let mut rights: FleetRights = self.rights();
+        rights.makes.extend(resources.iter().map(|one| one.id.clone()).filter(|id| is_free(id)));
+        let plan = plan_with(&resources, &bindings, state, Some(&rights));
         if let Some(Problem { at, error }) = plan.problems.first() {
             return Err(format!("{at}: {error}"));
         }

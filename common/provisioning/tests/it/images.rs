@@ -113,6 +113,14 @@ fn an_image_is_refused_whose_resources_could_not_be_made() {
         (TRIGGER, vec![BINDINGS, of_db(r#"{"id": "db", "kind": "unknown"}"#)]),
         (TRIGGER, vec![BINDINGS, of_db("{\"id\": \"db\",\n\"kynd\": \"marked\"}")]),
         (TRIGGER, vec![BINDINGS, of_db(r#"{"id": "db", "kind": "marked", "per": "fleet"}"#)]),
+        (
+            TRIGGER,
+            vec![
+                BINDINGS,
+                of_db(r#"{"id": "db", "kind": "marked", "per": "fleet", "needs": ["net"]}"#),
+                ("file", NET, r#"{"id": "net", "kind": "marked"}"#),
+            ],
+        ),
         (TRIGGER, vec![BINDINGS, of_db(r#"{"id": "db", "kind": "marked", "needs": ["net"]}"#)]),
         (
             TRIGGER,

@@ -119,7 +119,7 @@ pub fn provision_with(
                 return made;
             }
             Next::Failed => return made,
-            Next::Refused => panic!("{:?}", plan.problems),
+            Next::Refused | Next::Awaits => panic!("{plan:?}"),
         }
         assert!(made.len() < 10_000, "{made:?}");
     }

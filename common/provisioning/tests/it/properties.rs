@@ -98,7 +98,7 @@ impl World {
             assert_eq!(now, plan(all, &bindings(), state));
             match now.next(state) {
                 Next::Finished => return calls_made,
-                Next::Refused => panic!("{:?}", now.problems),
+                Next::Refused | Next::Awaits => panic!("{now:?}"),
                 Next::Failed => state.retry(),
                 Next::Calls(calls) => {
                     for call in calls {

@@ -129,6 +129,9 @@ fn methods_of_subd_have_these_bytes() {
     pinned.method::<subd::GetResources>(samples::get_resources());
     let order = samples::order_resource();
     pinned.method::<subd::OrderResource>((order, Default::default()));
+    pinned.method::<subd::GetFleetResources>(samples::get_fleet_resources());
+    let telling = samples::tell_fleet_resources();
+    pinned.method::<subd::TellFleetResources>((telling, Default::default()));
     pinned.check("Subd.", expect_file!["golden/subd.txt"]);
 }
 

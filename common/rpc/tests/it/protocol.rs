@@ -136,6 +136,8 @@ fn every_method_is_in_the_table_with_its_access_and_limits() {
         row::<subd::PlanResources>(),
         row::<subd::GetResources>(),
         row::<subd::OrderResource>(),
+        row::<subd::GetFleetResources>(),
+        row::<subd::TellFleetResources>(),
         row::<subd::GetDirectoryBlocks>(),
         row::<subd::HoldMachine>(),
         row::<subd::TakeOver>(),

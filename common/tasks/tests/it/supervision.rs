@@ -2,9 +2,9 @@
 
 use jiff::{SignedDuration, Timestamp};
 use model::boot_time::BootTime;
+use model::permit::PermitError;
 use model::task_order::{TaskOrder, next_of_dominator, next_of_machine};
 use tasks::file::Restart;
-use tasks::permit::PermitError;
 use tasks::supervise::{
     Attempt, End, Exit, Next, OrderError, Phase, Situation, Step, TaskRecord, next_attempt, step,
     take_numbered_order, take_order,

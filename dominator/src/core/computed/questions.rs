@@ -6,7 +6,7 @@ use core::time::Duration;
 use std::sync::Arc;
 
 use api::dominator::content::{ContentCause, ContentChangeId};
-use api::file_generator::{FILES_MAX, GenerateRequest, MACHINES_MAX, WantedFiles};
+use api::file_generator::{BATCH_BYTES, FILES_MAX, GenerateRequest, MACHINES_MAX, WantedFiles};
 use model::backoff::{doubled, jittered};
 use model::image::ComputedRule;
 use model::mdb::Machine;
@@ -48,7 +48,7 @@ impl ComputedTable {
             request: GenerateRequest { is_for_use: true, ..GenerateRequest::default() },
             records: Vec::new(),
         };
-        let mut count = 0;
+        let (mut count, mut bytes) = (0, 0);
         for files in self.machines.values_mut() {
             if count > 0 && count + files.files.len() > FILES_MAX {
                 break;
@@ -63,11 +63,15 @@ impl ComputedTable {
             if !paths.is_empty() {
                 let machine = Machine::clone(&files.machine);
                 let key = self.keys.get(&machine.hostname).cloned();
-                let wanted = WantedFiles { machine, algorithm: files.algorithm, paths, key };
+                let outputs = self.outputs.get(&machine.hostname);
+                let outputs = outputs.map(|outputs| outputs.to_string()).unwrap_or_default();
+                bytes += outputs.len();
+                let algorithm = files.algorithm;
+                let wanted = WantedFiles { machine, algorithm, paths, key, outputs };
                 batch.request.machines.push(wanted);
                 batch.records.push(files.record);
             }
-            if batch.records.len() == MACHINES_MAX {
+            if batch.records.len() == MACHINES_MAX || bytes > BATCH_BYTES {
                 break;
             }
         }

@@ -39,6 +39,7 @@ fn generators(revision: u64, all: &[(&str, &str, u64)]) -> Generators {
         version: id(version),
         is_secret: false,
         revision: *revision,
+        resources: Vec::new(),
     };
     let generators = all.iter().map(generator).collect();
     Generators { generators, numbering: 1, revision, ..Generators::default() }

@@ -19,7 +19,7 @@ struct Fleet(Permits);
 impl Fleet {
     /// Starts with no permits of an earlier start left.
     fn open() -> Self {
-        Self(Permits::new(TIME, Duration::ZERO, Duration::ZERO))
+        Self(Permits::new(TIME, Duration::ZERO, Duration::ZERO, 0))
     }
 
     /// Takes that the machine has heard of `number`, and has a permit until `until` seconds.

@@ -238,7 +238,7 @@ pub enum Event {
     /// The former image was loaded; `None` if it cannot be.
     FormerRead(RequestId, Option<Arc<RequiredImage>>),
     /// What the machine says of its resources.
-    ResourcesRead(RequestId, Result<GetResourcesReply, Failure>),
+    ResourcesRead(RequestId, Box<Result<GetResourcesReply, Failure>>),
     /// What is known of the computed files of the machine.
     ComputedKnown(Box<KnownFiles>),
     /// The plan was made, or could not be made for this reason.
@@ -271,6 +271,8 @@ pub enum Effect {
     ReadFormer(RequestId, ImageName),
     /// Asks the machine how its resources are.
     ReadResources(RequestId, GetResourcesRequest),
+    /// Takes the outputs of the resources of the image that the machine has, as JSON.
+    ResourceOutputs(String),
     /// Wants the content of the computed files of this image for the machine with this record, and
     /// no other any more. [`Event::ComputedKnown`] brings what is known, and each change of it.
     WantComputed(Arc<Machine>, Arc<RequiredImage>),

@@ -45,6 +45,7 @@ struct Known {
     digest: ObjectId,
     not_run: Option<String>,
     provisioning: Option<ProvisioningReport>,
+    has_fleet: bool,
     /// How often it said the same in a row.
     repeated: u32,
 }
@@ -68,7 +69,8 @@ pub(super) struct Provisioning {
     counted: Option<(ObjectId, u32)>,
     /// The drift of what is there.
     drift: Drift,
-    /// True if the machine may have resources of an image that is to come, as far as is known.
+    /// True if the machine may have resources of an image that is to come, or of the fleet, as far
+    /// as is known.
     has_target: bool,
     /// The instance of the sub that was told to give up the resources of this image.
     given_up: Option<(u64, ObjectId)>,
@@ -185,7 +187,18 @@ impl Sub {
             return Continue(Some(status));
         }
         self.provisioning.failing.release();
-        Continue(match stage {
+        Continue(self.stage_status(view, image, stage, step))
+    }
+
+    /// Returns why the update must wait at this stage; `None` if it need not. Has plugins go on.
+    fn stage_status(
+        &mut self,
+        view: &View,
+        image: &RequiredImage,
+        stage: Option<(ProvisioningStage, u32)>,
+        step: &mut Step<'_>,
+    ) -> Option<StatusAndDetail> {
+        match stage {
             None => None,
             Some((ProvisioningStage::Finished, _)) => {
                 self.provisioning.failing = Attempt::default();
@@ -201,6 +214,7 @@ impl Sub {
                 };
                 Some((Status::Provisioning, detail))
             }
+            Some((ProvisioningStage::Awaits { text }, _)) => Some((Status::Provisioning, text)),
             Some((ProvisioningStage::Waits { wave, waves }, number)) => {
                 let todo = format!("wave {wave} of {waves} of its resources is next");
                 Some(self.go_on_provisioning(view, image, number, todo, step))
@@ -209,17 +223,19 @@ impl Sub {
                 let todo = format!("trying again what failed: {error}");
                 Some(self.go_on_provisioning(view, image, number, todo, step))
             }
-        })
+        }
     }
 
     /// Asks how the resources of the machine are: those of its image may drift, and those of an
-    /// image that is not required any more may be there. Returns false if there can be none.
+    /// image that is not required any more may be there. A machine is asked once in any case.
+    /// Returns false if there can be none.
     fn watch_resources(&mut self, view: &View, image: &RequiredImage, step: &mut Step<'_>) -> bool {
         let has_resources = image.content.triggers.have_resources();
         if !has_resources {
             self.provisioning.drift = Drift::default();
         }
-        let may_be = has_resources || self.provisioning.has_target;
+        let Provisioning { known, has_target, .. } = &self.provisioning;
+        let may_be = has_resources || *has_target || known.is_none();
         if may_be {
             self.ask_for_resources(view, step);
         }
@@ -343,18 +359,19 @@ impl Sub {
             Ok(GetResourcesReply { version, report: Some(report) }) => {
                 let events = provisioning.drift.take(&report.resources).into_iter();
                 step.effects.extend(events.map(|event| Effect::Task(TaskEffect::Tell(event))));
-                let mut under_way = report.provisioning;
-                if let Some(ProvisioningReport {
-                    stage: ProvisioningStage::Failed { error }, ..
-                }) = &mut under_way
+                step.effects.push(Effect::ResourceOutputs(report.outputs));
+                let (mut under_way, has_fleet) = (report.provisioning, report.has_fleet);
+                if let Some(
+                    ProvisioningStage::Failed { error: text } | ProvisioningStage::Awaits { text },
+                ) = under_way.as_mut().map(|under_way| &mut under_way.stage)
                 {
-                    *error = safe_text(error, ERROR_BYTES_MAX);
+                    *text = safe_text(text, ERROR_BYTES_MAX);
                 }
                 let not_run = report.not_run.map(|why| safe_text(&why, ERROR_BYTES_MAX));
-                return provisioning.set(
-                    Known { seen, digest: version, not_run, provisioning: under_way, repeated: 0 },
-                    step,
-                );
+                let (digest, repeated) = (version, 0);
+                let provisioning = under_way;
+                let known = Known { seen, digest, not_run, provisioning, has_fleet, repeated };
+                return self.provisioning.set(known, step);
             }
             Ok(GetResourcesReply { report: None, .. }) => match provisioning.known.take() {
                 Some(known) => {
@@ -389,6 +406,20 @@ impl Sub {
         self.provisioning.drift.raised()
     }
 
+    /// Returns the image that is required, if it is loaded.
+    #[must_use]
+    pub fn ready_image(&self) -> Option<&RequiredImage> {
+        self.image.ready().map(|image| &**image)
+    }
+
+    /// True if the machine has to be asked for its resources of the fleet; and true if it has said
+    /// something new last.
+    #[must_use]
+    pub fn has_fleet_resources(&self) -> (bool, bool) {
+        let known = self.provisioning.known.as_ref();
+        known.map_or((false, false), |known| (known.has_fleet, known.repeated == 0))
+    }
+
     /// Returns why resources of the required image could not be made, until they are.
     #[must_use]
     pub fn provision_failure(&self) -> Option<&str> {
@@ -400,7 +431,7 @@ impl Provisioning {
     fn set(&mut self, known: Known, step: &Step<'_>) {
         let pause = doubled(ASK_FIRST, ASK_LONGEST, known.repeated.saturating_add(1));
         self.ask_at = step.now.elapsed + jittered(pause, step.context.jitter);
-        self.has_target = known.provisioning.is_some();
+        self.has_target = known.provisioning.is_some() || known.has_fleet;
         self.known = Some(known);
         (self.asking, self.is_too_old) = (Attempt::default(), false);
     }

@@ -59,6 +59,7 @@ fn the_whole_loop() {
         0   assigned connecting       not reached yet
                      -> poll for all
         0   polled   rescanning       setting the scan filter of base
+        0   polled   rescanning       setting the scan filter of base
                      -> set-configuration
         0   accepted rescanning       setting the scan filter of base
         0   polled   rescanning       waiting for the first complete scan
@@ -94,6 +95,7 @@ fn a_machine_that_already_has_the_tree_of_an_image_gets_an_update_without_change
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
+        0   polled   rescanning       reading the new scan
         0   polled   synced           equals base
         0   polled   preparing        staging no change but the name of the image and it
                      -> prepare 1: 0 operations
@@ -127,6 +129,7 @@ fn the_brake_prevents_prepare_and_commit_until_it_is_released() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
+        0   polled   rescanning       reading the new scan
         0   polled   fetching         fetching 1 object (1 byte)
                      -> fetch 1: 1
         0   brake    updates-disabled fetching 1 object (1 byte); updates of all machine
@@ -163,6 +166,7 @@ fn an_update_that_changes_nothing_is_not_repeated_for_ever() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
+        0   polled   rescanning       reading the new scan
         0   polled   fetching         fetching 1 object (1 byte)
                      -> fetch 1: 1
         0   accepted fetching         fetching 1 object (1 byte)
@@ -208,6 +212,7 @@ fn an_update_that_fails_is_tried_again_after_a_pause_or_with_another_image() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
+        0   polled   rescanning       reading the new scan
         0   polled   fetching         fetching 1 object (1 byte)
                      -> fetch 1: 1
         0   accepted fetching         fetching 1 object (1 byte)
@@ -249,6 +254,7 @@ fn calls_that_fail_are_made_again_with_the_same_id() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
+        0   polled   rescanning       reading the new scan
         0   polled   fetching         fetching 1 object (1 byte)
                      -> fetch 1: 1
         0   failed   fetching         fetching 1 object (1 byte); trying again, because:
@@ -311,6 +317,7 @@ fn a_staged_update_that_was_lost_is_staged_again() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
+        0   polled   rescanning       reading the new scan
         0   polled   preparing        staging 1 change: /a (extra)
                      -> prepare 1: 1 operations
         0   accepted preparing        staging 1 change: /a (extra)
@@ -344,6 +351,7 @@ fn a_restarted_sub_is_another_one() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
+        0   polled   rescanning       reading the new scan
         0   polled   preparing        staging 1 change: /a (extra)
                      -> prepare 1: 1 operations
         0   accepted preparing        staging 1 change: /a (extra)
@@ -371,6 +379,7 @@ fn an_answer_to_a_poll_that_leaves_out_what_is_needed_is_asked_for_in_full_once(
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
+        0   polled   rescanning       reading the new scan
         0   polled   synced           equals base
         0   polled   synced           equals base
                      -> poll for all

@@ -38,6 +38,7 @@ impl ComputedService {
                 algorithm: image.tree.algorithm(),
                 paths: rules.iter().map(|rule| rule.path.clone()).collect(),
                 key: self.locked().table.key(&machine.hostname).cloned(),
+                outputs: self.locked().table.outputs(&machine.hostname).to_owned(),
             };
             let request = GenerateRequest { machines: vec![wanted], is_for_use: false };
             let made = match self.client(source) {

@@ -226,7 +226,7 @@ pub(super) async fn read_resources(
     request: GetResourcesRequest,
 ) -> Event {
     let reply = client.call_within::<GetResources>(&request, ACCEPT_LIMIT).await;
-    Event::ResourcesRead(request_id, reply.map_err(|error| failure_of(&error)))
+    Event::ResourcesRead(request_id, Box::new(reply.map_err(|error| failure_of(&error))))
 }
 
 /// Asks the machine how its tasks are.

@@ -6,9 +6,26 @@ use model::display::error_chain;
 use model::image::required::RequiredImage;
 use provisioning::image::{Definition, ImageError, texts, unchecked_definition};
 
-use super::Images;
+use model::lock::locked;
+
+use super::{Images, WantedImage};
+use crate::core::sub::ImageState;
 
 impl Images {
+    /// Reads the resources of the fleet of a wanted image that is loaded, unless they are known.
+    pub(super) async fn read_fleet_resources(&self, wanted: &WantedImage) {
+        let ImageState::Ready(image) = wanted.state.borrow().clone() else { return };
+        if locked(&wanted.fleet_resources).is_some() {
+            return;
+        }
+        match self.definition(&image).await {
+            Ok(definition) => *locked(&wanted.fleet_resources) = Some(definition.of_fleet()),
+            Err(error) => {
+                tracing::warn!(image = %image.name(), "its resources cannot be read: {error}");
+            }
+        }
+    }
+
     /// Returns what `image` asks for. The error says why it cannot be read.
     pub async fn definition(&self, image: &RequiredImage) -> Result<Definition, String> {
         let (triggers, tree) = (&image.content.triggers, &image.tree);

@@ -156,6 +156,7 @@ impl World {
             version,
             is_secret: false,
             revision,
+            resources: Vec::new(),
         };
         let generators = rules.map(generator).collect();
         let generators = Generators { generators, numbering: 1, revision, ..Generators::default() };

@@ -83,6 +83,7 @@ impl Contents {
             algorithm: Algorithm::Blake3,
             paths: vec![PATH.parse().unwrap()],
             key: None,
+            outputs: String::new(),
         };
         let request = GenerateRequest { machines: vec![wanted], is_for_use };
         self.site.fleet.call::<Generate>(&client, &request).unwrap();

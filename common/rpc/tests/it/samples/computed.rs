@@ -37,7 +37,8 @@ pub fn generate() -> (GenerateRequest, GenerateReply) {
     };
     let paths = vec![path("/etc/resolv.conf"), path("/etc/motd")];
     let key = Some(ByteText(vec![0x30, 0x59, 0xff]));
-    let wanted = WantedFiles { machine, algorithm: Algorithm::Sha512, paths, key };
+    let outputs = r#"{"db":{"port":5432}}"#.to_owned();
+    let wanted = WantedFiles { machine, algorithm: Algorithm::Sha512, paths, key, outputs };
     let made = GeneratedContent {
         id: sha512(0x44),
         size_bytes: 513,
@@ -70,6 +71,7 @@ pub fn get_generators() -> (GetGeneratorsRequest, GetGeneratorsReply) {
         version: blake3(0x66),
         is_secret: true,
         revision: 6,
+        resources: vec!["db".to_owned()],
     };
     let (generators, error) = (vec![generator], "line 3: no such".to_owned());
     let stopped = Some("3 machines failed".to_owned());

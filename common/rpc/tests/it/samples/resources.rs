@@ -4,11 +4,13 @@ use api::dominator::kept_files::ImageOfMachine;
 use api::dominator::resources as dominator;
 use api::dominator::resources::OrderResourceRequest as OrderMachineResourceRequest;
 use api::subd::{
-    ContinueProvisioningRequest, GetResourcesReply, GetResourcesRequest, GiveUpProvisioningRequest,
-    OrderResourceRequest, PlanResourcesReply, PlanResourcesRequest, ProvisionRequest,
-    ProvisioningReport, ProvisioningStage, ResourceOrder, ResourceReport, ResourceState,
-    ResourcesReport,
+    ContinueProvisioningRequest, FleetResourceNews, FleetResourceReport, GetFleetResourcesReply,
+    GetFleetResourcesRequest, GetResourcesReply, GetResourcesRequest, GiveUpProvisioningRequest,
+    MadeReport, OrderResourceRequest, PermitReport, PermitResource, PlanResourcesReply,
+    PlanResourcesRequest, ProvisionRequest, ProvisioningReport, ProvisioningStage, ResourceOrder,
+    ResourceReport, ResourceState, ResourcesReport, SharedResource, TellFleetResourcesRequest,
 };
+use model::boot_time::BootTime;
 use model::object::{Algorithm, ObjectId};
 use provisioning::machine::preview::{PlannedEffect, PlannedResource};
 
@@ -49,10 +51,50 @@ pub fn get_resources() -> (GetResourcesRequest, GetResourcesReply) {
     let report = ResourcesReport {
         not_run: Some("why".to_owned()),
         provisioning: Some(provisioning),
+        has_fleet: true,
+        outputs: r#"{"foodb":{"port":5432}}"#.to_owned(),
         resources: vec![resource],
     };
     let request = GetResourcesRequest { have: Some(digest("former")) };
     (request, GetResourcesReply { version: digest("report"), report: Some(report) })
+}
+
+pub fn get_fleet_resources() -> (GetFleetResourcesRequest, GetFleetResourcesReply) {
+    let report = FleetResourceReport {
+        id: "foodb".to_owned(),
+        permit: PermitReport { number: 7, until: Some(boot(9)), is_wanted: true, is_live: true },
+        asked_key: Some("9d0c".to_owned()),
+        needs: vec!["net0".to_owned()],
+        number: 6,
+        maker: Some("web2".to_owned()),
+        made: Some(MadeReport {
+            key: Some("9d0c".to_owned()),
+            version: digest("made"),
+            outputs: Some(r#"{"port":5432}"#.to_owned()),
+        }),
+        is_released: true,
+    };
+    let request = GetFleetResourcesRequest { outputs_of: vec!["foodb".to_owned()] };
+    (request, GetFleetResourcesReply { said_at: boot(8), resources: vec![report] })
+}
+
+pub fn tell_fleet_resources() -> TellFleetResourcesRequest {
+    let news = FleetResourceNews {
+        id: "foodb".to_owned(),
+        number: 6,
+        maker: "web2".to_owned(),
+        made: Some(SharedResource {
+            key: Some("9d0c".to_owned()),
+            outputs: r#"{"port":5432}"#.to_owned(),
+        }),
+        is_released: true,
+    };
+    let permit = PermitResource { id: "foodb".to_owned(), number: 7, until: boot(9) };
+    TellFleetResourcesRequest { news: vec![news], permits: vec![permit] }
+}
+
+fn boot(ms: u64) -> BootTime {
+    BootTime { boot_id: "b1".to_owned(), ms }
 }
 
 pub fn order_resource() -> OrderResourceRequest {

@@ -146,6 +146,8 @@ pub fn machine_resources() -> (ListSubsRequest, GetMachineResourcesReply) {
             stage,
             step: 4,
         }),
+        has_fleet: true,
+        outputs: r#"{"foodb":{"port":5432}}"#.to_owned(),
         resources: vec![resource],
     };
     let machine = MachineResources {

@@ -61,6 +61,7 @@ fn other_drift_is_repaired_and_the_machine_is_partly_synced() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
+        0   polled   rescanning       reading the new scan
         0   polled   synced           equals base
         0   polled   preparing        staging 1 change: /b (content)
                      -> prepare 1: 1 operations
@@ -86,6 +87,7 @@ fn a_machine_with_a_directory_that_is_left_alone_is_repaired_and_partly_synced()
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
+        0   polled   rescanning       reading the new scan
         0   polled   synced           equals base
         0   polled   preparing        staging 1 change: /a (content)
                      -> prepare 1: 1 operations
@@ -109,6 +111,7 @@ fn a_new_image_is_held_back_until_an_operator_lets_it_go_on() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
+        0   polled   rescanning       reading the new scan
         0   polled   blocked          /a: it is busy; new is not installed without them,
                      -> is blocked for new
         0   go-on    preparing        staging 1 change: /b (content)
@@ -131,6 +134,7 @@ fn a_new_image_is_not_held_back_by_what_its_former_required_too() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
+        0   polled   rescanning       reading the new scan
         0   polled   preparing        staging 2 changes
                      -> prepare 1: 2 operations
     "#]]);
@@ -156,6 +160,7 @@ fn a_machine_that_lacks_blocked_paths_is_no_success_of_its_image_and_gets_nothin
         0   assigned connecting       not reached yet
                      -> poll for all
         0   assigned connecting       not reached yet
+        0   polled   rescanning       reading the new scan
         0   polled   preparing        staging 1 change: /b (content)
                      -> prepare 1: 1 operations
         0   accepted preparing        staging 1 change: /b (content)
@@ -200,6 +205,7 @@ fn what_was_found_in_staging_is_left_out_of_the_next_plan() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
+        0   polled   rescanning       reading the new scan
         0   polled   synced           equals base
         0   polled   preparing        staging 2 changes
                      -> prepare 1: 2 operations
@@ -222,6 +228,7 @@ fn a_sub_of_an_earlier_release_is_blocked_by_everything() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
+        0   polled   rescanning       reading the new scan
         0   polled   blocked          /a: it is or holds an active swap file
     "#]]);
 }

@@ -46,6 +46,7 @@ fn nothing_is_staged_before_the_claim_is_granted_and_it_is_kept_to_the_end() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
+        0   polled   rescanning       reading the new scan
         0   polled   waiting-for-budget 1 change: /a (missing); 9 machines are under way
         0   polled   waiting-for-budget 1 change: /a (missing); 9 machines are under way
         0   granted  preparing        staging 1 change: /a (missing)
@@ -80,6 +81,7 @@ fn a_machine_that_needs_something_else_releases_its_claim() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
+        0   polled   rescanning       reading the new scan
         0   polled   waiting-for-budget 1 change: /a (missing); 9 machines are under way
         0   brake    updates-disabled 1 change: /a (missing), all objects are there; upd
                      -> release: Withdrawn
@@ -118,6 +120,7 @@ fn a_commit_that_is_forbidden_at_the_last_moment_is_not_sent_again() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
+        0   polled   rescanning       reading the new scan
         0   polled   preparing        staging 1 change: /a (missing)
                      -> prepare 1: 1 operations
         0   accepted preparing        staging 1 change: /a (missing)
@@ -146,6 +149,7 @@ fn a_machine_that_vanishes_after_the_commit_is_waited_for_five_minutes() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
+        0   polled   rescanning       reading the new scan
         0   polled   preparing        staging 1 change: /a (missing)
                      -> prepare 1: 1 operations
         0   accepted preparing        staging 1 change: /a (missing)

@@ -46,6 +46,7 @@ fn a_machine_that_takes_orders_from_another_dominator_gets_none() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
+        0   polled   rescanning       reading the new scan
         0   polled   held             it takes orders from the dominator b
         59  wake     held             it takes orders from the dominator b
         60  wake     preparing        staging 1 change: /a (missing)
@@ -74,6 +75,7 @@ fn a_machine_that_does_not_allow_an_update_is_asked_again_in_a_minute() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
+        0   polled   rescanning       reading the new scan
         0   polled   preparing        staging 1 change: /a (missing)
                      -> prepare 1: 1 operations
         0   failed   held             the machine refused to prepare the update: the dat
@@ -112,6 +114,7 @@ fn nothing_is_staged_on_a_paused_machine_and_updates_continue_at_once_after_the_
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
+        0   polled   rescanning       reading the new scan
         0   polled   held             1 change: /a (missing); paused on the machine itse
         0   polled   preparing        staging 1 change: /a (missing)
                      -> prepare 1: 1 operations
@@ -159,6 +162,7 @@ fn an_image_whose_health_check_failed_is_retried_only_by_an_order() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
+        0   polled   rescanning       reading the new scan
         0   polled   preparing        staging 1 change: /a (missing)
                      -> prepare 1: 1 operations
         0   accepted preparing        staging 1 change: /a (missing)
@@ -256,6 +260,7 @@ fn a_machine_that_was_put_back_is_kept_at_its_former_image() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
+        0   polled   rescanning       reading the new scan
         0   polled   preparing        staging 1 change: /a (content)
                      -> prepare 1: 1 operations
         0   accepted preparing        staging 1 change: /a (content)
@@ -308,6 +313,7 @@ fn an_update_that_can_neither_be_finished_nor_rolled_back_is_left_to_the_machine
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
+        0   polled   rescanning       reading the new scan
         0   polled   preparing        staging 1 change: /a (missing)
                      -> prepare 1: 1 operations
         0   accepted preparing        staging 1 change: /a (missing)
@@ -346,6 +352,7 @@ fn a_machine_that_comes_up_again_is_rebooting_for_a_quarter_of_an_hour() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
+        0   polled   rescanning       reading the new scan
         0   polled   preparing        staging 1 change: /a (missing)
                      -> prepare 1: 1 operations
         0   accepted preparing        staging 1 change: /a (missing)
@@ -394,6 +401,7 @@ fn calls_that_go_on_failing_at_the_machine_are_a_failure_until_one_is_accepted()
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
+        0   polled   rescanning       reading the new scan
         0   polled   fetching         fetching 1 object (1 byte)
                      -> fetch 1: 1
         0   failed   fetching         fetching 1 object (1 byte); trying again, because:
@@ -428,6 +436,7 @@ fn a_read_only_root_is_a_failure_at_once_and_no_call_is_made() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
+        0   polled   rescanning       reading the new scan
         0   polled   synced           equals base
         0   polled   synced           equals base
         0   polled   update-failed    its root is mounted read-only: nothing can be chan

@@ -51,6 +51,7 @@ fn limits_are_sent_once_regardless_of_the_ceilings_of_the_sub() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
+        0   polled   rescanning       reading the new scan
         0   polled   synced           equals base
         0   wake     synced           equals base
                      -> set-configuration
@@ -91,6 +92,7 @@ fn a_sub_that_does_not_set_them_gets_them_less_and_less_often_and_is_updated_mea
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
+        0   polled   rescanning       reading the new scan
         0   polled   synced           equals base
         0   wake     synced           equals base
                      -> set-configuration

@@ -68,6 +68,7 @@ fn a_pause_lets_objects_be_fetched_and_ends_by_itself_or_by_an_order() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
+        0   polled   rescanning       reading the new scan
         0   polled   fetching         fetching 1 object (1 byte)
                      -> fetch 1: 1
         0   pause    paused           fetching 1 object (1 byte); updates are paused unt
@@ -105,6 +106,7 @@ fn setting_the_clock_ends_or_restores_a_pause() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
+        0   polled   rescanning       reading the new scan
         0   polled   fetching         fetching 1 object (1 byte)
                      -> fetch 1: 1
         0   pause    paused           fetching 1 object (1 byte); updates are paused unt
@@ -130,6 +132,7 @@ fn a_synced_machine_shows_its_pause_and_gets_no_update_without_changes() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
+        0   polled   rescanning       reading the new scan
         0   polled   synced           equals base
         0   pause    synced           equals base; updates are paused until 1970-01-01T0
         0   polled   synced           equals base; updates are paused until 1970-01-01T0
@@ -163,6 +166,7 @@ fn a_forced_plan_is_staged_again_once() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
+        0   polled   rescanning       reading the new scan
         0   polled   preparing        staging 1 change: /a (missing)
                      -> prepare 1: 1 operations
         0   accepted preparing        staging 1 change: /a (missing)
@@ -233,6 +237,7 @@ fn a_fast_update_polls_and_scans_before_the_status_is_current() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
+        0   polled   rescanning       reading the new scan
         0   polled   synced           equals base
         0   hurried  rescanning       scanning at once, as an operator ordered
                      -> scan
@@ -363,6 +368,7 @@ fn triggers_that_failed_are_run_again_by_an_order() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
+        0   polled   rescanning       reading the new scan
         0   polled   synced           equals base
         0   polled   trigger-failed   equals base, but start web failed: Job for web fai
         0   brake    trigger-failed   equals base, but start web failed: Job for web fai

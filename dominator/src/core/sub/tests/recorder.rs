@@ -57,6 +57,7 @@ fn an_update_that_cannot_be_recorded_is_not_ordered_and_has_not_failed() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
+        0   polled   rescanning       reading the new scan
         0   polled   preparing        staging 1 change: /a (missing)
                      -> prepare 1: 1 operations
         0   accepted preparing        staging 1 change: /a (missing)

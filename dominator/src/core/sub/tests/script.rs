@@ -284,7 +284,7 @@ impl Script {
                             Err(Failure { kind, text })
                         }
                     };
-                    next.push(Event::ResourcesRead(request_id, reply));
+                    next.push(Event::ResourcesRead(request_id, Box::new(reply)));
                 }
                 Effect::WantComputed(..) => {}
                 Effect::Task(TaskEffect::Ask(request_id, request)) => {
@@ -297,6 +297,7 @@ impl Script {
                     done.push(format!("order {number} about {task} has ended"));
                 }
                 Effect::Task(TaskEffect::Resume(tasks)) => done.push(format!("resume {tasks:?}")),
+                Effect::ResourceOutputs(_) => {}
                 Effect::ReportContent(round, report) => self.reports.push((round, report)),
                 Effect::Plan(request_id, job) => {
                     next.push(Event::Planned(request_id, Ok(Arc::new(job.run().unwrap()))));

@@ -37,6 +37,7 @@ fn signatures_are_sent_once_before_the_update_and_again_when_they_change() {
         0   assigned connecting       not reached yet
                      -> poll for all
         0   assigned connecting       not reached yet
+        0   polled   rescanning       reading the new scan
         0   polled   preparing        sending the signatures of base
                      -> offer with 1 signatures
         0   failed   signature-refused the machine refused to check the signatures: 1 of 

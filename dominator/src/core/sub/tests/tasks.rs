@@ -168,6 +168,7 @@ fn trouble_is_told_when_it_lasts() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
+        0   polled   rescanning       reading the new scan
         0   polled   synced           equals base
         0   told     synced           equals base
         59  wake     synced           equals base
@@ -197,6 +198,7 @@ fn orders_are_given_until_the_machine_has_taken_them() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
+        0   polled   rescanning       reading the new scan
         0   polled   synced           equals base
         0   brake    synced           equals base
         0   ordered  synced           equals base
@@ -229,6 +231,7 @@ fn what_was_suspended_because_the_machine_had_left_is_resumed() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
+        0   polled   rescanning       reading the new scan
         0   polled   synced           equals base
         0   told     synced           equals base
                      -> resume [("logd", 5)]
@@ -245,6 +248,7 @@ fn orders_of_a_restored_backup_are_forgotten() {
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
+        0   polled   rescanning       reading the new scan
         0   polled   synced           equals base
         0   ordered  synced           equals base
                      -> order 6 about logd has ended

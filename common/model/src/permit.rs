@@ -1,8 +1,9 @@
-//! Permits of exclusive tasks, as a machine keeps them.
+//! Permits for what one machine does for all, as a machine keeps them: exclusive tasks, and
+//! resources of the fleet.
 //!
-//! A dominator gives a permit to one machine at a time, and counts on it that nothing of the task
-//! is left on that machine when the permit has ended. So a machine stops the task before that,
-//! whatever becomes of its subd.
+//! A dominator gives a permit to one machine at a time, and counts on it that nothing of the task,
+//! and no plugin, is left on that machine when the permit has ended. So a machine stops them before
+//! that, whatever becomes of its subd.
 //!
 //! # Invariants
 //!
@@ -13,7 +14,7 @@
 //!   come late.
 //! * A permit ends with the boot.
 
-use model::boot_time::BootTime;
+use crate::boot_time::BootTime;
 use serde::{Deserialize, Serialize};
 
 /// The longest `stop_timeout_s` of an exclusive task.
@@ -22,7 +23,7 @@ pub const EXCLUSIVE_STOP_TIMEOUT_S_MAX: u32 = 120;
 /// How long a killed process may take to be gone, in milliseconds.
 const GONE_WITHIN_MS: u64 = 10_000;
 
-/// The permit of a machine for a task.
+/// The permit of a machine for a task or a resource.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Permit {
@@ -35,11 +36,11 @@ pub struct Permit {
 /// Why a permit is not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PermitError {
-    #[error("a later permit for the task is known, or this one was given up")]
+    #[error("a later permit is known, or this one was given up")]
     Superseded,
     #[error("the permit was given before the last boot, or has ended")]
     Ended,
-    #[error("the task is not exclusive")]
+    #[error("it is no exclusive task, and no resource of the fleet, of this machine")]
     NotExclusive,
 }
 
@@ -71,13 +72,13 @@ impl Permit {
         Ok(())
     }
 
-    /// Gives it up when it has ended, or if it is not needed. Nothing of the task is live.
+    /// Gives it up when it has ended, or if it is not needed. Nothing that it is for is live.
     pub fn give_up(&mut self, is_needed: bool, now: &BootTime) {
         self.until.take_if(|until| !is_needed || has_ended(until, now));
     }
 
-    /// Returns when a task with this `stop_timeout_s` must begin to stop, in milliseconds since the
-    /// boot; `None` if that moment has passed, or if there is no permit.
+    /// Returns when what takes up to `stop_timeout_s` to stop must begin to, in milliseconds since
+    /// the boot; `None` if that moment has passed, or if there is no permit.
     #[must_use]
     pub fn stop_at_ms(&self, stop_timeout_s: u32, now: &BootTime) -> Option<u64> {
         let until = self.until.as_ref().filter(|until| until.boot_id == now.boot_id)?;
