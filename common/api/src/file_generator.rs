@@ -238,7 +238,8 @@ pub struct Generator {
     /// The content revision since which it has this version.
     #[serde(with = "model::json::large_number")]
     pub revision: u64,
-    /// The ids of the resources of machines whose outputs its content is made of.
+    /// The ids of the resources of machines whose outputs its content is made of; `*` if that may
+    /// be any.
     pub resources: Vec<String>,
 }
 

@@ -50,8 +50,8 @@ pub use directory_blocks::{
 };
 pub use fleet_resources::{
     FleetResourceNews, FleetResourceReport, GetFleetResources, GetFleetResourcesReply,
-    GetFleetResourcesRequest, MadeReport, PermitResource, SharedResource, TellFleetResources,
-    TellFleetResourcesRequest,
+    GetFleetResourcesRequest, MadeReport, OUTPUTS_BYTES_MAX, PermitResource, SharedResource,
+    TellFleetResources, TellFleetResourcesRequest,
 };
 pub use holder::{
     DOMINATOR_BYTES_MAX, HOLD_SECONDS, HoldMachine, HoldMachineRequest, TakeOver, TakeOverReply,

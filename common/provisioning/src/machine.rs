@@ -417,7 +417,8 @@ impl Machine {
             return BTreeMap::new();
         };
         let outputs = |one: &Resource| {
-            let values = self.shared_outputs(&one.id).or(state.outputs(&one.id).map(|of| of.1))?;
+            let shared = self.shared_outputs(one).filter(|_| !self.is_own(&one.id));
+            let values = shared.or(state.outputs(&one.id).map(|of| of.1))?;
             let values = values.clone().into();
             Some((one.id.clone(), Outputs { values, reader: one.reader.clone() }))
         };
@@ -567,7 +568,8 @@ fn add_others(state: &State, active: &Goal, standings: &mut BTreeMap<String, Sta
                 (Condition::Made, "of the image before the update".to_owned())
             }
             None if active.plan.left.iter().any(|left| left == id) => {
-                (Condition::Made, "other images of the fleet have it".to_owned())
+                let text = "it is of the fleet, and its dominator has to say when it may go";
+                (Condition::Made, text.to_owned())
             }
             None => (Condition::Leaving, "it is to be destroyed".to_owned()),
         };

@@ -160,6 +160,18 @@ impl State {
         self.resources.contains_key(id)
     }
 
+    /// Returns the digest of the inputs that the resource was made of, unless it is being changed.
+    pub(crate) fn made_key(&self, id: &str) -> Option<&str> {
+        let record = self.resources.get(id).filter(|record| record.attempt.is_none())?;
+        Some(record.made.as_ref()?.key.as_str())
+    }
+
+    /// Returns true if a resource that is there, or may be, needs this one.
+    pub(crate) fn needs(&self, id: &str) -> bool {
+        let all = self.resources.values().filter_map(Record::resource);
+        all.flat_map(|resource| &resource.needs).any(|need| need == id)
+    }
+
     /// Returns true if a plugin may work on the resource.
     pub(crate) fn is_live(&self, id: &str) -> bool {
         let attempt = self.resources.get(id).and_then(|record| record.attempt.as_ref());
@@ -267,13 +279,22 @@ impl State {
         true
     }
 
-    /// Notes that a resource is there, as another machine has made it.
+    /// Notes that a resource of the fleet is there, as another machine has made it. What this one
+    /// has made itself, with the same inputs, keeps its secret outputs.
     pub(crate) fn adopt(&mut self, resource: &Resource, outputs: &Outputs, binding: &Binding) {
-        let made = Made {
-            key: resource.key(&self.machine),
-            resource: resource.clone(),
-            outputs: outputs.clone(),
-        };
+        let (key, mut outputs) = (resource.key(&self.machine), outputs.clone());
+        if let Some(record) = self.resources.get(&resource.id) {
+            if record.resource().is_some_and(|one| one.per != Per::Fleet) {
+                // It is another one, of this machine, which stays as it is.
+                return;
+            }
+            if let Some(made) = record.made.as_ref().filter(|made| made.key == key) {
+                let is_secret = |name: &String| resource.sensitive.contains(name);
+                let own = made.outputs.iter().filter(|(name, _)| is_secret(name));
+                outputs.extend(own.map(|(name, value)| (name.clone(), value.clone())));
+            }
+        }
+        let made = Made { key, resource: resource.clone(), outputs };
         let record = Record {
             provisioner: binding.name.clone(),
             user: binding.user.clone(),

@@ -11,13 +11,16 @@
 //!   machine does that answers.
 //! * A resource is released only while no image that is wanted has it, no machine asks for it, and
 //!   no other that is there needs it.
+//! * What its maker has made stays with the maker while it answers and asks for it.
 // tidy: core
 
 use core::time::Duration;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use api::subd::{FleetResourceNews, FleetResourceReport, MadeReport, SharedResource};
+use api::subd::{
+    FleetResourceNews, FleetResourceReport, MadeReport, OUTPUTS_BYTES_MAX, SharedResource,
+};
 use model::object::ObjectId;
 
 /// The resources of the fleet, by id.
@@ -48,9 +51,7 @@ struct Made {
 struct Concerned {
     heard_at: Duration,
     asked_key: Option<String>,
-    needs: Vec<String>,
-    /// It is there, as far as the machine knows.
-    is_there: bool,
+    is_needed: bool,
 }
 
 /// What follows from what a machine said.
@@ -79,12 +80,11 @@ impl FleetResources {
         }
         for report in said {
             let resource = self.0.entry(report.id.clone()).or_default();
-            let (asked_key, needs) = (report.asked_key.clone(), report.needs.clone());
-            let concerned =
-                Concerned { heard_at, asked_key, needs, is_there: report.made.is_some() };
+            let (asked_key, is_needed) = (report.asked_key.clone(), report.is_needed);
+            let concerned = Concerned { heard_at, asked_key, is_needed };
             resource.machines.insert(hostname.into(), concerned);
-            let may_say = of_image.contains(&report.id) || report.made.is_none();
-            if may_say && resource.take(hostname, report) {
+            let is_gone = report.made.is_none() && *resource.maker == *hostname;
+            if (of_image.contains(&report.id) || is_gone) && resource.take(hostname, report) {
                 heard.to_tell.extend(resource.machines.keys().cloned());
             }
             if let Some(made) = &resource.made
@@ -105,15 +105,30 @@ impl FleetResources {
         self.0.retain(|_, resource| !resource.machines.is_empty());
     }
 
-    /// True if the machine may get the permit that it wants. Machines that were not heard since
-    /// `since` are not waited for.
+    /// True if `hostname` may get the permit that it wants. Machines that were not heard since
+    /// `since`, and those that `is_fenced` names, are not waited for.
     #[must_use]
-    pub fn may_make(&self, report: &FleetResourceReport, since: Duration) -> bool {
+    pub fn may_make(
+        &self,
+        hostname: &str,
+        report: &FleetResourceReport,
+        since: Duration,
+        is_fenced: impl Fn(&str) -> bool,
+    ) -> bool {
         let Some(resource) = self.0.get(&report.id) else { return true };
         let Some(made) = &resource.made else { return true };
+        if report.permit.until.is_some() {
+            return true;
+        }
+        let maker = resource.machines.get(&resource.maker);
+        if let Some(maker) = maker.filter(|maker| maker.heard_at >= since)
+            && maker.asked_key.is_some()
+            && !is_fenced(&resource.maker)
+        {
+            return *resource.maker == *hostname;
+        }
         let is_it = |key: &Option<String>| key.is_some() && *key == made.key;
-        report.permit.until.is_some()
-            || is_it(&report.asked_key)
+        is_it(&report.asked_key)
             || !resource
                 .machines
                 .values()
@@ -153,21 +168,25 @@ impl FleetResources {
     }
 
     fn is_released(&self, id: &str, required: Option<&BTreeSet<String>>) -> bool {
-        let is_needed = |other: &FleetResource| {
-            let needs = |machine: &Concerned| machine.needs.iter().any(|need| need == id);
-            other.machines.values().any(|machine| machine.is_there && needs(machine))
-        };
         let Some(resource) = self.0.get(id) else { return false };
         required.is_some_and(|required| !required.contains(id))
-            && resource.machines.values().all(|machine| machine.asked_key.is_none())
-            && !self.0.values().any(is_needed)
+            && resource.machines.values().all(|one| one.asked_key.is_none() && !one.is_needed)
     }
+}
+
+/// True if machines take these outputs.
+fn is_taken(outputs: &str) -> bool {
+    outputs.len() <= OUTPUTS_BYTES_MAX
+        && serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(outputs).is_ok()
 }
 
 impl FleetResource {
     /// Takes what a machine says of what is there. Returns true if that is news.
     fn take(&mut self, hostname: &str, report: &FleetResourceReport) -> bool {
-        let outputs = |made: &MadeReport| made.outputs.as_deref().map(Arc::from);
+        let outputs = |made: &MadeReport| {
+            let told = made.outputs.as_deref().filter(|told| is_taken(told))?;
+            Some(Arc::from(told))
+        };
         let version = self.made.as_ref().map(|made| made.version);
         let is_maker = report.number > 0 && report.maker.is_none();
         let is_newer = report.number > self.number || is_maker && report.number == self.number;

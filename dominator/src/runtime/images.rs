@@ -413,6 +413,8 @@ impl Images {
                         Ok(()) => {
                             tracing::info!(image = %name, digest = %image.digest, "image loaded");
                             self.set_error(&name, None);
+                            // It may have another content than before.
+                            *locked(&wanted.fleet_resources) = None;
                             wanted.state.send_replace(ImageState::Ready(image));
                             return;
                         }

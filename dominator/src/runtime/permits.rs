@@ -28,6 +28,9 @@ use crate::runtime::driver::Handle;
 use crate::runtime::shared::Shared;
 use crate::storage::Storage;
 
+/// How far numbers may be ahead of the seconds since 1970: the clock may have been set back.
+const NUMBERS_AHEAD: u64 = 10_000_000;
+
 /// The longest time of a call.
 const CALL_MAX: Duration = Duration::from_secs(30);
 
@@ -187,9 +190,18 @@ impl PermitService {
     }
 
     /// True if a machine may get the permit that it wants.
-    fn may_make(&self, report: &FleetResourceReport) -> bool {
+    fn may_make(&self, hostname: &str, report: &FleetResourceReport) -> bool {
         let since = self.clock.elapsed().saturating_sub(self.time);
-        self.locked().resources.may_make(report, since)
+        let fenced = self.state.fences.get();
+        let is_fenced = |hostname: &str| fenced.contains_key(hostname);
+        self.locked().resources.may_make(hostname, report, since, is_fenced)
+    }
+
+    /// The highest number that a machine can know: one that says more would keep all others from
+    /// being believed.
+    fn highest_number(&self) -> u64 {
+        let now = u64::try_from(self.clock.now().wall.seconds).unwrap_or_default();
+        now.saturating_add(NUMBERS_AHEAD)
     }
 
     /// Returns what a machine has to be told. While permits of an earlier start of the dominator
@@ -304,7 +316,8 @@ async fn hear(
         permits.extend(reply.tasks.into_iter().filter_map(|task| Some((task.name, task.permit?))));
     }
     let mut resources = Vec::new();
-    if needs.resources.load(Ordering::Relaxed) {
+    let takes_orders = handle.with_sub(|sub| sub.held_by_other().is_none());
+    if needs.resources.load(Ordering::Relaxed) && takes_orders {
         let mut request = GetFleetResourcesRequest::default();
         let image = handle.with_sub(|sub| sub.ready_image().map(|image| image.name().clone()));
         let of_image = image.and_then(|image| shared.images.fleet_resources_of(&image));
@@ -315,6 +328,14 @@ async fn hear(
             // The permits count from the first answer.
             said_at.get_or_insert(reply.said_at);
             resources = reply.resources;
+            let highest = service.highest_number();
+            let is_known =
+                |one: &FleetResourceReport| one.number <= highest && one.permit.number <= highest;
+            if let Some(liar) = resources.iter().find(|one| !is_known(one)) {
+                let (id, number) = (&liar.id, liar.number.max(liar.permit.number));
+                tracing::warn!(%host, id, number, "it tells a number that nobody has given");
+            }
+            resources.retain(is_known);
             request.outputs_of = service.take_resources(host, &resources, &of_image);
             if request.outputs_of.is_empty() {
                 break;
@@ -322,11 +343,12 @@ async fn hear(
         }
     }
     for report in &resources {
-        let is_wanted = report.permit.is_wanted && service.may_make(report);
-        let permit = PermitReport { is_wanted, ..report.permit.clone() };
+        let is_wanted = report.permit.is_wanted && service.may_make(host, report);
+        // What was made has a lower number than the permits to come.
+        let number = report.permit.number.max(report.number);
+        let permit = PermitReport { is_wanted, number, ..report.permit.clone() };
         permits.insert(resource_permit(&report.id), permit);
     }
-    let takes_orders = handle.with_sub(|sub| sub.held_by_other().is_none());
     let permits = PermitsHeard { said_at: said_at.unwrap_or_default(), takes_orders, permits };
     Ok(Said { permits, resources })
 }

@@ -62,8 +62,6 @@ struct Run {
     call: Call,
     ends_at: u64,
     killed_at: u64,
-    /// False if nobody waits for its answer any more.
-    is_awaited: bool,
 }
 
 #[derive(Debug)]
@@ -87,13 +85,11 @@ impl Node {
         !self.is_down && !self.is_off && !self.is_cut_off
     }
 
-    /// Starts subd again.
+    /// Starts subd again. A plugin is killed with it.
     fn reload(&mut self) {
         self.machine =
             serde_json::from_str(&serde_json::to_string(&self.machine).unwrap()).unwrap();
-        if let Some(run) = &mut self.run {
-            run.is_awaited = false;
-        }
+        self.run = None;
     }
 
     /// What the machine has of the resource, for its programs.
@@ -177,12 +173,9 @@ impl Fleet {
                 }
                 false => Err("killed".to_owned()),
             };
-            if run.is_awaited && !node.is_down {
-                node.machine.change_state(|state| state.end(&run.call, answer));
-            }
+            node.machine.change_state(|state| state.end(&run.call, answer));
         }
-        let is_busy = node.run.as_ref().is_some_and(|run| run.is_awaited);
-        if node.is_down || node.is_off || is_busy {
+        if node.is_down || node.is_off || node.run.is_some() {
             return;
         }
         let boot_now = node.now(now);
@@ -202,10 +195,9 @@ impl Fleet {
                             _ => self.random.below(60),
                         };
                         self.runs += 1;
-                        // The machine that runs it while it is restarted has the permit itself.
                         let killed_at = killed_at.expect("it is of the fleet") / 1_000;
                         let ends_at = now + lasts;
-                        node.run = Some(Run { call, ends_at, killed_at, is_awaited: true });
+                        node.run = Some(Run { call, ends_at, killed_at });
                     }
                 }
             }
@@ -257,8 +249,11 @@ impl Fleet {
         self.resources.take(&host, &said, &of_image, now);
         let since = now.saturating_sub(Duration::from_secs(PERMIT_TIME));
         let permit = |report: &FleetResourceReport| {
-            let is_wanted = report.permit.is_wanted && self.resources.may_make(report, since);
-            (resource_permit(&report.id), PermitReport { is_wanted, ..report.permit.clone() })
+            let is_wanted =
+                report.permit.is_wanted && self.resources.may_make(&host, report, since, |_| false);
+            let number = report.permit.number.max(report.number);
+            let permit = PermitReport { is_wanted, number, ..report.permit.clone() };
+            (resource_permit(&report.id), permit)
         };
         let permits = said.iter().map(permit).collect();
         self.permits.take(&host, PermitsHeard { said_at, takes_orders: true, permits }, now);
@@ -296,7 +291,6 @@ impl Fleet {
             2 => {
                 (node.is_off, node.boot) = (!node.is_off, node.boot + 1);
                 node.reload();
-                node.run = None;
             }
             3 => node.required = image,
             4 => self.nodes.iter_mut().for_each(|node| node.required = image),

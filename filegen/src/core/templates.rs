@@ -72,15 +72,19 @@ impl Template {
         Ok(Self { environment })
     }
 
-    /// Returns the ids of the resources whose outputs it uses, as `Resources.ID`, sorted.
+    /// Returns the ids of the resources whose outputs it uses, as `Resources.ID`, sorted; `*` if it
+    /// uses them in another way.
     #[must_use]
     pub fn resources(&self) -> Vec<String> {
         let template = self.environment.get_template(NAME);
         let names = template.map(|template| template.undeclared_variables(true));
         let names = names.unwrap_or_default().into_iter();
         let id = |name: String| {
-            let of_id = name.strip_prefix(RESOURCES)?.strip_prefix('.')?;
-            Some(of_id.split('.').next()?.to_owned())
+            let rest = name.strip_prefix(RESOURCES)?;
+            if rest.is_empty() {
+                return Some("*".to_owned());
+            }
+            Some(rest.strip_prefix('.')?.split('.').next()?.to_owned())
         };
         let ids: BTreeSet<String> = names.filter_map(id).collect();
         ids.into_iter().collect()
@@ -149,6 +153,8 @@ mod tests {
                       {% endif %}";
         let template = Template::new(source.to_owned(), None).unwrap();
         assert_eq!(template.resources(), ["db", "net"]);
+        let subscript = "{{ Resources['web-db'].port }}";
+        assert_eq!(Template::new(subscript.to_owned(), None).unwrap().resources(), ["*"]);
         let with = |outputs: serde_json::Value| {
             let rendered = template.render(&Value::from(Serde(outputs)));
             rendered.map_err(|error| error.to_string())

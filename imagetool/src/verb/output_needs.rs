@@ -36,7 +36,16 @@ pub(super) async fn check(
         return Ok(());
     }
     let own = resources(context, &content.triggers, tree).await?;
-    let used = used_outputs(context, content).await;
+    let mut used = used_outputs(context, content).await;
+    used.retain(|(path, id)| {
+        if id == "*" {
+            eprintln!(
+                "warning: {path} is made of outputs of resources, and it is not known of which: no \
+                 machine can have it if only this image brings them"
+            );
+        }
+        id != "*"
+    });
     let mut brought: Vec<(String, String)> =
         used.into_iter().filter(|(_, id)| own.contains(id)).collect();
     if let Some(former) = former

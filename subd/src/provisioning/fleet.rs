@@ -28,14 +28,15 @@ impl Provisioner {
     ///
     /// What cannot be read or recorded.
     pub fn take_fleet(&self, request: TellFleetResourcesRequest) -> Result<(), Fault> {
-        let bad = |why: String| Fault::new(FaultCode::BadRequest, why);
-        let news = request.news.into_iter().map(FleetNews::try_from);
-        let news: Result<Vec<FleetNews>, String> = news.collect();
-        let (news, now) = (news.map_err(bad)?, self.boot_now());
+        let now = self.boot_now();
         let had_permits = self.machine(|machine| machine.has_permits());
-        let (mut taken, is_news) = (Ok(()), !news.is_empty() || !had_permits);
+        let (mut taken, is_news) = (Ok(()), !request.news.is_empty() || !had_permits);
         let saved = self.save(|machine| {
-            taken = news.into_iter().try_for_each(|one| machine.take_news(one));
+            for news in request.news {
+                // One that is bad does not keep others back.
+                let took = FleetNews::try_from(news).and_then(|news| machine.take_news(news));
+                taken = taken.clone().and(took);
+            }
             for permit in &request.permits {
                 let took = machine.take_permit(&permit.id, permit.number, &permit.until, &now);
                 if let Err(error) = took {
@@ -52,6 +53,6 @@ impl Provisioner {
         if !self.machine(|machine| machine.has_target()) {
             self.write_outputs();
         }
-        taken.map_err(bad)
+        taken.map_err(|why: String| Fault::new(FaultCode::BadRequest, why))
     }
 }

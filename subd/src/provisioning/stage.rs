@@ -15,7 +15,9 @@ use std::time::Duration;
 use model::display::error_chain;
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::sched::{CloneFlags, unshare};
-use nix::unistd::{chdir, setgid, setgroups, setuid};
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::Signal;
+use nix::unistd::{Pid, chdir, getpid, getppid, setgid, setgroups, setuid};
 use system::clock::since_boot;
 
 use crate::provisioning::STAGE;
@@ -30,7 +32,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 const NOT_EXECUTED: u8 = 126;
 
 /// Starts what becomes the plugin, with process numbers of its own: when the plugin ends, so does
-/// all that it has started. At `ends_at_ms` all of it is killed, whatever has become of subd.
+/// all that it has started. With `ends_at_ms` all of it is killed then, or when subd ends.
 pub fn init(ends_at_ms: &str, words: &[&str]) -> ExitCode {
     let ends_at = ends_at_ms.parse().map_or(Duration::MAX, Duration::from_millis);
     let run = || {
@@ -39,12 +41,13 @@ pub fn init(ends_at_ms: &str, words: &[&str]) -> ExitCode {
         if ends_at == Duration::MAX {
             return child.wait();
         }
+        let subd = getppid();
         loop {
             if let Some(status) = child.try_wait()? {
                 return Ok(status);
             }
             let left = ends_at.saturating_sub(since_boot());
-            if left.is_zero() {
+            if left.is_zero() || getppid() != subd {
                 child.kill()?;
                 return child.wait();
             }
@@ -84,6 +87,10 @@ fn execute(root: &Path, user: &str, plugin: &Path, verb: &str) -> Result<Infalli
     setgroups(&[account.group]).map_err(failed("set the groups"))?;
     setgid(account.group).map_err(failed("set the group"))?;
     setuid(account.user).map_err(failed("set the user"))?;
+    if getpid() == Pid::from_raw(1) {
+        // What has started it sees to its end.
+        set_pdeathsig(Signal::SIGKILL).map_err(failed("end with its parent"))?;
+    }
     chdir("/").map_err(failed("change to /"))?;
     let error = Command::new(format!("/proc/self/fd/{}", file.as_raw_fd()))
         .arg(verb)

@@ -13,7 +13,7 @@ use model::object::{Algorithm, ObjectId};
 use provisioning::machine::fleet::{FleetNews, FleetStanding, Shared};
 
 /// The longest outputs of a resource that are taken, in bytes.
-const OUTPUTS_BYTES_MAX: usize = 1 << 20;
+pub const OUTPUTS_BYTES_MAX: usize = 1 << 20;
 
 /// Returns how the resources of the fleet are that concern the machine.
 pub enum GetFleetResources {}
@@ -39,8 +39,8 @@ pub struct FleetResourceReport {
     pub permit: PermitReport,
     /// The digest of the inputs that an image of the machine asks for; `None` if none asks for it.
     pub asked_key: Option<String>,
-    /// The ids of the resources that it needs.
-    pub needs: Vec<String>,
+    /// True if another resource of the machine needs it.
+    pub is_needed: bool,
     /// The number of the permit with which it was made last; zero if that is not known.
     #[serde(with = "model::json::large_number")]
     pub number: u64,
@@ -81,7 +81,7 @@ impl FleetResourceReport {
                 is_live: standing.is_live,
             },
             asked_key: standing.asked_key,
-            needs: standing.needs,
+            is_needed: standing.is_needed,
             number: standing.number,
             maker: standing.maker,
             made,

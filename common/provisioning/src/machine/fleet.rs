@@ -79,8 +79,8 @@ pub struct FleetStanding {
     pub is_live: bool,
     /// What an image of the machine asks for.
     pub asked_key: Option<String>,
-    /// The resources that it needs.
-    pub needs: Vec<String>,
+    /// True if another resource of this machine needs it.
+    pub is_needed: bool,
     /// As in [`FleetNews`], as far as the machine knows.
     pub number: u64,
     /// `None` if this machine is the maker.
@@ -127,10 +127,11 @@ impl Machine {
         let none = FleetResource::default();
         let known = self.fleet.get(id).unwrap_or(&none);
         let (asked_for, own) = (asked.get(id), self.fleet_record(id));
-        if asked_for.is_none() && own.is_none() && known.shared.is_none() && !known.is_maker() {
+        let is_needed = self.state.as_ref().is_some_and(|state| state.needs(id));
+        let is_there = own.is_some() || known.shared.is_some();
+        if asked_for.is_none() && !is_there && !known.is_maker() && !is_needed {
             return None;
         }
-        let of = asked_for.or_else(|| own.and_then(Record::resource));
         let made = own.and_then(|record| record.made.as_ref());
         let is_sure = own.is_some_and(|record| record.attempt.is_none());
         let own_made = made.filter(|_| known.maker.is_none()).map(|made| Shared {
@@ -143,7 +144,7 @@ impl Machine {
             is_wanted: self.wants_permit(id, asked),
             is_live: known.has_permit() && self.is_live(id),
             asked_key: asked_for.map(|resource| resource.key("")),
-            needs: of.map(|resource| resource.needs.clone()).unwrap_or_default(),
+            is_needed,
             number: known.number,
             maker: known.maker.clone(),
             shared: known.shared.clone().or(own_made),
@@ -168,8 +169,14 @@ impl Machine {
         }
         let known = self.fleet.entry(id.to_owned()).or_default();
         known.permit.take(number, until, now)?;
-        (known.number, known.maker) = (number, None);
         known.has_time = known.permit.stop_at_ms(CALL_S_MIN, now).is_some();
+        known.number = number;
+        if known.maker.take().is_some()
+            && let Some(state) = &mut self.state
+        {
+            // The other machine may have changed it since it was heard last.
+            state.make_again(id);
+        }
         Ok(())
     }
 
@@ -262,6 +269,10 @@ impl Machine {
                 Some((resource, shared, binding)) => {
                     state.adopt(resource, &shared.outputs, binding);
                 }
+                // It is there as a former image of this machine asks: who changes it needs that.
+                None if known.shared.as_ref().is_some_and(|shared| {
+                    shared.key.is_some() && shared.key.as_deref() == state.made_key(id)
+                }) => {}
                 None => state.drop_of_fleet(id),
             }
         }
@@ -294,9 +305,17 @@ impl Machine {
         }
     }
 
-    /// Returns the outputs of a resource of the fleet that other inputs were made of.
-    pub(super) fn shared_outputs(&self, id: &str) -> Option<&Outputs> {
-        Some(&self.fleet.get(id)?.shared.as_ref()?.outputs)
+    /// Returns the outputs of a resource of the fleet, as another machine has made it.
+    pub(super) fn shared_outputs(&self, resource: &Resource) -> Option<&Outputs> {
+        let of_fleet = Some(resource).filter(|resource| resource.per == Per::Fleet)?;
+        Some(&self.fleet.get(&of_fleet.id)?.shared.as_ref()?.outputs)
+    }
+
+    /// True if what this machine records of a resource of the fleet is what is there.
+    pub(super) fn is_own(&self, id: &str) -> bool {
+        let shared = self.fleet.get(id).and_then(|known| known.shared.as_ref());
+        let key = shared.and_then(|shared| shared.key.as_deref());
+        key.is_some() && self.state.as_ref().and_then(|state| state.made_key(id)) == key
     }
 
     /// Says why a resource is not made that waits for another machine.
@@ -310,9 +329,6 @@ impl Machine {
             (Per::Fleet, Some((Some(_), Some(maker)))) => {
                 let text = format!("{maker} has made it for the fleet, as another image asks");
                 return (Condition::Conflict, text);
-            }
-            (Per::Fleet, Some((Some(_), None))) => {
-                (Condition::Conflict, "it was made for the fleet as another image asks")
             }
             (Per::Fleet, _) => (Condition::Waiting, "one machine makes it for the fleet"),
         };

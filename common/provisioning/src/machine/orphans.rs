@@ -28,7 +28,7 @@ pub enum OrphanError {
     Asked { id: String },
     #[error("`{id}` is no orphan: it is to be destroyed already")]
     Leaving { id: String },
-    #[error("`{id}` is no orphan: other images of the fleet have it")]
+    #[error("`{id}` is no orphan: it is of the fleet, and its dominator has to say when it may go")]
     Fleet { id: String },
     #[error("its plugin works on `{id}`: try again when that has ended")]
     Working { id: String },

@@ -3,6 +3,7 @@
 
 mod bindings;
 mod decisions;
+mod fleet;
 mod images;
 mod kept;
 mod machine;

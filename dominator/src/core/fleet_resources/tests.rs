@@ -32,7 +32,7 @@ impl Says<'_> {
                 is_live: false,
             },
             asked_key: self.asked.map(str::to_owned),
-            needs: Vec::new(),
+            is_needed: false,
             number: self.number,
             maker: self.maker.map(str::to_owned),
             made,
@@ -45,6 +45,11 @@ const NOW: Duration = Duration::from_secs(60);
 
 const NOTHING: Says<'_> =
     Says { asked: Some("k1"), number: 0, maker: None, made: None, is_released: false };
+
+/// Whether web2 may make what it asks for.
+fn may_make(resources: &FleetResources, report: &FleetResourceReport, since: Duration) -> bool {
+    resources.may_make("web2", report, since, |_| false)
+}
 
 fn names(names: &[&str]) -> BTreeSet<Arc<str>> {
     names.iter().map(|name| Arc::from(*name)).collect()
@@ -116,21 +121,21 @@ fn a_machine_whose_image_does_not_have_it_makes_nobody_believe_anything() {
 fn who_asks_for_something_else_gets_no_permit_while_others_ask_for_what_is_there() {
     let mut resources = FleetResources::default();
     let other = Says { asked: Some("k2"), ..NOTHING }.report("db");
-    assert!(resources.may_make(&other, NOW), "nothing is there");
+    assert!(may_make(&resources, &other, NOW), "nothing is there");
     let maker = Says { number: 1, made: Some(("k1", Some("{}"))), ..NOTHING }.report("db");
     resources.take("web1", std::slice::from_ref(&maker), &required(), NOW);
     resources.take("web2", std::slice::from_ref(&other), &required(), NOW);
-    assert!(resources.may_make(&maker, NOW));
-    assert!(!resources.may_make(&other, NOW));
+    assert!(may_make(&resources, &maker, NOW));
+    assert!(!may_make(&resources, &other, NOW));
     let later = NOW + Duration::from_secs(1);
-    assert!(resources.may_make(&other, later), "who asks for it was not heard since");
+    assert!(may_make(&resources, &other, later), "who asks for it was not heard since");
     let mut holder = other.clone();
     holder.permit.until = Some(BootTime::default());
-    assert!(resources.may_make(&holder, NOW), "it has the permit");
+    assert!(may_make(&resources, &holder, NOW), "it has the permit");
     // web1 gets the image that web2 gets.
     let follows = Says { asked: Some("k2"), number: 1, made: Some(("k1", None)), ..NOTHING };
     resources.take("web1", &[follows.report("db")], &required(), NOW);
-    assert!(resources.may_make(&other, NOW));
+    assert!(may_make(&resources, &other, NOW));
 }
 
 #[test]
@@ -151,12 +156,12 @@ fn a_resource_is_released_when_no_image_no_machine_and_no_other_resource_has_it(
     assert!(is_released(&resources, Some(&none)));
     assert!(!is_released(&resources, Some(&required())), "an image has it");
     assert!(!is_released(&resources, None), "it is not known what images have");
-    let mut needing = made(None).report("user");
-    needing.needs = vec!["db".into()];
-    resources.take("web3", std::slice::from_ref(&needing), &required(), NOW);
+    let mut needing = Says { asked: None, ..NOTHING }.report("db");
+    needing.is_needed = true;
+    resources.take("web3", std::slice::from_ref(&needing), &none, NOW);
     assert!(!is_released(&resources, Some(&none)), "another one needs it");
-    needing.made = None;
-    resources.take("web3", &[needing], &required(), NOW);
+    needing.is_needed = false;
+    resources.take("web3", &[needing], &none, NOW);
     assert!(is_released(&resources, Some(&none)));
     // It is asked for again.
     let told = Says { is_released: true, ..made(None) }.report("db");

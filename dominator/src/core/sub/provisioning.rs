@@ -46,6 +46,7 @@ struct Known {
     not_run: Option<String>,
     provisioning: Option<ProvisioningReport>,
     has_fleet: bool,
+    has_outputs: bool,
     /// How often it said the same in a row.
     repeated: u32,
 }
@@ -69,8 +70,8 @@ pub(super) struct Provisioning {
     counted: Option<(ObjectId, u32)>,
     /// The drift of what is there.
     drift: Drift,
-    /// True if the machine may have resources of an image that is to come, or of the fleet, as far
-    /// as is known.
+    /// True if the machine may have resources of an image that is to come, or of the fleet, or tell
+    /// outputs, as far as is known.
     has_target: bool,
     /// The instance of the sub that was told to give up the resources of this image.
     given_up: Option<(u64, ObjectId)>,
@@ -359,6 +360,7 @@ impl Sub {
             Ok(GetResourcesReply { version, report: Some(report) }) => {
                 let events = provisioning.drift.take(&report.resources).into_iter();
                 step.effects.extend(events.map(|event| Effect::Task(TaskEffect::Tell(event))));
+                let has_outputs = !report.outputs.is_empty();
                 step.effects.push(Effect::ResourceOutputs(report.outputs));
                 let (mut under_way, has_fleet) = (report.provisioning, report.has_fleet);
                 if let Some(
@@ -370,7 +372,8 @@ impl Sub {
                 let not_run = report.not_run.map(|why| safe_text(&why, ERROR_BYTES_MAX));
                 let (digest, repeated) = (version, 0);
                 let provisioning = under_way;
-                let known = Known { seen, digest, not_run, provisioning, has_fleet, repeated };
+                let known =
+                    Known { seen, digest, not_run, provisioning, has_fleet, has_outputs, repeated };
                 return self.provisioning.set(known, step);
             }
             Ok(GetResourcesReply { report: None, .. }) => match provisioning.known.take() {
@@ -431,7 +434,7 @@ impl Provisioning {
     fn set(&mut self, known: Known, step: &Step<'_>) {
         let pause = doubled(ASK_FIRST, ASK_LONGEST, known.repeated.saturating_add(1));
         self.ask_at = step.now.elapsed + jittered(pause, step.context.jitter);
-        self.has_target = known.provisioning.is_some() || known.has_fleet;
+        self.has_target = known.provisioning.is_some() || known.has_fleet || known.has_outputs;
         self.known = Some(known);
         (self.asking, self.is_too_old) = (Attempt::default(), false);
     }

@@ -64,7 +64,7 @@ pub fn get_fleet_resources() -> (GetFleetResourcesRequest, GetFleetResourcesRepl
         id: "foodb".to_owned(),
         permit: PermitReport { number: 7, until: Some(boot(9)), is_wanted: true, is_live: true },
         asked_key: Some("9d0c".to_owned()),
-        needs: vec!["net0".to_owned()],
+        is_needed: true,
         number: 6,
         maker: Some("web2".to_owned()),
         made: Some(MadeReport {
