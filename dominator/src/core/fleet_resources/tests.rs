@@ -125,7 +125,7 @@ fn who_asks_for_something_else_gets_no_permit_while_others_ask_for_what_is_there
     let maker = Says { number: 1, made: Some(("k1", Some("{}"))), ..NOTHING }.report("db");
     resources.take("web1", std::slice::from_ref(&maker), &required(), NOW);
     resources.take("web2", std::slice::from_ref(&other), &required(), NOW);
-    assert!(may_make(&resources, &maker, NOW));
+    assert!(resources.may_make("web1", &maker, NOW, |_| false));
     assert!(!may_make(&resources, &other, NOW));
     let later = NOW + Duration::from_secs(1);
     assert!(may_make(&resources, &other, later), "who asks for it was not heard since");
@@ -135,7 +135,9 @@ fn who_asks_for_something_else_gets_no_permit_while_others_ask_for_what_is_there
     // web1 gets the image that web2 gets.
     let follows = Says { asked: Some("k2"), number: 1, made: Some(("k1", None)), ..NOTHING };
     resources.take("web1", &[follows.report("db")], &required(), NOW);
-    assert!(may_make(&resources, &other, NOW));
+    assert!(!may_make(&resources, &other, NOW), "web1 makes it");
+    assert!(may_make(&resources, &other, later));
+    assert!(resources.may_make("web2", &other, NOW, |host| host == "web1"), "web1 is fenced");
 }
 
 #[test]
