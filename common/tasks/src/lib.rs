@@ -8,7 +8,6 @@
 //! * [`mod@condition`]: whether the task runs, and whether that is expected.
 //! * [`image`]: the tasks of an image, and which of them stop before an update.
 //! * [`planned`]: what a plan tells of that before the task files are read.
-//! * [`permit`]: the permit of a machine for an exclusive task.
 //! * [`supervise`]: what a machine does next about a task, from its records and what is observed.
 //!
 //! Everything here is a function of its arguments: it is told the time and the zones.
