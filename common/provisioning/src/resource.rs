@@ -113,9 +113,10 @@ impl Resource {
         json::read_object(&json::without_comments(text))
     }
 
-    /// Returns the digest of the scope, the id and the inputs of the resource. Inputs are the kind,
-    /// the specification, what it provides, and the names of what it needs. If anything else
-    /// changes, such as outputs of others or `on_removal`, the key stays and nothing is started.
+    /// Returns the digest (SHA-256, in hexadecimal) of the scope, the id and the inputs of the
+    /// resource. Inputs are the kind, the specification, what it provides, and the names of what
+    /// it needs. If anything else changes, such as outputs of others or `on_removal`, the key stays
+    /// and nothing is started.
     #[must_use]
     pub fn key(&self, machine: &str) -> String {
         let mut needs: Vec<&String> = self.needs.iter().collect();

@@ -160,10 +160,12 @@ impl State {
         self.resources.contains_key(id)
     }
 
-    /// Returns the digest of the inputs that the resource was made of, unless it is being changed.
-    pub(crate) fn made_key(&self, id: &str) -> Option<&str> {
-        let record = self.resources.get(id).filter(|record| record.attempt.is_none())?;
-        Some(record.made.as_ref()?.key.as_str())
+    /// Returns true if the resource was made of the inputs with this digest, and is not being
+    /// changed.
+    pub(crate) fn is_made_of(&self, id: &str, key: &str) -> bool {
+        let record = self.resources.get(id).filter(|record| record.attempt.is_none());
+        let made = record.and_then(|record| record.made.as_ref());
+        made.is_some_and(|made| made.key == key)
     }
 
     /// Returns true if a resource that is there, or may be, needs this one.

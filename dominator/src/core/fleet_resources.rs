@@ -9,7 +9,7 @@
 //!   machine whose image has a resource says what is there of it.
 //! * A machine gets a permit that it does not have only if it asks for what is there, or no other
 //!   machine does that answers.
-//! * A resource is released only while no image that is wanted has it, no machine asks for it, and
+//! * A resource is unwanted only while no image that is wanted has it, no machine asks for it, and
 //!   no other that is there needs it.
 //! * What its maker has made stays with the maker while it answers and asks for it.
 // tidy: core
@@ -19,9 +19,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use api::subd::{
-    FleetResourceNews, FleetResourceReport, MadeReport, OUTPUTS_BYTES_MAX, SharedResource,
+    FleetResourceNews, FleetResourceReport, OUTPUTS_BYTES_MAX, PermitReport, SharedResource,
 };
 use model::object::ObjectId;
+
+use super::permits::resource_permit;
+
+/// How far numbers may be ahead of the seconds since 1970: the clock may have been set back.
+const NUMBERS_AHEAD: u64 = 10_000_000;
 
 /// The resources of the fleet, by id.
 #[derive(Debug, Default)]
@@ -61,6 +66,13 @@ pub struct Heard {
     pub outputs_of: Vec<String>,
     /// The machines that have to be told of a change.
     pub to_tell: BTreeSet<Arc<str>>,
+}
+
+/// True if the numbers of a report are some that a dominator may have given until `now`, in seconds
+/// since 1970. Others would keep all machines from being believed.
+#[must_use]
+pub fn has_given_numbers(report: &FleetResourceReport, now: u64) -> bool {
+    report.number.max(report.permit.number) <= now.saturating_add(NUMBERS_AHEAD)
 }
 
 impl FleetResources {
@@ -105,10 +117,29 @@ impl FleetResources {
         self.0.retain(|_, resource| !resource.machines.is_empty());
     }
 
-    /// True if `hostname` may get the permit that it wants. Machines that were not heard since
-    /// `since`, and those that `is_fenced` names, are not waited for.
+    /// Returns how `hostname`, which has said this, is about the permits of resources, by their
+    /// names. Machines that were not heard since `since`, and those that `is_fenced` names, are not
+    /// waited for.
     #[must_use]
-    pub fn may_make(
+    pub fn permits(
+        &self,
+        hostname: &str,
+        said: &[FleetResourceReport],
+        since: Duration,
+        is_fenced: impl Fn(&str) -> bool,
+    ) -> BTreeMap<String, PermitReport> {
+        let permit = |report: &FleetResourceReport| {
+            let is_wanted =
+                report.permit.is_wanted && self.may_make(hostname, report, since, &is_fenced);
+            // What is there was made with a lower number than permits to come have.
+            let number = report.permit.number.max(report.number);
+            let permit = PermitReport { is_wanted, number, ..report.permit.clone() };
+            (resource_permit(&report.id), permit)
+        };
+        said.iter().map(permit).collect()
+    }
+
+    fn may_make(
         &self,
         hostname: &str,
         report: &FleetResourceReport,
@@ -146,28 +177,28 @@ impl FleetResources {
     ) -> Vec<FleetResourceNews> {
         let news = |report: &FleetResourceReport| {
             let resource = self.0.get(&report.id)?;
-            let is_released = self.is_released(&report.id, required);
+            let is_unwanted = self.is_unwanted(&report.id, required);
             match resource.content_for(hostname, report) {
                 Some(made) => Some(FleetResourceNews {
                     id: report.id.clone(),
                     number: resource.number,
                     maker: resource.maker.to_string(),
                     made,
-                    is_released,
+                    is_unwanted,
                 }),
-                None => (is_released != report.is_released).then(|| FleetResourceNews {
+                None => (is_unwanted != report.is_unwanted).then(|| FleetResourceNews {
                     id: report.id.clone(),
                     number: 0,
                     maker: String::new(),
                     made: None,
-                    is_released,
+                    is_unwanted,
                 }),
             }
         };
         said.iter().filter_map(news).collect()
     }
 
-    fn is_released(&self, id: &str, required: Option<&BTreeSet<String>>) -> bool {
+    fn is_unwanted(&self, id: &str, required: Option<&BTreeSet<String>>) -> bool {
         let Some(resource) = self.0.get(id) else { return false };
         required.is_some_and(|required| !required.contains(id))
             && resource.machines.values().all(|one| one.asked_key.is_none() && !one.is_needed)
@@ -181,41 +212,36 @@ fn is_taken(outputs: &str) -> bool {
 }
 
 impl FleetResource {
-    /// Takes what a machine says of what is there. Returns true if that is news.
+    /// Takes what a machine says of what is there. Returns true if there is something new to tell.
     fn take(&mut self, hostname: &str, report: &FleetResourceReport) -> bool {
-        let outputs = |made: &MadeReport| {
-            let told = made.outputs.as_deref().filter(|told| is_taken(told))?;
-            Some(Arc::from(told))
-        };
-        let version = self.made.as_ref().map(|made| made.version);
+        let before = self.content();
         let is_maker = report.number > 0 && report.maker.is_none();
-        let is_newer = report.number > self.number || is_maker && report.number == self.number;
-        let is_same = report.made.as_ref().map(|made| made.version) == version;
-        if is_same {
-            let had_outputs = self.made.as_ref().is_none_or(|made| made.outputs.is_some());
-            if let (Some(made), Some(told)) = (&mut self.made, &report.made) {
-                made.outputs = made.outputs.take().or_else(|| outputs(told));
-            }
-            let has_outputs = self.made.as_ref().is_none_or(|made| made.outputs.is_some());
-            if !is_newer {
-                return has_outputs && !had_outputs;
-            }
-            let maker: Arc<str> = report.maker.as_deref().unwrap_or(hostname).into();
-            let is_other = maker != self.maker;
-            (self.number, self.maker) = (report.number, maker);
-            return has_outputs && (is_other || !had_outputs);
+        if report.number > self.number || is_maker && report.number == self.number {
+            self.number = report.number;
+            self.maker = report.maker.as_deref().unwrap_or(hostname).into();
+            let former = self.made.take();
+            self.made = report.made.as_ref().map(|told| Made {
+                key: told.key.clone(),
+                version: told.version,
+                outputs: former
+                    .filter(|made| made.version == told.version)
+                    .and_then(|one| one.outputs),
+            });
         }
-        if !is_newer {
-            return false;
+        if let (Some(made), Some(told)) = (&mut self.made, &report.made)
+            && (made.version == told.version && made.outputs.is_none())
+        {
+            made.outputs = told.outputs.as_deref().filter(|told| is_taken(told)).map(Arc::from);
         }
-        self.number = report.number;
-        self.maker = report.maker.as_deref().unwrap_or(hostname).into();
-        self.made = report.made.as_ref().map(|made| Made {
-            key: made.key.clone(),
-            version: made.version,
-            outputs: outputs(made),
-        });
-        self.made.as_ref().is_none_or(|made| made.outputs.is_some())
+        let content = self.content();
+        content.is_some() && content != before
+    }
+
+    /// Who has made what, if that can be told.
+    fn content(&self) -> Option<(Arc<str>, Option<ObjectId>)> {
+        let is_known = self.made.as_ref().is_none_or(|made| made.outputs.is_some());
+        let version = self.made.as_ref().map(|made| made.version);
+        is_known.then(|| (Arc::clone(&self.maker), version))
     }
 
     /// Returns what is there, for a machine that knows something else.

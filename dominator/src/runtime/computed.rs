@@ -60,8 +60,8 @@ const NOT_KEPT: &str = "the filegen-server does not have the content that it has
 /// The longest text of a server that is kept for a file, in bytes.
 const WHY_BYTES_MAX: usize = 1_000;
 
-/// The longest outputs of the resources of a machine, in bytes.
-const OUTPUTS_BYTES_MAX: usize = 1 << 20;
+/// The longest outputs of all resources of a machine, in bytes as JSON.
+const ALL_OUTPUTS_BYTES_MAX: usize = 1 << 20;
 
 /// How often first machines are looked at on which nothing can be learnt.
 const ADVANCE_INTERVAL: Duration = Duration::from_secs(5);
@@ -191,7 +191,7 @@ impl ComputedService {
 
     /// Takes the outputs of the resources of a machine, as JSON.
     pub fn take_outputs(&self, hostname: &str, outputs: &str) {
-        if outputs.len() > OUTPUTS_BYTES_MAX {
+        if outputs.len() > ALL_OUTPUTS_BYTES_MAX {
             return tracing::warn!(
                 host = hostname,
                 bytes = outputs.len(),

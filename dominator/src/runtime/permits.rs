@@ -21,15 +21,12 @@ use model::lock::locked;
 use rpc::client::{CallError, Client};
 use tokio::sync::Notify;
 
-use crate::core::fleet_resources::{FleetResources, Heard};
-use crate::core::permits::{Holder, Permits, PermitsHeard, resource_of, resource_permit};
+use crate::core::fleet_resources::{FleetResources, Heard, has_given_numbers};
+use crate::core::permits::{Holder, Permits, PermitsHeard, resource_of};
 use crate::runtime::clock::Clock;
 use crate::runtime::driver::Handle;
 use crate::runtime::shared::Shared;
 use crate::storage::Storage;
-
-/// How far numbers may be ahead of the seconds since 1970: the clock may have been set back.
-const NUMBERS_AHEAD: u64 = 10_000_000;
 
 /// The longest time of a call.
 const CALL_MAX: Duration = Duration::from_secs(30);
@@ -100,9 +97,8 @@ impl PermitService {
             tracing::error!("the time of permits cannot be saved: {}", error_chain(&error));
             given = former.unwrap_or(time);
         }
-        let now = clock.now();
-        let floor = u64::try_from(now.wall.seconds).unwrap_or_default();
-        let permits = Permits::new(given, former.unwrap_or(time), now.elapsed, floor);
+        let floor = seconds_now(clock);
+        let permits = Permits::new(given, former.unwrap_or(time), clock.elapsed(), floor);
         let (resources, machines) = (FleetResources::default(), BTreeMap::new());
         let inner = ServiceState { permits, resources, machines };
         let service = Self { clock, time: given, state, inner: Mutex::new(inner) };
@@ -189,19 +185,16 @@ impl PermitService {
         outputs_of
     }
 
-    /// True if a machine may get the permit that it wants.
-    fn may_make(&self, hostname: &str, report: &FleetResourceReport) -> bool {
+    /// Returns how a machine, which has said this, is about the permits of resources.
+    fn of_resources(
+        &self,
+        hostname: &str,
+        said: &[FleetResourceReport],
+    ) -> BTreeMap<String, PermitReport> {
         let since = self.clock.elapsed().saturating_sub(self.time);
         let fenced = self.state.fences.get();
         let is_fenced = |hostname: &str| fenced.contains_key(hostname);
-        self.locked().resources.may_make(hostname, report, since, is_fenced)
-    }
-
-    /// The highest number that a machine can know: one that says more would keep all others from
-    /// being believed.
-    fn highest_number(&self) -> u64 {
-        let now = u64::try_from(self.clock.now().wall.seconds).unwrap_or_default();
-        now.saturating_add(NUMBERS_AHEAD)
+        self.locked().resources.permits(hostname, said, since, is_fenced)
     }
 
     /// Returns what a machine has to be told. While permits of an earlier start of the dominator
@@ -224,6 +217,11 @@ impl PermitService {
     fn locked(&self) -> MutexGuard<'_, ServiceState> {
         locked(&self.inner)
     }
+}
+
+/// Returns the seconds since 1970.
+fn seconds_now(clock: Clock) -> u64 {
+    u64::try_from(clock.now().wall.seconds).unwrap_or_default()
 }
 
 fn whole_seconds(time: Duration) -> u32 {
@@ -275,7 +273,6 @@ async fn ask(
         return Ok(());
     }
     let Said { permits, resources } = hear(handle, client, shared, limit).await?;
-    let takes_orders = permits.takes_orders;
     let numbers: BTreeMap<String, u64> =
         permits.permits.iter().map(|(name, permit)| (name.clone(), permit.number)).collect();
     let mut telling = TellFleetResourcesRequest::default();
@@ -291,7 +288,7 @@ async fn ask(
             tracing::warn!(%host, name, "it has no permit: {}", error_chain(&error));
         }
     }
-    if takes_orders {
+    if !resources.is_empty() {
         telling.news = service.news(host, &resources, shared.images.fleet_resources());
     }
     if telling != TellFleetResourcesRequest::default() {
@@ -319,7 +316,7 @@ async fn hear(
     let takes_orders = handle.with_sub(|sub| sub.held_by_other().is_none());
     if needs.resources.load(Ordering::Relaxed) && takes_orders {
         let mut request = GetFleetResourcesRequest::default();
-        let image = handle.with_sub(|sub| sub.ready_image().map(|image| image.name().clone()));
+        let image = handle.with_sub(|sub| sub.loaded_image().cloned());
         let of_image = image.and_then(|image| shared.images.fleet_resources_of(&image));
         let of_image = of_image.unwrap_or_default();
         // Once more if the outputs of some are not known.
@@ -328,27 +325,21 @@ async fn hear(
             // The permits count from the first answer.
             said_at.get_or_insert(reply.said_at);
             resources = reply.resources;
-            let highest = service.highest_number();
-            let is_known =
-                |one: &FleetResourceReport| one.number <= highest && one.permit.number <= highest;
-            if let Some(liar) = resources.iter().find(|one| !is_known(one)) {
-                let (id, number) = (&liar.id, liar.number.max(liar.permit.number));
-                tracing::warn!(%host, id, number, "it tells a number that nobody has given");
-            }
-            resources.retain(is_known);
+            let now = seconds_now(service.clock);
+            resources.retain(|report| {
+                let is_given = has_given_numbers(report, now);
+                if !is_given {
+                    tracing::warn!(%host, id = report.id, "it tells a number that nobody gave");
+                }
+                is_given
+            });
             request.outputs_of = service.take_resources(host, &resources, &of_image);
             if request.outputs_of.is_empty() {
                 break;
             }
         }
     }
-    for report in &resources {
-        let is_wanted = report.permit.is_wanted && service.may_make(host, report);
-        // What was made has a lower number than the permits to come.
-        let number = report.permit.number.max(report.number);
-        let permit = PermitReport { is_wanted, number, ..report.permit.clone() };
-        permits.insert(resource_permit(&report.id), permit);
-    }
+    permits.extend(service.of_resources(host, &resources));
     let permits = PermitsHeard { said_at: said_at.unwrap_or_default(), takes_orders, permits };
     Ok(Said { permits, resources })
 }

@@ -5,9 +5,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use api::subd::{FleetResourceReport, PermitReport};
+use api::subd::FleetResourceReport;
 use dominator::core::fleet_resources::FleetResources;
-use dominator::core::permits::{Permits, PermitsHeard, resource_of, resource_permit};
+use dominator::core::permits::{Permits, PermitsHeard, resource_of};
 use model::boot_time::BootTime;
 use model::image::ImageName;
 use model::object::{Algorithm, ObjectId};
@@ -248,14 +248,7 @@ impl Fleet {
         let of_image = has_it.then(|| ID.to_owned()).into_iter().collect();
         self.resources.take(&host, &said, &of_image, now);
         let since = now.saturating_sub(Duration::from_secs(PERMIT_TIME));
-        let permit = |report: &FleetResourceReport| {
-            let is_wanted =
-                report.permit.is_wanted && self.resources.may_make(&host, report, since, |_| false);
-            let number = report.permit.number.max(report.number);
-            let permit = PermitReport { is_wanted, number, ..report.permit.clone() };
-            (resource_permit(&report.id), permit)
-        };
-        let permits = said.iter().map(permit).collect();
+        let permits = self.resources.permits(&host, &said, since, |_| false);
         self.permits.take(&host, PermitsHeard { said_at, takes_orders: true, permits }, now);
         let given = self.permits.give(&host, now);
         let images = self.nodes.iter().map(|node| node.required);

@@ -36,12 +36,12 @@ const NOT_EXECUTED: u8 = 126;
 pub fn init(ends_at_ms: &str, words: &[&str]) -> ExitCode {
     let ends_at = ends_at_ms.parse().map_or(Duration::MAX, Duration::from_millis);
     let run = || {
+        let subd = getppid();
         unshare(CloneFlags::CLONE_NEWPID)?;
         let mut child = Command::new(OWN_PROGRAM).arg0("subd").arg(STAGE).args(words).spawn()?;
         if ends_at == Duration::MAX {
             return child.wait();
         }
-        let subd = getppid();
         loop {
             if let Some(status) = child.try_wait()? {
                 return Ok(status);
@@ -88,7 +88,7 @@ fn execute(root: &Path, user: &str, plugin: &Path, verb: &str) -> Result<Infalli
     setgid(account.group).map_err(failed("set the group"))?;
     setuid(account.user).map_err(failed("set the user"))?;
     if getpid() == Pid::from_raw(1) {
-        // What has started it sees to its end.
+        // If [`init`] is killed, this is too, and the kernel then kills all that it has started.
         set_pdeathsig(Signal::SIGKILL).map_err(failed("end with its parent"))?;
     }
     chdir("/").map_err(failed("change to /"))?;

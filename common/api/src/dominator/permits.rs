@@ -56,6 +56,7 @@ pub struct ListPermitsReply {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskPermits {
+    /// The name of the task, or `resource ID` for a resource of the fleet.
     pub task: String,
     /// The machines that may run it. More than one is a conflict.
     pub holders: Vec<PermitHolder>,

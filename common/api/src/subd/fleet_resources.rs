@@ -37,7 +37,8 @@ pub struct GetFleetResourcesReply {
 pub struct FleetResourceReport {
     pub id: String,
     pub permit: PermitReport,
-    /// The digest of the inputs that an image of the machine asks for; `None` if none asks for it.
+    /// The digest of the inputs that an image of the machine asks for, as
+    /// [`provisioning::Resource::key`]; `None` if none asks for it.
     pub asked_key: Option<String>,
     /// True if another resource of the machine needs it.
     pub is_needed: bool,
@@ -49,13 +50,14 @@ pub struct FleetResourceReport {
     /// What is there; `None` if nothing is.
     pub made: Option<MadeReport>,
     /// True if no image of the fleet has it any more, as the machine was told.
-    pub is_released: bool,
+    pub is_unwanted: bool,
 }
 
 /// What a machine knows of a resource that is there.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MadeReport {
-    /// The digest of its inputs; `None` while nobody knows how far its change has come.
+    /// The digest of its inputs, as [`provisioning::Resource::key`]; `None` while nobody knows how
+    /// far its change has come.
     pub key: Option<String>,
     /// The digest of its key and its outputs.
     pub version: ObjectId,
@@ -85,7 +87,7 @@ impl FleetResourceReport {
             number: standing.number,
             maker: standing.maker,
             made,
-            is_released: standing.is_released,
+            is_unwanted: standing.is_unwanted,
         }
     }
 }
@@ -100,7 +102,8 @@ impl Method for GetFleetResources {
 }
 
 /// Tells a machine what others have made for the fleet, and gives it permits. What is older than
-/// what the machine knows, and what comes too late, has no effect.
+/// what the machine knows, and what comes too late, has no effect. The answer is
+/// [`crate::fault::FaultCode::BadRequest`] if outputs cannot be read; all else is taken.
 pub enum TellFleetResources {}
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -120,14 +123,14 @@ pub struct FleetResourceNews {
     pub maker: String,
     pub made: Option<SharedResource>,
     /// True if no image of the fleet has it any more.
-    pub is_released: bool,
+    pub is_unwanted: bool,
 }
 
 impl TryFrom<FleetResourceNews> for FleetNews {
     type Error = String;
 
     fn try_from(news: FleetResourceNews) -> Result<Self, String> {
-        let FleetResourceNews { id, number, maker, made, is_released } = news;
+        let FleetResourceNews { id, number, maker, made, is_unwanted } = news;
         let read = |SharedResource { key, outputs }: SharedResource| {
             if outputs.len() > OUTPUTS_BYTES_MAX {
                 let most = OUTPUTS_BYTES_MAX;
@@ -138,7 +141,7 @@ impl TryFrom<FleetResourceNews> for FleetNews {
             Ok(Shared { key, outputs })
         };
         let shared = made.map(read).transpose()?;
-        Ok(Self { id, number, maker, shared, is_released })
+        Ok(Self { id, number, maker, shared, is_unwanted })
     }
 }
 

@@ -21,7 +21,7 @@ use super::{Condition, Machine};
 use crate::plan::{Call, FleetRights};
 use crate::protocol::Outputs;
 use crate::resource::{OnRemoval, Per, Resource, check_depth};
-use crate::state::Record;
+use crate::state::{Record, State};
 
 /// How long a permit must last so that a call is begun, in seconds.
 const CALL_S_MIN: u32 = 10;
@@ -38,7 +38,7 @@ pub struct FleetResource {
     /// What the maker made.
     shared: Option<Shared>,
     /// True if no image of the fleet has it any more.
-    is_released: bool,
+    is_unwanted: bool,
     /// True if the permit lasts long enough to begin a call.
     #[serde(skip)]
     has_time: bool,
@@ -48,7 +48,8 @@ pub struct FleetResource {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Shared {
-    /// The digest of its inputs; `None` while nobody knows how far its change has come.
+    /// The digest of its inputs, as [`Resource::key`]; `None` while nobody knows how far its change
+    /// has come.
     pub key: Option<String>,
     /// Without those that are secret.
     pub outputs: Outputs,
@@ -65,7 +66,7 @@ pub struct FleetNews {
     /// What it made; `None` if it is gone.
     pub shared: Option<Shared>,
     /// True if no image of the fleet has it any more.
-    pub is_released: bool,
+    pub is_unwanted: bool,
 }
 
 /// What a machine says of a resource of the fleet.
@@ -77,7 +78,7 @@ pub struct FleetStanding {
     pub is_wanted: bool,
     /// True if a plugin may work on it.
     pub is_live: bool,
-    /// What an image of the machine asks for.
+    /// The digest of the inputs that an image of the machine asks for, as [`Resource::key`].
     pub asked_key: Option<String>,
     /// True if another resource of this machine needs it.
     pub is_needed: bool,
@@ -86,19 +87,26 @@ pub struct FleetStanding {
     /// `None` if this machine is the maker.
     pub maker: Option<String>,
     pub shared: Option<Shared>,
-    pub is_released: bool,
+    pub is_unwanted: bool,
 }
 
 /// The resources of the fleet that images of a machine ask for, by id.
 type Asked = BTreeMap<String, Resource>;
+
+impl Shared {
+    /// True if this is what `state` has of the resource `id`.
+    fn is_in(&self, state: &State, id: &str) -> bool {
+        self.key.as_ref().is_some_and(|key| state.is_made_of(id, key))
+    }
+}
 
 impl FleetResource {
     fn has_permit(&self) -> bool {
         self.permit.until.is_some()
     }
 
-    /// True if this machine may say what would be done about it.
-    pub(super) fn is_free(&self) -> bool {
+    /// True if this machine may be asked what would be done about it.
+    pub(super) fn may_be_planned(&self) -> bool {
         self.has_time || self.shared.is_none()
     }
 
@@ -148,7 +156,7 @@ impl Machine {
             number: known.number,
             maker: known.maker.clone(),
             shared: known.shared.clone().or(own_made),
-            is_released: known.is_released,
+            is_unwanted: known.is_unwanted,
         })
     }
 
@@ -225,7 +233,7 @@ impl Machine {
     ///
     /// Its outputs cannot be kept.
     pub fn take_news(&mut self, news: FleetNews) -> Result<(), String> {
-        let FleetNews { id, number, maker, shared, is_released } = news;
+        let FleetNews { id, number, maker, shared, is_unwanted } = news;
         let outputs = shared.iter().flat_map(|shared| shared.outputs.values());
         let mut depths = outputs.map(check_depth);
         if let Some(problem) = depths.find_map(Result::err) {
@@ -235,7 +243,7 @@ impl Machine {
             return Ok(());
         }
         let known = self.fleet.entry(id).or_default();
-        known.is_released = is_released;
+        known.is_unwanted = is_unwanted;
         let is_newer = match known.maker {
             Some(_) => number >= known.number,
             None => number > known.number,
@@ -249,6 +257,9 @@ impl Machine {
 
     /// Takes over what other machines have made, as far as images of this one ask for it.
     pub(super) fn settle_fleet(&mut self) {
+        if self.fleet.is_empty() {
+            return;
+        }
         let Ok((resources, bindings)) = self.definition().read() else { return };
         let asked = self.asked_of_fleet();
         let Some(state) = &mut self.state else { return };
@@ -270,9 +281,7 @@ impl Machine {
                     state.adopt(resource, &shared.outputs, binding);
                 }
                 // It is there as a former image of this machine asks: who changes it needs that.
-                None if known.shared.as_ref().is_some_and(|shared| {
-                    shared.key.is_some() && shared.key.as_deref() == state.made_key(id)
-                }) => {}
+                None if known.shared.as_ref().is_some_and(|shared| shared.is_in(state, id)) => {}
                 None => state.drop_of_fleet(id),
             }
         }
@@ -298,7 +307,7 @@ impl Machine {
         let removes = self
             .fleet
             .iter()
-            .filter(|(id, known)| known.is_released && (known.has_time || !is_destroyed(id)));
+            .filter(|(id, known)| known.is_unwanted && (known.has_time || !is_destroyed(id)));
         FleetRights {
             makes: makes.map(|(id, _)| id.clone()).collect(),
             removes: removes.map(|(id, _)| id.clone()).collect(),
@@ -314,8 +323,7 @@ impl Machine {
     /// True if what this machine records of a resource of the fleet is what is there.
     pub(super) fn is_own(&self, id: &str) -> bool {
         let shared = self.fleet.get(id).and_then(|known| known.shared.as_ref());
-        let key = shared.and_then(|shared| shared.key.as_deref());
-        key.is_some() && self.state.as_ref().and_then(|state| state.made_key(id)) == key
+        shared.zip(self.state.as_ref()).is_some_and(|(shared, state)| shared.is_in(state, id))
     }
 
     /// Says why a resource is not made that waits for another machine.
@@ -348,10 +356,10 @@ impl Machine {
 
     /// True if the machine would make or remove the resource, if it had the permit.
     fn wants_permit(&self, id: &str, asked: &Asked) -> bool {
-        let is_released = || self.fleet.get(id).is_some_and(|known| known.is_released);
+        let is_unwanted = || self.fleet.get(id).is_some_and(|known| known.is_unwanted);
         let is_destroyed = |one: &Resource| one.on_removal == OnRemoval::Destroy;
         let recorded = || self.fleet_record(id).and_then(Record::resource);
-        asked.contains_key(id) || is_released() && recorded().is_some_and(is_destroyed)
+        asked.contains_key(id) || is_unwanted() && recorded().is_some_and(is_destroyed)
     }
 
     /// Returns what the image to come and the active one ask for, the first of them first.

@@ -73,9 +73,10 @@ impl Machine {
         let state = self.state.as_ref().unwrap_or(&none);
         let (resources, bindings) = definition.read().map_err(|error| error_chain(&error))?;
         // What nobody has made yet, any machine may make.
-        let is_free = |id: &str| self.fleet.get(id).is_none_or(|known| known.is_free());
         let mut rights: FleetRights = self.rights();
-        rights.makes.extend(resources.iter().map(|one| one.id.clone()).filter(|id| is_free(id)));
+        let ids = resources.iter().map(|one| &one.id);
+        let ids = ids.filter(|id| self.fleet.get(*id).is_none_or(|known| known.may_be_planned()));
+        rights.makes.extend(ids.cloned());
         let plan = plan_with(&resources, &bindings, state, Some(&rights));
         if let Some(Problem { at, error }) = plan.problems.first() {
             return Err(format!("{at}: {error}"));

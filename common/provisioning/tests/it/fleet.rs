@@ -59,7 +59,7 @@ fn news(machine: &Machine, number: u64) -> FleetNews {
     let key = machine.fleet().remove(0).asked_key;
     let outputs = json!({"port": 5432}).as_object().unwrap().clone();
     let shared = Some(Shared { key, outputs });
-    FleetNews { id: "db".into(), number, maker: "web2".into(), shared, is_released: false }
+    FleetNews { id: "db".into(), number, maker: "web2".into(), shared, is_unwanted: false }
 }
 
 fn outputs(machine: &Machine) -> Value {

@@ -1,7 +1,7 @@
 //! What machines are told of a resource, step by step.
 // tidy: core
 
-use api::subd::PermitReport;
+use api::subd::MadeReport;
 use model::boot_time::BootTime;
 use model::object::Algorithm;
 
@@ -13,7 +13,7 @@ struct Says<'a> {
     number: u64,
     maker: Option<&'a str>,
     made: Option<(&'a str, Option<&'a str>)>,
-    is_released: bool,
+    is_unwanted: bool,
 }
 
 impl Says<'_> {
@@ -36,7 +36,7 @@ impl Says<'_> {
             number: self.number,
             maker: self.maker.map(str::to_owned),
             made,
-            is_released: self.is_released,
+            is_unwanted: self.is_unwanted,
         }
     }
 }
@@ -44,7 +44,7 @@ impl Says<'_> {
 const NOW: Duration = Duration::from_secs(60);
 
 const NOTHING: Says<'_> =
-    Says { asked: Some("k1"), number: 0, maker: None, made: None, is_released: false };
+    Says { asked: Some("k1"), number: 0, maker: None, made: None, is_unwanted: false };
 
 /// Whether web2 may make what it asks for.
 fn may_make(resources: &FleetResources, report: &FleetResourceReport, since: Duration) -> bool {
@@ -79,7 +79,7 @@ fn what_the_maker_says_reaches_the_others_once_its_outputs_are_known() {
         number: 1,
         maker: "web1".into(),
         made: Some(shared),
-        is_released: false,
+        is_unwanted: false,
     };
     assert_eq!(resources.news("web2", &web2, Some(&required())), [expected]);
     let told = Says { number: 1, maker: Some("web1"), made: Some(("k1", None)), ..NOTHING };
@@ -141,39 +141,39 @@ fn who_asks_for_something_else_gets_no_permit_while_others_ask_for_what_is_there
 }
 
 #[test]
-fn a_resource_is_released_when_no_image_no_machine_and_no_other_resource_has_it() {
+fn a_resource_is_unwanted_when_no_image_no_machine_and_no_other_resource_has_it() {
     let mut resources = FleetResources::default();
     let made = |asked| Says { asked, number: 1, made: Some(("k1", Some("{}"))), ..NOTHING };
     let asking = Says { maker: Some("web1"), ..made(Some("k1")) }.report("db");
     let not_asking = made(None).report("db");
-    let is_released = |resources: &FleetResources, required: Option<&BTreeSet<String>>| {
+    let is_unwanted = |resources: &FleetResources, required: Option<&BTreeSet<String>>| {
         let news = resources.news("web1", std::slice::from_ref(&not_asking), required);
-        news.iter().any(|news| news.is_released)
+        news.iter().any(|news| news.is_unwanted)
     };
     let none = BTreeSet::new();
     resources.take("web1", std::slice::from_ref(&not_asking), &required(), NOW);
     resources.take("web2", std::slice::from_ref(&asking), &required(), NOW);
-    assert!(!is_released(&resources, Some(&none)), "web2 asks for it");
+    assert!(!is_unwanted(&resources, Some(&none)), "web2 asks for it");
     resources.leave("web2");
-    assert!(is_released(&resources, Some(&none)));
-    assert!(!is_released(&resources, Some(&required())), "an image has it");
-    assert!(!is_released(&resources, None), "it is not known what images have");
+    assert!(is_unwanted(&resources, Some(&none)));
+    assert!(!is_unwanted(&resources, Some(&required())), "an image has it");
+    assert!(!is_unwanted(&resources, None), "it is not known what images have");
     let mut needing = Says { asked: None, ..NOTHING }.report("db");
     needing.is_needed = true;
     resources.take("web3", std::slice::from_ref(&needing), &none, NOW);
-    assert!(!is_released(&resources, Some(&none)), "another one needs it");
+    assert!(!is_unwanted(&resources, Some(&none)), "another one needs it");
     needing.is_needed = false;
     resources.take("web3", &[needing], &none, NOW);
-    assert!(is_released(&resources, Some(&none)));
+    assert!(is_unwanted(&resources, Some(&none)));
     // It is asked for again.
-    let told = Says { is_released: true, ..made(None) }.report("db");
+    let told = Says { is_unwanted: true, ..made(None) }.report("db");
     let news = resources.news("web1", &[told], Some(&required()));
     let expected = FleetResourceNews {
         id: "db".into(),
         number: 0,
         maker: String::new(),
         made: None,
-        is_released: false,
+        is_unwanted: false,
     };
     assert_eq!(news, [expected]);
 }

@@ -70,9 +70,11 @@ pub(super) struct Provisioning {
     counted: Option<(ObjectId, u32)>,
     /// The drift of what is there.
     drift: Drift,
-    /// True if the machine may have resources of an image that is to come, or of the fleet, or tell
-    /// outputs, as far as is known.
-    has_target: bool,
+    /// True if the machine is asked also if its image has no resources: some of an image that is to
+    /// come, or of the fleet, may be there, or it has told outputs.
+    is_watched: bool,
+    /// True if it has been asked, and has told or said that it does not.
+    has_answered: bool,
     /// The instance of the sub that was told to give up the resources of this image.
     given_up: Option<(u64, ObjectId)>,
 }
@@ -91,7 +93,7 @@ impl Provisioning {
 
     /// Has the machine asked again before anything else is decided, because it was given an order.
     pub(super) fn ask_again(&mut self) {
-        (self.known, self.asked, self.has_target) = (None, None, true);
+        (self.known, self.asked, self.is_watched) = (None, None, true);
     }
 
     /// Handles that an order may not have reached the machine.
@@ -235,8 +237,8 @@ impl Sub {
         if !has_resources {
             self.provisioning.drift = Drift::default();
         }
-        let Provisioning { known, has_target, .. } = &self.provisioning;
-        let may_be = has_resources || *has_target || known.is_none();
+        let Provisioning { is_watched, has_answered, .. } = self.provisioning;
+        let may_be = has_resources || is_watched || !has_answered;
         if may_be {
             self.ask_for_resources(view, step);
         }
@@ -324,7 +326,7 @@ impl Sub {
     ) -> Check<StatusAndDetail> {
         self.check_may_provision(view, image, todo, step)?;
         let call = Call::Provision(ProvisionRequest { update_id });
-        (self.provisioning.has_target, self.provisioning.given_up) = (true, None);
+        (self.provisioning.is_watched, self.provisioning.given_up) = (true, None);
         self.call(CallPurpose::Provision, call, step);
         self.stop_waiting(Status::Provisioning, format!("asking for the resources of {todo}"))
     }
@@ -387,6 +389,8 @@ impl Sub {
             Err(failure) => failure,
         };
         provisioning.is_too_old = failure.kind == FailureKind::NoMethod;
+        provisioning.has_answered |=
+            provisioning.is_too_old || failure.kind == FailureKind::Refused;
         let (first, longest) = match provisioning.is_too_old {
             true => (HOLD_FIRST, HOLD_LONGEST),
             false => (RETRY_FIRST, RETRY_LONGEST),
@@ -409,12 +413,6 @@ impl Sub {
         self.provisioning.drift.raised()
     }
 
-    /// Returns the image that is required, if it is loaded.
-    #[must_use]
-    pub fn ready_image(&self) -> Option<&RequiredImage> {
-        self.image.ready().map(|image| &**image)
-    }
-
     /// True if the machine has to be asked for its resources of the fleet; and true if it has said
     /// something new last.
     #[must_use]
@@ -434,7 +432,8 @@ impl Provisioning {
     fn set(&mut self, known: Known, step: &Step<'_>) {
         let pause = doubled(ASK_FIRST, ASK_LONGEST, known.repeated.saturating_add(1));
         self.ask_at = step.now.elapsed + jittered(pause, step.context.jitter);
-        self.has_target = known.provisioning.is_some() || known.has_fleet || known.has_outputs;
+        self.is_watched = known.provisioning.is_some() || known.has_fleet || known.has_outputs;
+        self.has_answered = true;
         self.known = Some(known);
         (self.asking, self.is_too_old) = (Attempt::default(), false);
     }

@@ -192,6 +192,12 @@ impl Sub {
         self.identity.is_verified().then_some(()).ok_or_else(|| why.to_owned())
     }
 
+    /// Returns the name of the required image, if it is loaded.
+    #[must_use]
+    pub fn loaded_image(&self) -> Option<&ImageName> {
+        self.image.ready().map(|image| image.name())
+    }
+
     /// Returns the image of the machine's last update, if the right machine answers.
     #[must_use]
     pub fn verified_image(&self) -> Option<ImageName> {

@@ -72,7 +72,7 @@ pub fn get_fleet_resources() -> (GetFleetResourcesRequest, GetFleetResourcesRepl
             version: digest("made"),
             outputs: Some(r#"{"port":5432}"#.to_owned()),
         }),
-        is_released: true,
+        is_unwanted: true,
     };
     let request = GetFleetResourcesRequest { outputs_of: vec!["foodb".to_owned()] };
     (request, GetFleetResourcesReply { said_at: boot(8), resources: vec![report] })
@@ -87,7 +87,7 @@ pub fn tell_fleet_resources() -> TellFleetResourcesRequest {
             key: Some("9d0c".to_owned()),
             outputs: r#"{"port":5432}"#.to_owned(),
         }),
-        is_released: true,
+        is_unwanted: true,
     };
     let permit = PermitResource { id: "foodb".to_owned(), number: 7, until: boot(9) };
     TellFleetResourcesRequest { news: vec![news], permits: vec![permit] }

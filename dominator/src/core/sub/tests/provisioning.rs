@@ -445,3 +445,22 @@ fn drift_of_resources_of_the_image_that_the_machine_has_is_told() {
         0   polled   preparing        staging no change but the name of the image and it
     "#]]);
 }
+
+#[test]
+fn a_machine_whose_image_has_no_resources_is_asked_for_them_once_unless_it_tells_some() {
+    // One of an earlier release; one without; and one that tells some of the fleet.
+    let of_fleet = ResourcesReport { has_fleet: true, ..ResourcesReport::default() };
+    for (resources, asked) in
+        [(None, 1), (Some(ResourcesReport::default()), 1), (Some(of_fleet), 3)]
+    {
+        let mut script = Script::new(image("base", &[("/a", "1")]));
+        script.resources = resources;
+        script.cache(&["1"]);
+        script.scan(&[("/a", "1")]);
+        for _ in 0..3 {
+            script.poll();
+            script.wait(3_600);
+        }
+        assert_eq!(script.resources_asked, asked, "{:?}", script.resources);
+    }
+}

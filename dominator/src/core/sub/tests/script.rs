@@ -98,6 +98,8 @@ pub(super) struct Script {
     pub(super) stopped: Vec<StoppedImage>,
     /// What the sub says of its resources; `None` for an earlier release.
     pub(super) resources: Option<ResourcesReport>,
+    /// How often it was asked for them.
+    pub(super) resources_asked: u32,
     /// Writes lines of ended updates too.
     pub(super) writes_ends: bool,
 }
@@ -136,6 +138,7 @@ impl Script {
             answer: ClaimAnswer::Granted,
             stopped: Vec::new(),
             resources: Some(ResourcesReport::default()),
+            resources_asked: 0,
             writes_ends: false,
         };
         script.scan(&[]);
@@ -272,6 +275,7 @@ impl Script {
                     next.push(Event::FormerRead(request_id, self.former.clone()));
                 }
                 Effect::ReadResources(request_id, request) => {
+                    self.resources_asked += 1;
                     let reply = match &self.resources {
                         Some(report) => {
                             let version = object(&format!("{report:?}"));
