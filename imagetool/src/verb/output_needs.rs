@@ -2,17 +2,18 @@
 //! image brings: no machine could ever get it, because machines get resources with images, and
 //! their outputs after that.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use api::file_generator::{GetGenerators, GetGeneratorsRequest};
 use model::display::error_chain;
 use model::image::{Content, ImageName};
+use model::object::ObjectId;
 use model::path::TreePath;
 use model::tree::Tree;
 use model::trigger::Triggers;
-use provisioning::image::{ImageFile, texts, unchecked_definition};
+use provisioning::image::{ImageError, ImageFile, texts, unchecked_definition};
 use rpc::client::{Client, Peer};
 use rpc::trees::TreeReader;
 
@@ -36,16 +37,13 @@ pub(super) async fn check(
         return Ok(());
     }
     let own = resources(context, &content.triggers, tree).await?;
-    let mut used = used_outputs(context, content).await;
-    used.retain(|(path, id)| {
-        if id == "*" {
-            eprintln!(
-                "warning: {path} is made of outputs of resources, and it is not known of which: no \
-                 machine can have it if only this image brings them"
-            );
-        }
-        id != "*"
-    });
+    let used = used_outputs(context, content).await;
+    for (path, _) in used.iter().filter(|(_, id)| id == "*") {
+        eprintln!(
+            "warning: {path} is made of outputs of resources, and it is not known of which: no \
+             machine can have it if only this image brings them"
+        );
+    }
     let mut brought: Vec<(String, String)> =
         used.into_iter().filter(|(_, id)| own.contains(id)).collect();
     if let Some(former) = former
@@ -121,9 +119,11 @@ async fn resources(
     let files = texts(triggers, tree).map_err(|error| Failure::new(&error))?;
     let wanted: Vec<_> = files.iter().map(|file| (file.object, file.size_bytes)).collect();
     let read = contents(&context.client, "resource files", &wanted, &context.meter).await;
-    let mut read = read.map_err(|error| download::failure(&error))?.into_iter();
-    let definition = unchecked_definition(triggers, tree, |_: &ImageFile| {
-        Ok::<_, provisioning::image::ImageError>(read.next().unwrap_or_default())
+    let read = read.map_err(|error| download::failure(&error))?;
+    let read: BTreeMap<ObjectId, Vec<u8>> =
+        files.iter().map(|file| file.object).zip(read).collect();
+    let definition = unchecked_definition(triggers, tree, |file: &ImageFile| {
+        Ok::<_, ImageError>(read.get(&file.object).cloned().unwrap_or_default())
     });
     let definition = definition.map_err(|error| Failure::new(&error))?.unwrap_or_default();
     let (resources, _) = definition.read().map_err(|error| Failure::new(&error))?;
