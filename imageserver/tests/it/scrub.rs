@@ -94,8 +94,13 @@ async fn what_is_lost_comes_from_another_server() {
     let ids = [ALGORITHM.digest(&large), ALGORITHM.digest(b"small")];
     flip(&stored(data.path(), &ids[0]));
     std::fs::remove_file(stored(data.path(), &ids[1])).unwrap();
-    until(async || server.metric("dominator_objects_repaired_total") == "2").await;
-    until(async || damage(&server) == ["0", "0"]).await;
+    testing::eventually_async("both are repaired", async || {
+        match (server.metric("dominator_objects_repaired_total"), damage(&server)) {
+            (repaired, damage) if repaired == "2" && damage == ["0", "0"] => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await;
     let want = [(ids[0], Some(large.clone())), (ids[1], Some(b"small".to_vec()))];
     assert_eq!(server.fetch(&ids).await, want);
     assert_eq!(files_in(data.path().join("quarantine")), 1);

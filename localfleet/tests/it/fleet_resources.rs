@@ -8,10 +8,8 @@ use localfleet::fleet::client_of;
 use testing::eventually;
 
 use crate::converges::{CONVERGE_MAX, Scenario};
+use crate::provisioning::{TRIGGERS, keep_run};
 use crate::tasks::{copy_program, make_tree};
-
-const TRIGGERS: &str = r#"[{"MatchLines": ["/etc/dominator/resources\\.d/.*"],
-    "Service": "resources", "Kind": "provision"}]"#;
 
 const BINDINGS: &str = "[[provisioner]]\nname = \"sql\"\nkinds = [\"sql\"]\nuser = \"root\"\n";
 
@@ -91,8 +89,7 @@ fn holder(scenario: &Scenario) -> usize {
 #[test]
 fn one_machine_of_three_makes_a_resource_and_all_have_its_outputs() {
     let mut scenario = Scenario::start_with_tasks_and(3, &[("--permit-time", "40s")]);
-    let filter = scenario.directory.path().join("filter");
-    fs::write(&filter, fs::read_to_string(&filter).unwrap() + "/run/.*\n").unwrap();
+    keep_run(&scenario);
     for (name, size) in [("10", 10), ("20", 20), ("30", 30), ("none", 0)] {
         add_image(&scenario, name, size);
     }

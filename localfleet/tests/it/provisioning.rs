@@ -12,7 +12,7 @@ use crate::computed::add;
 use crate::converges::{CONVERGE_MAX, Scenario};
 use crate::tasks::{copy_program, lines, make_tree};
 
-const TRIGGERS: &str = r#"[{"MatchLines": ["/etc/dominator/resources\\.d/.*"],
+pub const TRIGGERS: &str = r#"[{"MatchLines": ["/etc/dominator/resources\\.d/.*"],
     "Service": "resources", "Kind": "provision"}]"#;
 
 const BINDINGS: &str = "[[provisioner]]\nname = \"mark\"\nkinds = [\"marked\"]\nuser = \"root\"\n";
@@ -42,6 +42,12 @@ exit 1
 const DB: &str = r#"{"id": "db", "kind": "marked", "spec": {}}"#;
 const USER: &str = r#"{"id": "user", "kind": "marked", "needs": ["db"], "spec": {},
     "on_removal": "destroy"}"#;
+
+/// Has images keep /run, where outputs are.
+pub fn keep_run(scenario: &Scenario) {
+    let filter = scenario.directory.path().join("filter");
+    fs::write(&filter, fs::read_to_string(&filter).unwrap() + "/run/.*\n").unwrap();
+}
 
 /// Adds an image with these resources, and a file that tells its version.
 fn make_image(scenario: &Scenario, version: &str, resources: &[(&str, &str)]) {
@@ -106,8 +112,7 @@ fn pairs(list: &[(&str, &str)]) -> Vec<(String, String)> {
 #[test]
 fn a_machine_gets_its_resources_before_its_image_and_loses_them_after() {
     let mut scenario = Scenario::start_with_tasks(1);
-    let filter = scenario.directory.path().join("filter");
-    fs::write(&filter, fs::read_to_string(&filter).unwrap() + "/run/.*\n").unwrap();
+    keep_run(&scenario);
     make_image(&scenario, "plain", &[]);
     make_image(&scenario, "bad", &[("db", &DB.replace("{}", r#"{"fail": true}"#))]);
     make_image(&scenario, "full", &[("db", DB), ("user", USER)]);
@@ -202,8 +207,7 @@ fn a_machine_gets_its_resources_before_its_image_and_loses_them_after() {
 fn a_template_sees_the_outputs_of_resources_that_the_machine_has() {
     let mut scenario = Scenario::start_with_tasks(1);
     let directory = scenario.directory.path().to_owned();
-    let filter = directory.join("filter");
-    fs::write(&filter, fs::read_to_string(&filter).unwrap() + "/run/.*\n").unwrap();
+    keep_run(&scenario);
     let config = directory.join("filegen.toml");
     let generator = "[[generator]]\npath = \"/etc/app.conf\"\nkind = \"template\"\n\
                      file = \"app.conf.j2\"\n";
@@ -257,8 +261,7 @@ fn a_template_sees_the_outputs_of_resources_that_the_machine_has() {
 fn drift_of_a_resource_is_an_alarm_until_it_is_over() {
     let mut scenario = Scenario::start_with_tasks_and_checks(1);
     let directory = scenario.directory.path().to_owned();
-    let filter = directory.join("filter");
-    fs::write(&filter, fs::read_to_string(&filter).unwrap() + "/run/.*\n").unwrap();
+    keep_run(&scenario);
     let tree = directory.join("tree");
     make_tree(&tree);
     fs::create_dir_all(tree.join("run")).unwrap();
@@ -341,8 +344,7 @@ fn drift_of_a_resource_is_an_alarm_until_it_is_over() {
 #[test]
 fn subtool_has_one_machine_provision() {
     let mut scenario = Scenario::start_with_tasks(1);
-    let filter = scenario.directory.path().join("filter");
-    fs::write(&filter, fs::read_to_string(&filter).unwrap() + "/run/.*\n").unwrap();
+    keep_run(&scenario);
     make_image(&scenario, "plain", &[]);
     make_image(&scenario, "bad", &[("db", &DB.replace("{}", r#"{"fail": true}"#))]);
     make_image(&scenario, "full", &[("db", DB), ("user", USER)]);

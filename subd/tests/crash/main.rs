@@ -14,6 +14,7 @@
 
 mod actor;
 mod fixture;
+mod interrupted;
 mod lab;
 mod listing;
 mod machine;

@@ -10,7 +10,6 @@ use std::error::Error;
 use std::path::Path;
 use std::process::{Command, ExitCode, Output};
 use std::sync::Arc;
-use std::time::Duration;
 
 use api::subd::{ContinueProvisioningRequest, ProvisioningStage, ResourcesReport};
 use model::image::ImageName;
@@ -28,17 +27,11 @@ use testing::strace::{Class, Fault, Faults, MARK, Point, calls, points};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
+use crate::interrupted::{IMPATIENT, PATIENT, patience, program};
 use crate::machine::wait_for_children;
 
 /// The environment variable with the directory, for the program that is killed.
 pub const DIRECTORY_VARIABLE: &str = "CRASH_PROVISION";
-
-/// The environment variable with how many seconds it waits for the next news.
-const PATIENCE_VARIABLE: &str = "CRASH_PATIENCE_S";
-
-/// Its value for a program that is disturbed, which may wait for ten minutes then, and for others.
-const IMPATIENT: &str = "5";
-const PATIENT: &str = "60";
 
 /// How often what has failed is tried again.
 const RETRIES: usize = 3;
@@ -176,7 +169,7 @@ async fn until<T>(
     news: &Notify,
     mut look: impl FnMut() -> Result<Option<T>, Box<dyn Error>>,
 ) -> Result<T, Box<dyn Error>> {
-    let patience = Duration::from_secs(std::env::var(PATIENCE_VARIABLE)?.parse()?);
+    let patience = patience();
     loop {
         if let Some(found) = look()? {
             return Ok(found);
@@ -197,9 +190,7 @@ struct Outcome {
 }
 
 fn command(directory: &Path, patience: &str) -> Command {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.env(DIRECTORY_VARIABLE, directory).env(PATIENCE_VARIABLE, patience);
-    command
+    program(DIRECTORY_VARIABLE, directory, patience)
 }
 
 fn make(directory: &Path) {

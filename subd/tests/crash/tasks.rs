@@ -27,15 +27,11 @@ use subd::tasks::supervisor::{Backend, Supervisor, SupervisorChoice};
 use testing::crash_points::{Sample, Scratch, entries, in_one_line};
 use testing::strace::{Call, Class, Fault, Faults, MARK, Point, calls, points};
 
+use crate::interrupted::{IMPATIENT, PATIENT, patience, program};
 use crate::machine::wait_for_children;
 
 /// The environment variable with the directory, for the program that is killed.
 pub const DIRECTORY_VARIABLE: &str = "CRASH_TASKS";
-
-/// The environment variable with how many seconds it waits for a task.
-const PATIENCE_VARIABLE: &str = "CRASH_PATIENCE_S";
-const IMPATIENT: &str = "8";
-const PATIENT: &str = "60";
 
 /// Locks a file, records if it is locked already, and its version.
 const RUN: &str = "exec 9>>DIRECTORY/lock; flock -n 9 || echo two >> DIRECTORY/overlaps\n\
@@ -88,7 +84,7 @@ fn run_all(directory: &Path) -> Result<(), Box<dyn Error>> {
 
 /// Defines one stage after the other, each when that before has taken effect.
 fn give_orders(directory: &Path, tasks: &Tasks, first: usize) -> Result<(), Box<dyn Error>> {
-    let patience = Duration::from_secs(std::env::var(PATIENCE_VARIABLE)?.parse()?);
+    let patience = patience();
     for stage in first..=STAGES {
         std::fs::write(directory.join("stage.new"), stage.to_string())?;
         std::fs::rename(directory.join("stage.new"), directory.join("stage"))?;
@@ -124,9 +120,7 @@ struct Outcome {
 }
 
 fn command(directory: &Path, patience: &str) -> Command {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.env(DIRECTORY_VARIABLE, directory).env(PATIENCE_VARIABLE, patience);
-    command
+    program(DIRECTORY_VARIABLE, directory, patience)
 }
 
 /// Runs a command to its end. What it has started runs on, and would hold a pipe.
