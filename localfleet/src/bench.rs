@@ -12,6 +12,7 @@ mod measure;
 mod rollouts;
 mod serve;
 mod store;
+mod tasks;
 mod tls;
 mod update;
 mod versions;
@@ -30,9 +31,13 @@ use crate::fleet::{Addresses, Fleet, Options};
 use crate::source_trees;
 use fixture::{Change, LARGE, QUICK, SMALL};
 pub use measure::Row;
+use measure::{Memory, cpu_of, memory_of};
 
 /// The most time for the update of a machine.
 const UPDATE_MAX: Duration = Duration::from_secs(600);
+
+/// How long an idle machine is measured.
+const IDLE: Duration = Duration::from_secs(120);
 
 /// How often the status of a machine is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
@@ -55,6 +60,8 @@ pub enum Part {
     InstallTree,
     /// Memory and processor time of an idle subd.
     Idle,
+    /// Daemon tasks on one machine: how soon they run, and what 200 of them cost.
+    Tasks,
     /// Adding and fetching images, beside ostree, restic and casync.
     Store,
     /// An image server with a thousand versions of an image.
@@ -67,6 +74,8 @@ pub enum Part {
     Pages,
     /// Such a fleet with three computed files on each machine.
     Computed,
+    /// Such a fleet with five daemon tasks on each machine.
+    FleetTasks,
     /// The cost of TLS for such a fleet, and for getting an image.
     Tls,
     /// Decisions about rollouts of ten thousand machines in 200 environments.
@@ -164,12 +173,14 @@ pub fn run(
     any(Part::Install, install::install)?;
     any(Part::InstallTree, install::install_tree)?;
     any(Part::Idle, content::idle)?;
+    any(Part::Tasks, tasks::measure)?;
     any(Part::Store, store::measure)?;
     any(Part::Versions, versions::measure)?;
     any(Part::Serve, serve::measure)?;
     any(Part::Fleet, fleet::measure)?;
     any(Part::Pages, fleet::pages)?;
     any(Part::Computed, fleet::computed)?;
+    any(Part::FleetTasks, fleet::tasks)?;
     any(Part::Tls, tls::measure)?;
     any(Part::Rollouts, rollouts::measure)?;
     directory.close().context("cannot remove the directory")
@@ -309,25 +320,27 @@ fn unlimited() -> Vec<(&'static str, String)> {
 
 /// Uploads a tree as an image that covers everything except subd's own directory.
 fn upload(fleet: &Fleet, image: &str, tree: &Path, flags: &[&str]) -> anyhow::Result<()> {
-    upload_filtered(fleet, image, tree, "", flags)
+    upload_with(fleet, image, tree, ["", "[]"], flags)
 }
 
-/// Uploads a tree as an image with a filter.
-fn upload_filtered(
+/// Uploads a tree as an image with a filter and triggers.
+fn upload_with(
     fleet: &Fleet,
     image: &str,
     tree: &Path,
-    lines: &str,
+    [filter, triggers]: [&str; 2],
     flags: &[&str],
 ) -> anyhow::Result<()> {
     eprintln!("uploading {image}");
-    let filter = fleet.mdb().with_file_name("filter");
-    fs::write(&filter, lines).context("cannot write the filter")?;
-    let shown = |path: &Path| path.display().to_string();
+    let file = |name: &str, text: &str| {
+        let path = fleet.mdb().with_file_name(name);
+        fs::write(&path, text).with_context(|| format!("cannot write the {name}"))?;
+        anyhow::Ok(path.display().to_string())
+    };
+    let (filter, triggers) = (file("filter", filter)?, file("triggers", triggers)?);
+    let tree = tree.display().to_string();
     let mut words: Vec<String> =
-        ["add", image, &shown(tree), &shown(&filter), "-", "--required-paths="]
-            .map(str::to_owned)
-            .into();
+        ["add", image, &tree, &filter, &triggers, "--required-paths="].map(str::to_owned).into();
     words.extend(flags.iter().map(|flag| (*flag).to_owned()));
     let output = fleet.imagetool(&words)?;
     ensure!(output.status.success(), "imagetool: {}", String::from_utf8_lossy(&output.stderr));
@@ -358,6 +371,19 @@ fn update_to(fleet: &mut Fleet, image: &str) -> anyhow::Result<Duration> {
 /// Returns the process id of the machine's subd.
 fn subd_of(fleet: &Fleet) -> anyhow::Result<u32> {
     fleet.subs.first().and_then(|sub| sub.daemon.id()).context("subd does not run")
+}
+
+/// Leaves the machine alone for `settle`, and measures what its subd takes in the two minutes after
+/// that: the part of a core, and the memory.
+fn cost_when_idle(fleet: &Fleet, settle: Duration) -> anyhow::Result<(f64, Memory)> {
+    let id = subd_of(fleet)?;
+    eprintln!("watching an idle machine for {} s", IDLE.as_secs());
+    // What was begun before is not part of it.
+    std::thread::sleep(settle);
+    let (start, before) = (Instant::now(), cpu_of(id)?);
+    std::thread::sleep(IDLE);
+    let share = cpu_of(id)?.saturating_sub(before).as_secs_f64() / start.elapsed().as_secs_f64();
+    Ok((share, memory_of(id).context("subd has ended")?))
 }
 
 /// Writes out dirty pages, so that each measurement starts from the same state.

@@ -34,7 +34,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use control::{ClearFirstTimes, Disturb, Drift, GetFirstTimes, GetSimulatorStatus};
+use control::{ClearFirstTimes, Disturb, Drift, GetFirstTimes, GetSimulatorStatus, SetTasks};
 use machines::{Accepted, MachineOptions, Machines, WorkTimes, monotonic};
 use sub::FirstTimes;
 
@@ -264,6 +264,10 @@ fn control_router(machines: &Arc<Machines>, security: &Security) -> Router<Arc<M
         .method::<Drift, _>(async |machines, _, request| {
             let number = usize::try_from(request.sub).unwrap_or(usize::MAX);
             machines.drift(number, request.chance)
+        })
+        .method::<SetTasks, _>(async |machines, _, count| {
+            machines.set_tasks(count);
+            Ok(Done {})
         })
         .method::<Disturb, _>(async |machines, _, request| {
             machines.disturb(request);

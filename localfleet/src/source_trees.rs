@@ -165,6 +165,33 @@ pub fn copy(source: &Path, target: &Path) -> anyhow::Result<()> {
     run(Command::new("cp").args(["-a", "--reflink=auto"]).arg(source).arg(target))
 }
 
+/// Copies programs of this machine to a tree, with their libraries, so that they run there. A
+/// symlink becomes the file.
+///
+/// # Errors
+///
+/// If ldd fails, or a file cannot be copied.
+pub fn copy_programs<'path>(
+    programs: impl IntoIterator<Item = &'path str>,
+    tree: &Path,
+) -> anyhow::Result<()> {
+    let copy = |path: &str| {
+        let to = tree.join(path.trim_start_matches('/'));
+        fs::create_dir_all(to.parent().unwrap_or(tree)).context("cannot make a directory")?;
+        fs::copy(path, to).with_context(|| format!("cannot copy {path}"))
+    };
+    for program in programs {
+        copy(program)?;
+        let output = Command::new("ldd").arg(program).output().context("cannot run ldd")?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let libraries = text.split_whitespace().filter(|word| word.starts_with('/'));
+        for library in libraries.filter(|word| !word.ends_with(':')) {
+            copy(library)?;
+        }
+    }
+    Ok(())
+}
+
 /// Changes `root` like a new version of an image: fifty files get new content, ten are added in a
 /// new directory, five are removed. Returns the number of changed files.
 ///

@@ -10,15 +10,12 @@ use anyhow::{Context as _, ensure};
 use api::subd::{Poll, PollRequest, ScanNow, ScanNowRequest};
 
 use super::measure::{Row, Samples, Took, cpu_of, mebibytes, memory_of, run, seconds};
-use super::{Bench, MEMORY_WANTED, subd_of, update_to, upload};
+use super::{Bench, MEMORY_WANTED, cost_when_idle, subd_of, update_to, upload};
 use crate::compare::list;
 use crate::fleet::Fleet;
 
 /// The most time for one content pass.
 const PASS_MAX: Duration = Duration::from_secs(300);
-
-/// How long an idle machine is measured.
-const IDLE: Duration = Duration::from_secs(120);
 
 /// The goal for the time of hashing, as a multiple of the peer's time.
 const RATIO_WANTED: f64 = 1.15;
@@ -173,14 +170,7 @@ pub fn idle(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
     let mut fleet = bench.fleet("idle", Some(&first), true)?;
     upload(&fleet, "first", &first, &[])?;
     update_to(&mut fleet, "first")?;
-    let id = subd_of(&fleet)?;
-    eprintln!("watching an idle machine for {} s", IDLE.as_secs());
-    // What the start has left to do is no idleness.
-    std::thread::sleep(Duration::from_secs(10));
-    let (start, before) = (Instant::now(), cpu_of(id)?);
-    std::thread::sleep(IDLE);
-    let share = cpu_of(id)?.saturating_sub(before).as_secs_f64() / start.elapsed().as_secs_f64();
-    let memory = memory_of(id).context("subd has ended")?;
+    let (share, memory) = cost_when_idle(&fleet, Duration::from_secs(10))?;
     bench.end("idle", fleet)?;
     let wanted = MEMORY_WANTED as f64;
     Ok(vec![

@@ -7,6 +7,7 @@
 mod computed;
 mod readers;
 mod release;
+mod tasks;
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -16,7 +17,7 @@ use api::dominator::Status;
 
 use super::fixture::{self, Change, Content, Shape};
 use super::measure::{Row, Samples, cpu_of, mebibytes, memory_of, seconds};
-use super::{Bench, upload_filtered};
+use super::{Bench, upload_with};
 use crate::fleet::Fleet;
 use crate::simulated_fleet::SimulatedFleet;
 use crate::simulator::allow_connections;
@@ -122,6 +123,18 @@ pub fn computed(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
     })
 }
 
+/// Measures a fleet with daemon tasks.
+///
+/// # Errors
+///
+/// If a step does not reach its goal in time.
+pub fn tasks(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
+    measured(bench, |run, [first, ..], files| {
+        run.intake(first, files)?;
+        run.tasks()
+    })
+}
+
 /// The image of each machine, by its number.
 type ImageOf<'names> = &'names dyn Fn(usize) -> String;
 
@@ -176,7 +189,7 @@ fn upload_images(
         fixture::changed(&tree, files, &release, change)?;
         for (version, tree) in [tree, update, release].iter().enumerate() {
             let name = format!("base-{number}/{}", version + 1);
-            upload_filtered(fleet, &name, tree, FILTER, &[])?;
+            upload_with(fleet, &name, tree, [FILTER, "[]"], &[])?;
             fs::remove_dir_all(tree).context("cannot remove a tree")?;
             names[version].push(name);
         }
@@ -310,8 +323,8 @@ impl Run {
         Ok(())
     }
 
-    /// Measures the idle fleet.
-    fn idle(&mut self) -> anyhow::Result<()> {
+    /// Measures the idle fleet. Returns the part of a core that the dominator takes.
+    fn idle(&mut self) -> anyhow::Result<f64> {
         eprintln!("{}: watching them idle for {} s", self.name, IDLE.as_secs());
         std::thread::sleep(SETTLE);
         let (before, polls, start) = (self.cpu()?, self.all.report()?.polls, Instant::now());
@@ -339,7 +352,7 @@ impl Run {
         });
         let memory = memory_of(self.dominator()?).context("the dominator has ended")?;
         self.memory("idle", memory.now);
-        Ok(())
+        Ok(dominator / took)
     }
 
     /// Makes one machine after the other drift.
@@ -458,6 +471,20 @@ impl Run {
         );
         let before = Cpu { dominator: Duration::ZERO, simulator };
         self.spent("the dominator starts again", before)
+    }
+
+    /// Starts the dominator again. Returns the seconds to all synced, and its memory a while later,
+    /// in bytes.
+    fn started(&mut self, what: &str) -> anyhow::Result<(f64, u64)> {
+        eprintln!("{}: starting the dominator again, {what}", self.name);
+        self.all.fleet.dominator.stop()?;
+        let start = Instant::now();
+        self.all.fleet.dominator.start_again()?;
+        self.all.fleet.wait_ready()?;
+        self.all.wait_all_synced("all are taken in again", LIMIT)?;
+        let took = start.elapsed().as_secs_f64();
+        self.wanted(&format!("{what}: the dominator starts, to all synced"), took, INTAKE_WANTED);
+        Ok((took, self.rest(&format!("a minute later, {what}"))?))
     }
 
     fn cpu_of_simulator(&self) -> anyhow::Result<Duration> {

@@ -8,7 +8,7 @@ use anyhow::{Context as _, ensure};
 
 use super::fixture::{self, Content, Shape};
 use super::measure::{Row, cpu_of, mebibytes, memory_of, seconds};
-use super::{Bench, upload_filtered};
+use super::{Bench, upload_with};
 use crate::simulated_fleet::SimulatedFleet;
 use crate::simulator::allow_connections;
 
@@ -112,9 +112,9 @@ fn fleet(bench: &Bench<'_>, insecure: bool) -> anyhow::Result<Taken> {
         &tree,
         Shape { seed: 0x5eed_5000, files: FILES, bytes, content: Content::Noise },
     )?;
-    upload_filtered(&fleet, "base/1", &tree, "/var/log/.*\n", &[])?;
+    upload_with(&fleet, "base/1", &tree, ["/var/log/.*\n", "[]"], &[])?;
     fs::remove_dir_all(&tree).context("cannot remove a tree")?;
-    upload_filtered(&fleet, "large/1", bench.first()?, "/var/log/.*\n", &[])?;
+    upload_with(&fleet, "large/1", bench.first()?, ["/var/log/.*\n", "[]"], &[])?;
     let server = fleet.imageserver.id().context("the imageserver does not run")?;
     let target = directory.join("got");
     let mut get = (Duration::MAX, Duration::MAX);

@@ -82,6 +82,17 @@ impl Method for Drift {
     type Reply = Done;
 }
 
+/// Gives each sub as many running daemon tasks.
+pub enum SetTasks {}
+
+impl Method for SetTasks {
+    const NAME: &'static str = "Simulator.SetTasks";
+    const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Tells;
+    type Request = u32;
+    type Reply = Done;
+}
+
 /// Makes parts of the fleet fail, until it is called again.
 pub enum Disturb {}
 

@@ -12,8 +12,8 @@ use api::codec::{Encoding, encode};
 use api::fault::{Fault, FaultCode};
 use api::subd::{
     AddObjects, Cleanup, Commit, EncodedDirectory, Fetch, GetDirectories, GetDirectoriesReply,
-    GetDirectoriesRequest, GetRefusedChanges, GetRefusedChangesReply, HoldMachine, Poll, PollReply,
-    PollRequest, Prepare, SetConfiguration, SubIdentity,
+    GetDirectoriesRequest, GetRefusedChanges, GetRefusedChangesReply, GetTaskStates, HoldMachine,
+    Poll, PollReply, PollRequest, Prepare, SetConfiguration, SubIdentity,
 };
 use model::display::error_chain;
 use model::escape::ByteText;
@@ -286,6 +286,15 @@ impl Machines {
         self.machines.iter().map(|machine| action(&mut locked(&machine.sub))).collect()
     }
 
+    /// Gives each machine `count` running tasks.
+    pub fn set_tasks(&self, count: u32) {
+        self.each(|sub| {
+            sub.tasks = count;
+            sub.model.version.status += 1;
+        });
+        self.machines.iter().for_each(|machine| machine.news.notify_waiters());
+    }
+
     /// Changes one file of one machine.
     ///
     /// # Errors
@@ -514,6 +523,9 @@ impl Machines {
                 machines.directories(&caller, request)
             })
             .method::<GetRefusedChanges, _>(async |_, _, ()| Ok(GetRefusedChangesReply::default()))
+            .method::<GetTaskStates, _>(async |machines, caller, request| {
+                Ok(machines.called(&caller)?.1.up()?.task_states(request))
+            })
             .method::<HoldMachine, _>(async |machines, caller, _| {
                 machines.order(&caller, |_| Ok(None))
             })

@@ -7,7 +7,11 @@
 use std::sync::Arc;
 
 use api::fault::Fault;
-use api::subd::{FetchRequest, PollReply, PrepareRequest, SubIdentity, SubVersion, UpdateOutcome};
+use api::subd::{
+    FetchRequest, GetTaskStatesReply, GetTaskStatesRequest, Health, PollReply, PrepareRequest,
+    SubIdentity, SubVersion, TaskReport, TaskState, TaskStates, TasksVersion, UpdateOutcome,
+};
+use model::boot_time::BootTime;
 use model::image::ImageName;
 use model::object::ObjectId;
 use model::plan::Plan;
@@ -46,6 +50,8 @@ pub struct Sub {
     pub model: SubModel,
     /// False while the machine gives no answer.
     pub is_up: bool,
+    /// The number of its daemon tasks, which run all the time.
+    pub tasks: u32,
     pub first_times: FirstTimes,
 }
 
@@ -58,7 +64,7 @@ impl Sub {
         model.last_image = Some(image);
         model.start(instance);
         model.end_scan(tree, Vec::new());
-        Self { model, is_up: true, first_times: FirstTimes::default() }
+        Self { model, is_up: true, tasks: 0, first_times: FirstTimes::default() }
     }
 
     /// Goes down: what is not on the disk is lost.
@@ -78,6 +84,30 @@ impl Sub {
     /// Returns the answer to a poll of a caller who knows `have`.
     pub fn report(&self, have: Option<SubVersion>, clock: Time) -> PollReply {
         PollReply { clock, ..self.model.report(have) }
+    }
+
+    /// Returns how its daemon tasks are.
+    pub fn task_states(&self, request: GetTaskStatesRequest) -> GetTaskStatesReply {
+        let version = TasksVersion(self.tasks.into());
+        let task = |number: u32| TaskReport {
+            name: format!("task-{number}"),
+            state: TaskState::Running,
+            detail: "healthy".to_owned(),
+            run: Some("always".to_owned()),
+            started: Some(Time::default()),
+            starts: 1,
+            last_end: None,
+            health: Some(Health::Passed),
+            next_at: None,
+            again_at: None,
+            permit: None,
+            order_number: 0,
+        };
+        let states = (request.have != Some(version)).then(|| TaskStates {
+            tasks: (0..self.tasks).map(task).collect(),
+            ..TaskStates::default()
+        });
+        GetTaskStatesReply { version, said_at: BootTime::default(), states }
     }
 
     /// Changes the tree without an update.

@@ -5,11 +5,12 @@ use std::os::unix::fs::PermissionsExt;
 
 use api::dominator::permits::ListPermits;
 use localfleet::fleet::client_of;
+use localfleet::source_trees::copy_programs;
 use testing::eventually;
 
 use crate::converges::{CONVERGE_MAX, Scenario};
 use crate::provisioning::{TRIGGERS, keep_run};
-use crate::tasks::{copy_program, make_tree};
+use crate::tasks::make_tree;
 
 const BINDINGS: &str = "[[provisioner]]\nname = \"sql\"\nkinds = [\"sql\"]\nuser = \"root\"\n";
 
@@ -36,7 +37,7 @@ const SHARED: [&str; 3] = ["lock", "overlaps", "done"];
 fn add_image(scenario: &Scenario, name: &str, size: u32) {
     let tree = scenario.directory.path().join(name);
     make_tree(&tree);
-    copy_program("/usr/bin/cat", &tree);
+    copy_programs(["/usr/bin/cat"], &tree).unwrap();
     fs::create_dir_all(tree.join("run")).unwrap();
     let mut triggers = "[]";
     if size > 0 {

@@ -10,7 +10,8 @@ use testing::eventually;
 
 use crate::computed::add;
 use crate::converges::{CONVERGE_MAX, Scenario};
-use crate::tasks::{copy_program, lines, make_tree};
+use crate::tasks::{lines, make_tree};
+use localfleet::source_trees::copy_programs;
 
 pub const TRIGGERS: &str = r#"[{"MatchLines": ["/etc/dominator/resources\\.d/.*"],
     "Service": "resources", "Kind": "provision"}]"#;
@@ -59,9 +60,7 @@ fn make_image(scenario: &Scenario, version: &str, resources: &[(&str, &str)]) {
 fn make_tree_with(scenario: &Scenario, version: &str, resources: &[(&str, &str)]) -> PathBuf {
     let tree = scenario.directory.path().join(version);
     make_tree(&tree);
-    for name in ["/usr/bin/cat", "/usr/bin/mkdir", "/usr/bin/rmdir"] {
-        copy_program(name, &tree);
-    }
+    copy_programs(["/usr/bin/cat", "/usr/bin/mkdir", "/usr/bin/rmdir"], &tree).unwrap();
     fs::create_dir_all(tree.join("run")).unwrap();
     fs::write(tree.join("etc/version"), version).unwrap();
     if !resources.is_empty() {
@@ -268,7 +267,7 @@ fn drift_of_a_resource_is_an_alarm_until_it_is_over() {
     // It is built with the workspace.
     let program =
         Path::new(env!("CARGO_BIN_EXE_localfleet")).with_file_name("dom-provisioner-file");
-    copy_program(program.to_str().unwrap(), &tree);
+    copy_programs([program.to_str().unwrap()], &tree).unwrap();
     fs::rename(tree.join(program.strip_prefix("/").unwrap()), tree.join("usr/bin/files")).unwrap();
     fs::write(directory.join("triggers"), "[]").unwrap();
     scenario.add("test/plain", &tree);

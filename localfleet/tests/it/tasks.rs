@@ -3,11 +3,11 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use api::subd::{GetTasks, TaskReport, TaskState};
 use localfleet::fleet::Sub;
+use localfleet::source_trees::copy_programs;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use subd::tasks::processes::descendants;
@@ -29,28 +29,10 @@ const RUN: &str = "#!/bin/sh\n# VERSION\n\
 
 /// Makes a tree in which scripts run.
 pub fn make_tree(tree: &Path) {
-    for program in ["/bin/sh", "/usr/bin/sleep", "/usr/bin/flock"] {
-        copy_program(program, tree);
-    }
+    copy_programs(["/bin/sh", "/usr/bin/sleep", "/usr/bin/flock"], tree).unwrap();
     for directory in ["dev", "etc", "proc", "var/log", "srv/data"] {
         fs::create_dir_all(tree.join(directory)).unwrap();
     }
-}
-
-/// Copies a program with its libraries.
-pub fn copy_program(program: &str, tree: &Path) {
-    copy(program, tree);
-    let output = Command::new("ldd").arg(program).output().unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
-    let libraries = text.split_whitespace().filter(|word| word.starts_with('/'));
-    libraries.filter(|word| !word.ends_with(':')).for_each(|library| copy(library, tree));
-}
-
-fn copy(path: &str, tree: &Path) {
-    let to = tree.join(path.trim_start_matches('/'));
-    fs::create_dir_all(to.parent().unwrap()).unwrap();
-    // A link becomes the file.
-    fs::copy(path, to).unwrap();
 }
 
 pub fn add_task(tree: &Path, version: &str) {

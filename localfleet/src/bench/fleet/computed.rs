@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use api::dominator::content::{ContentChange, ContentStage};
 
-use super::{INTAKE_WANTED, LIMIT, ORDERED_WANTED, Run};
+use super::{LIMIT, ORDERED_WANTED, Run};
 use crate::bench::measure::seconds;
 use crate::simulator::control::ClearFirstTimes;
 use crate::simulator::machines::monotonic;
@@ -76,20 +76,6 @@ impl Run {
         let what = "certificates: ";
         self.update(&|number| images[number % images.len()].clone(), what, CERTIFICATE.len())?;
         self.renew_all()
-    }
-
-    /// Starts the dominator again. Returns the seconds to all synced, and its memory a while later,
-    /// in bytes.
-    fn started(&mut self, what: &str) -> anyhow::Result<(f64, u64)> {
-        eprintln!("{}: starting the dominator again, {what}", self.name);
-        self.all.fleet.dominator.stop()?;
-        let start = Instant::now();
-        self.all.fleet.dominator.start_again()?;
-        self.all.fleet.wait_ready()?;
-        self.all.wait_all_synced("all are taken in again", LIMIT)?;
-        let took = start.elapsed().as_secs_f64();
-        self.wanted(&format!("{what}: the dominator starts, to all synced"), took, INTAKE_WANTED);
-        Ok((took, self.rest(&format!("a minute later, {what}"))?))
     }
 
     /// Makes the configuration of the filegen-server.
