@@ -31,3 +31,4 @@ pub mod sub;
 pub mod task_orders;
 pub mod tasks;
 pub mod timing;
+pub mod vote_links;

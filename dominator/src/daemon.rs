@@ -24,7 +24,7 @@ use rpc::page_frame::PageArgs;
 use rpc::server::{CallerArgs, Router, serve};
 use rpc::tls::Security;
 use rpc::trees::TreeReader;
-use system::random::random;
+use system::random::{random, random_bytes};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -32,6 +32,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::core::mdb_diff::EditLimits;
 use crate::core::sources::Sources;
+use crate::core::vote_links::VoteLinks;
 use crate::daemon::budget_flags::{BudgetArgs, sources};
 use crate::interface::api::ApiState;
 use crate::interface::metrics::FleetCollector;
@@ -122,6 +123,18 @@ pub struct Arguments {
     /// that waits for votes. Words separated by spaces; it reads what is new as JSON
     #[arg(long, value_name = "COMMAND")]
     pub rollout_command: Option<String>,
+
+    /// Address at which voters reach the pages of this dominator, such as
+    /// `https://dominator.example.com:6970`. With it the rollout command gets a link for each voter,
+    /// with which that one votes once without a certificate
+    #[arg(long, value_name = "URL", value_parser = pages_url)]
+    pub pages_url: Option<String>,
+
+    /// Command that says whether a step of a rollout goes on, waits or is rolled back, for
+    /// environments whose strategy has `analysis`. Words separated by spaces; it reads the
+    /// question as JSON, and prints its answer as JSON
+    #[arg(long, value_name = "COMMAND")]
+    pub analysis_command: Option<String>,
 
     /// Directory for what must survive a restart
     #[arg(long, value_name = "DIR", default_value = "/var/lib/dominator")]
@@ -223,9 +236,7 @@ impl Arguments {
     /// Splits the alarm command and the rollout command into words. There is no word if there is no
     /// command.
     pub fn programs(&self) -> [Vec<String>; 2] {
-        [&self.alarm_command, &self.rollout_command].map(|command| {
-            command.iter().flat_map(|line| line.split_whitespace()).map(str::to_owned).collect()
-        })
+        [&self.alarm_command, &self.rollout_command].map(words)
     }
 
     /// Returns the flags that differ in `new` and take effect only at a start.
@@ -243,6 +254,8 @@ impl Arguments {
             mdb_reimage_max: _,
             alarm_command: _,
             rollout_command: _,
+            analysis_command: _,
+            pages_url,
             state,
             history_max_mib,
             history_days,
@@ -266,6 +279,7 @@ impl Arguments {
             ("mdb", *mdb != new.mdb),
             ("mdb-server", *mdb_server != new.mdb_server),
             ("mdb-strict", *mdb_strict != new.mdb_strict),
+            ("pages-url", *pages_url != new.pages_url),
             ("state", *state != new.state),
             ("history-max-mib", *history_max_mib != new.history_max_mib),
             ("history-days", *history_days != new.history_days),
@@ -293,6 +307,7 @@ impl Arguments {
             mdb_reimage_max: new.mdb_reimage_max,
             alarm_command: new.alarm_command,
             rollout_command: new.rollout_command,
+            analysis_command: new.analysis_command,
             budgets: new.budgets,
             log: LogArgs { filter: new.log.filter, format: self.log.format },
             ..self
@@ -318,6 +333,19 @@ impl ServerPeers {
         let mdb_server = mdb_server.transpose().map_err(address("--mdb-server"))?;
         Ok(Self { imageserver, sources, mdb_server })
     }
+}
+
+/// Splits a command into words. There is no word if there is no command.
+fn words(command: &Option<String>) -> Vec<String> {
+    command.iter().flat_map(|line| line.split_whitespace()).map(str::to_owned).collect()
+}
+
+/// Checks the address of the pages.
+fn pages_url(text: &str) -> Result<String, String> {
+    let has_host = ["http://", "https://"].iter().any(|scheme| {
+        text.strip_prefix(scheme).is_some_and(|host| !host.is_empty() && !host.contains(['?', '#']))
+    });
+    has_host.then(|| text.to_owned()).ok_or_else(|| "it is as https://HOST:PORT".to_owned())
 }
 
 /// Parses the time of a permit, in whole seconds.
@@ -375,6 +403,7 @@ pub async fn run(
         security,
     );
     until_stop(reading.boxed());
+    fleet.set_analysis_command(words(&arguments.analysis_command));
     let [(alarms, alarm_programs), (rollouts, rollout_programs)] =
         arguments.programs().map(watch::channel);
     until_stop(operator_program::tell_of_alarms(Arc::clone(&fleet), alarm_programs).boxed());
@@ -420,7 +449,9 @@ fn share(
     let computed = ComputedService::new(store, clock, secured, asking, stop.clone())?;
     computed.set_limits(claims.failures);
     let holder = HoldMachineRequest { dominator: name(&state), start: random() };
+    let vote_links = VoteLinks::new(arguments.pages_url.as_deref(), link_key(&state)?);
     Ok(Shared {
+        vote_links,
         security: security.clone(),
         clock,
         images: Images::new(imageserver, clock, Arc::clone(&reader), known, tasks, stop.clone()),
@@ -460,6 +491,17 @@ fn name(state: &Storage) -> String {
     });
     tracing::info!(name, "subs know this dominator by its name");
     name
+}
+
+/// Returns the key of links to vote. It is made at the first start.
+fn link_key(state: &Storage) -> Result<[u8; 32], StorageError> {
+    let key = state.link_key.modify(|key| {
+        let new = || blake3::Hash::from_bytes(random_bytes()).to_string();
+        key.get_or_insert_with(new).clone()
+    })?;
+    // A key that somebody has damaged makes no links.
+    let key = blake3::Hash::from_hex(key).map_or_else(|_| random_bytes(), Into::into);
+    Ok(key)
 }
 
 /// Returns the name under which this dominator holds images: that of the machine, and the port.

@@ -174,6 +174,8 @@ pub struct Storage {
     pub known_images: StoredValue<BTreeMap<ImageName, ObjectId>>,
     /// The name of this dominator, which subs know it by.
     pub name: StoredValue<Option<String>>,
+    /// The key of links to vote, in hexadecimal.
+    pub link_key: StoredValue<Option<String>>,
     /// Groups, environments and rollouts.
     pub rollouts: StoredRollouts,
     /// The clock when it was last trusted.
@@ -234,6 +236,7 @@ impl Storage {
             stopped_images: StoredValue::load_or_default_as(row("stopped-images"), RowJson)?,
             known_images: StoredValue::load_or_default_as(row("known-images"), RowJson)?,
             name: StoredValue::load_or_default_as(row("name"), RowJson)?,
+            link_key: StoredValue::load_or_default_as(row("link-key"), RowJson)?,
             rollouts: StoredRollouts::load(&database)?,
             clock: StoredValue::load_or_default_as(row(CLOCK), RowJson)?,
             database,

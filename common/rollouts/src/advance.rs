@@ -3,15 +3,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use model::image::ImageName;
 use model::json::canonical;
 use model::mdb::Machine as Record;
 use model::object::{Algorithm, ObjectId};
 use model::tree::Time;
 use serde::{Deserialize, Serialize};
 
+use crate::batch::Pace;
 use crate::document::{
-    Document, Event, FailureEvent, Machine, MachineTask, MachineTaskState, Revision, Rollout, Step,
-    StepState, name_of,
+    Analysis, Document, Event, FailureEvent, Machine, MachineTask, MachineTaskState, Revision,
+    Rollout, Step, StepState, name_of,
 };
 use crate::gate::Gate;
 use crate::state::{RolloutRecord, SharedMachines, State};
@@ -37,12 +39,42 @@ pub struct Seen {
     pub held_out: bool,
 }
 
+/// What the image server says about an image, beside its content.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageRemarks {
+    /// When it was uploaded.
+    pub uploaded: Time,
+    /// Why it is deprecated, if it is.
+    pub deprecated: Option<String>,
+}
+
+/// What the analysis is asked, with how a step is called.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Question<'a> {
+    /// The number of the rollout.
+    #[serde(skip)]
+    pub number: u64,
+    pub rollout: &'a str,
+    pub step: &'a str,
+    pub environment: &'a str,
+    pub revision: Revision,
+    /// The machines that were changed.
+    pub hosts: Vec<&'a str>,
+    /// `analysis` of the strategy.
+    pub analysis: &'a BTreeMap<String, String>,
+}
+
 /// All that is seen at one moment.
 pub trait View {
     /// Returns what is seen of a machine.
     fn machine(&self, hostname: &str) -> Option<Seen>;
     /// Returns the digest of an image, if it is known.
     fn digest(&self, image: &str) -> Option<ObjectId>;
+    /// Returns what the image server says about an image, if it is known.
+    fn remarks(&self, image: &str) -> Option<ImageRemarks>;
+    /// Returns what the analysis says about the machines that a step has changed, if it has
+    /// answered. Has it asked otherwise.
+    fn analysis(&mut self, question: Question<'_>) -> Option<Analysis>;
     /// Returns for how long all machines that the step has changed are healthy, in seconds.
     /// `healthy` says whether they are now.
     fn healthy_for_s(&mut self, rollout: u64, step: &str, healthy: bool) -> u64;
@@ -248,21 +280,27 @@ fn ask(
         environment.closed = state.opening(&environment.name, now).err();
     }
     document.event = timed_out(state, &document, record, now).map(Event::Failure);
-    let steps = document.rollout.take();
-    document.rollout =
-        steps.map(|rollout| with_plans(state, mdb, view, &document, rollout, record));
+    if let Some(mut rollout) = document.rollout.take() {
+        let refused = with_plans(state, mdb, view, &document, &mut rollout, record, now);
+        document.event = refused.map(Event::Failure).or(document.event);
+        document.rollout = Some(rollout);
+    }
     decide(&document)
 }
 
-/// Adds the plans of steps that need one, and for how long machines have been healthy.
+/// Adds the plans of steps that need one, and how machines that were changed have been. Returns why
+/// a plan cannot be carried out, if so.
 fn with_plans(
     state: &State,
     mdb: &SharedMachines,
     view: &mut impl View,
     document: &Document,
-    mut rollout: Rollout,
+    rollout: &mut Rollout,
     record: &RolloutRecord,
-) -> Rollout {
+    now: Time,
+) -> Option<FailureEvent> {
+    let whole = rollout.clone();
+    let mut failure = None;
     for step in &mut rollout.steps {
         match step.state {
             StepState::Planning | StepState::AwaitingApproval => {
@@ -271,21 +309,118 @@ fn with_plans(
                     plan(state, mdb, &step.environment, revision, |image| view.digest(image));
                 // Machines that were moved have to come back although no image differs.
                 step.plan_is_empty = plan.is_empty() && !is_mixed(state, step);
-                if !plan.digest.is_empty() {
-                    step.digest = Some(plan.digest);
-                } else if step.state == StepState::Planning {
-                    let images = plan.unknown_images.into_iter().collect::<Vec<_>>().join(", ");
-                    step.cause = format!("the image server has not given {images} yet");
+                let is_new = step.state == StepState::Planning;
+                match check_plan(state, view, &whole, step, &plan, now) {
+                    Err(Obstacle::Refused(reason)) => {
+                        failure = Some(FailureEvent { step: step.id.clone(), reason });
+                    }
+                    Err(Obstacle::Waits(cause)) if is_new => step.cause = cause,
+                    _ if !plan.digest.is_empty() => step.digest = Some(plan.digest),
+                    _ if is_new => step.cause = not_given(plan.unknown_images),
+                    _ => {}
                 }
             }
             StepState::Applying | StepState::Soaking => {
                 let healthy = !document.machines.iter().any(|machine| is_converging(machine, step));
                 step.healthy_for_s = Some(view.healthy_for_s(record.number, &step.id, healthy));
+                let since =
+                    record.since.get(&step.id).filter(|_| step.state == StepState::Applying);
+                step.applying_for_s = since.map(|since| seconds_between(*since, now));
+                if healthy {
+                    step.analysis = analysis(view, document, &whole, step, record.number);
+                }
             }
             _ => {}
         }
     }
-    rollout
+    failure
+}
+
+fn not_given(images: BTreeSet<String>) -> String {
+    let images = images.into_iter().collect::<Vec<_>>().join(", ");
+    format!("the image server has not given {images} yet")
+}
+
+fn seconds_between(since: Time, now: Time) -> u64 {
+    u64::try_from(now.seconds.saturating_sub(since.seconds)).unwrap_or_default()
+}
+
+/// Returns what the analysis says about the machines that a step has changed, if it is to be asked.
+fn analysis(
+    view: &mut impl View,
+    document: &Document,
+    rollout: &Rollout,
+    step: &Step,
+    number: u64,
+) -> Option<Analysis> {
+    let environment = document.environment(&step.environment)?;
+    let parameters = Pace::of(environment, rollout, step).question(step)?;
+    let has_it = |machine: &&Machine| machine.tasks.iter().any(|task| has_revision_of(step, task));
+    let changed = document.machines.iter().filter(has_it);
+    let hosts: Vec<&str> = changed.map(|machine| machine.host.as_str()).collect();
+    if hosts.is_empty() {
+        return None;
+    }
+    view.analysis(Question {
+        number,
+        rollout: &rollout.id,
+        step: &step.id,
+        environment: &step.environment,
+        revision: step.revision.unwrap_or_default(),
+        hosts,
+        analysis: parameters,
+    })
+}
+
+/// Why a plan is not carried out.
+enum Obstacle {
+    /// Not yet.
+    Waits(String),
+    Refused(String),
+}
+
+/// Checks that the images of a plan may be brought to its machines. What goes back was there
+/// before.
+fn check_plan(
+    state: &State,
+    view: &impl View,
+    rollout: &Rollout,
+    step: &Step,
+    plan: &StepPlan,
+    now: Time,
+) -> Result<(), Obstacle> {
+    let environment = state.environments.get(&step.environment);
+    let revision = environment.and_then(|one| one.revisions.get(&step.revision?));
+    let Some(revision) = revision.filter(|_| !rollout.goes_back(step)) else { return Ok(()) };
+    let strategy = &revision.definition.strategy;
+    let from = &strategy.requires_from;
+    let is_known = |class: &Class| {
+        let of_server = ImageName::new(&class.from).ok();
+        from.is_empty() || of_server.is_none_or(|image| from.contains(&image))
+    };
+    if let Some(class) = plan.classes.iter().find(|class| !is_known(class)) {
+        let Class { from: has, to, hosts, .. } = class;
+        let named = from.iter().map(ImageName::as_str).collect::<Vec<_>>().join(", ");
+        return Err(Obstacle::Refused(format!(
+            "{} has {has}, and {to} may only follow {named}: see requires_from of the strategy",
+            hosts.join(", ")
+        )));
+    }
+    let images: BTreeSet<&String> = plan.classes.iter().map(|class| &class.to).collect();
+    for image in images.into_iter().filter(|image| !image.is_empty()) {
+        let not_known = || Obstacle::Waits(not_given(BTreeSet::from([image.clone()])));
+        let remarks = view.remarks(image).ok_or_else(not_known)?;
+        if let Some(why) = remarks.deprecated.filter(|_| !rollout.allow_deprecated) {
+            let text = format!("{image} {why}; a start with --allow-deprecated brings it");
+            return Err(Obstacle::Refused(text));
+        }
+        let (age, least) = (seconds_between(remarks.uploaded, now), strategy.min_image_age_s);
+        if age < least && !rollout.urgent {
+            let text = format!("{image} was uploaded {age} s ago, and is taken after {least} s");
+            return Err(Obstacle::Waits(text));
+        }
+    }
+    Ok(())
 }
 
 fn is_mixed(state: &State, step: &Step) -> bool {
@@ -296,10 +431,16 @@ fn is_mixed(state: &State, step: &Step) -> bool {
     })
 }
 
+/// True if a machine is on its way to be healthy. One that has failed counts against what the
+/// percentage allows, and holds nothing up.
 fn is_converging(machine: &Machine, step: &Step) -> bool {
-    let mut tasks = machine.tasks.iter().filter(|task| task.environment == step.environment);
-    machine.reachable
-        && tasks.any(|task| Some(task.revision) == step.revision && !task.state.is_healthy())
+    let mut tasks = machine.tasks.iter().filter(|task| has_revision_of(step, task));
+    machine.reachable && tasks.any(|task| !task.state.is_healthy() && !task.state.has_failed())
+}
+
+/// True if it is what the step brings.
+fn has_revision_of(step: &Step, task: &MachineTask) -> bool {
+    task.environment == step.environment && Some(task.revision) == step.revision
 }
 
 /// Returns how a step ends that takes too long, or that nobody votes about.
@@ -324,8 +465,7 @@ fn timed_out(
             }
             _ => return None,
         };
-        let since = since.seconds;
-        let lasted = u64::try_from(now.seconds.saturating_sub(since)).unwrap_or_default();
+        let lasted = seconds_between(since, now);
         let reason = format!("{what} {limit} s");
         (limit > 0 && lasted > limit).then(|| FailureEvent { step: step.id.clone(), reason })
     })
@@ -399,7 +539,9 @@ fn apply(
     advanced: &mut Advanced,
 ) -> bool {
     let Some(mut rollout) = answer.rollout else { return false };
-    rollout.steps.iter_mut().for_each(|step| step.healthy_for_s = None);
+    for step in &mut rollout.steps {
+        (step.healthy_for_s, step.applying_for_s, step.analysis) = (None, None, None);
+    }
     let mut next = RolloutRecord { rollout, ..RolloutRecord::clone(record) };
     let id = next.rollout.id.clone();
     for step in &next.rollout.steps {
@@ -408,6 +550,9 @@ fn apply(
             continue;
         }
         next.since.insert(step.id.clone(), now);
+        if step.state.is_on_machines() {
+            next.began.entry(step.id.clone()).or_insert(now);
+        }
         let name = name_of(&step.state);
         advanced.events.push((id.clone(), format!("{} is {name}: {}", step.id, step.cause)));
         if step.state.is_done()

@@ -1,11 +1,13 @@
 //! Which machines a step may change now.
 
+use std::collections::BTreeMap;
+
 use model::display::counted;
 use serde::{Deserialize, Serialize};
 
 use crate::document::{
-    Direction, Document, Environment, Kind, Machine, MachineTask, MachineTaskState as State,
-    Rollout, Step, Strategy,
+    Advice, Analysis, Direction, Document, Environment, Machine, MachineTask,
+    MachineTaskState as State, Rollout, Step, StepState, Strategy,
 };
 
 /// What a step does with its machines now.
@@ -69,6 +71,9 @@ enum Standing {
 pub struct Pace<'a> {
     strategy: &'a Strategy,
     soak_s: u64,
+    min_duration_s: u64,
+    /// True if the analysis must agree before more machines are changed.
+    is_analysed: bool,
     /// Why no machine may be changed now, if none may.
     closed: Option<&'a str>,
 }
@@ -78,10 +83,42 @@ impl<'a> Pace<'a> {
     #[must_use]
     pub fn of(environment: &'a Environment, rollout: &Rollout, step: &Step) -> Self {
         let Environment { strategy, closed, .. } = environment;
-        let is_back = step.direction == Direction::Back || rollout.kind == Kind::Rollback;
+        let is_back = rollout.goes_back(step);
         let is_free = rollout.urgent || is_back || !rollout.kind.is_gated();
-        let soak_s = if rollout.urgent { 0 } else { strategy.soak_s };
-        Self { strategy, soak_s, closed: closed.as_deref().filter(|_| !is_free) }
+        Self {
+            strategy,
+            soak_s: if rollout.urgent { 0 } else { strategy.soak_s },
+            min_duration_s: if is_free { 0 } else { strategy.min_duration_s },
+            is_analysed: strategy.analysis.is_some() && !is_back && rollout.kind.is_gated(),
+            closed: closed.as_deref().filter(|_| !is_free),
+        }
+    }
+
+    /// Returns what the analysis is told, if it is to be asked about the machines that were
+    /// changed: they have been healthy for long enough.
+    #[must_use]
+    pub fn question(self, step: &Step) -> Option<&'a BTreeMap<String, String>> {
+        self.strategy.analysis.as_ref().filter(|_| self.is_analysed && self.has_soaked(step))
+    }
+
+    /// Returns how many of `machines` may have been changed by now. The step has changed the last
+    /// one at the end of its least duration.
+    fn may_be_changed(self, step: &Step, machines: usize, canary: usize) -> usize {
+        match step.applying_for_s {
+            Some(seconds) if seconds < self.min_duration_s => {
+                let (first, seconds) = (canary.max(1), usize::try_from(seconds).unwrap_or(0));
+                let duration = usize::try_from(self.min_duration_s).unwrap_or(usize::MAX);
+                let rest = machines.saturating_sub(first);
+                first + rest.saturating_mul(seconds) / duration
+            }
+            _ => usize::MAX,
+        }
+    }
+
+    /// Returns why a step whose machines are done is not at its end, if so.
+    fn too_early(self, step: &Step) -> Option<String> {
+        let (seconds, least) = (step.applying_for_s?, self.min_duration_s);
+        (seconds < least).then(|| format!("has taken {seconds} of at least {least} s"))
     }
 
     /// True if machines have been healthy for long enough.
@@ -168,6 +205,11 @@ impl Groups {
         groups
     }
 
+    /// How many were changed: they are not as they were before.
+    fn changed(&self) -> usize {
+        self.done + self.converging + self.lost + self.failed.len()
+    }
+
     /// How many are to be changed.
     fn left(&self) -> usize {
         self.begun.len() + self.empty.len() + self.broken.len() + self.serving.len()
@@ -196,14 +238,25 @@ pub fn batch(document: &Document, pace: Pace<'_>, step: &Step) -> Batch {
         state: BatchState::Done,
         reason: String::new(),
     };
-    (batch.state, batch.reason) = match ended(&batch, &groups, all - floor) {
-        Some(ended) => ended,
-        None => {
-            let held = pace.closed.map(str::to_owned).or_else(|| soaks(pace, step, &groups));
+    let analysed = analysed(pace, step, &groups);
+    (batch.state, batch.reason) = match (analysed, ended(&batch, &groups, all - floor)) {
+        (Some(failed @ (BatchState::Failed, _)), _) => failed,
+        (analysed, Some((BatchState::Done, reason))) if step.state == StepState::Applying => {
+            let early = || Some((BatchState::Wait, pace.too_early(step)?));
+            analysed.or_else(early).unwrap_or((BatchState::Done, reason))
+        }
+        (_, Some(ended)) => ended,
+        (analysed, None) => {
+            let may_be_changed = pace.may_be_changed(step, all, batch.canary);
+            let held = pace.closed.map(str::to_owned);
+            let held = held.or_else(|| soaks(pace, step, &groups));
+            let held = held.or_else(|| analysed.map(|(_, reason)| reason));
             batch.hosts = match held {
                 Some(_) => groups.begun.clone(),
-                None => chosen(&batch, &groups, strategy, all - floor),
+                None => chosen(&batch, &groups, strategy, all - floor, may_be_changed),
             };
+            let is_paced = groups.changed() >= may_be_changed;
+            let held = held.or_else(|| pace.too_early(step).filter(|_| is_paced));
             match held.filter(|_| batch.hosts.is_empty() && groups.converging == 0) {
                 Some(reason) => (BatchState::Wait, reason),
                 None => describe(&batch, &groups, floor),
@@ -247,12 +300,35 @@ fn ended(batch: &Batch, groups: &Groups, allowed: usize) -> Option<(BatchState, 
 /// for long enough.
 fn soaks(pace: Pace<'_>, step: &Step, groups: &Groups) -> Option<String> {
     let (for_s, soak_s) = (step.healthy_for_s?, pace.soak_s);
-    let has_begun = groups.done + groups.converging + groups.lost > 0;
-    (has_begun && for_s < soak_s).then(|| format!("healthy for {for_s} of {soak_s} s"))
+    let soaks = groups.changed() > groups.failed.len() && for_s < soak_s;
+    soaks.then(|| format!("healthy for {for_s} of {soak_s} s"))
+}
+
+/// Returns what the analysis says, unless it agrees that more machines are changed.
+fn analysed(pace: Pace<'_>, step: &Step, groups: &Groups) -> Option<(BatchState, String)> {
+    if !pace.is_analysed || groups.changed() == 0 {
+        return None;
+    }
+    let Some(Analysis { advice, why }) = &step.analysis else {
+        return Some((BatchState::Wait, "waits for the analysis of what was changed".to_owned()));
+    };
+    match advice {
+        Advice::Go => None,
+        Advice::Wait => Some((BatchState::Wait, format!("the analysis says wait: {why}"))),
+        Advice::RollBack => {
+            Some((BatchState::Failed, format!("the analysis says roll back: {why}")))
+        }
+    }
 }
 
 /// Returns the machines to be changed now.
-fn chosen(batch: &Batch, groups: &Groups, strategy: &Strategy, allowed: usize) -> Vec<String> {
+fn chosen(
+    batch: &Batch,
+    groups: &Groups,
+    strategy: &Strategy,
+    allowed: usize,
+    may_be_changed: usize,
+) -> Vec<String> {
     let Groups { converging, lost, begun, empty, broken, serving, .. } = groups;
     let mut budget = batch.may_take_down;
     // The percentage leaves room for none of so few machines.
@@ -264,6 +340,7 @@ fn chosen(batch: &Batch, groups: &Groups, strategy: &Strategy, allowed: usize) -
         true => batch.canary.saturating_sub(batch.done + converging + lost),
         false => usize::MAX,
     };
+    let room = room.min(may_be_changed.saturating_sub(groups.changed()));
     free.chain(serving.iter().take(budget)).take(room).cloned().collect()
 }
 
@@ -322,7 +399,7 @@ fn standing(machine: &Machine, step: &Step) -> Standing {
     if step.revision.is_none() || any(&new, State::is_healthy) {
         return Standing::Done;
     }
-    if any(&new, |state| matches!(state, State::Unhealthy | State::Failed)) {
+    if any(&new, State::has_failed) {
         return Standing::Failed;
     }
     match (any(&new, State::is_present), former.is_empty()) {

@@ -9,7 +9,7 @@ use crate::batch::{Batch, Pace, batch};
 use crate::constraints::{Cleanup, Edge, cleanups, edges};
 use crate::dependencies::{Dependencies, scanned};
 use crate::document::{
-    Direction, Document, Environment, Event, Kind, Rollout, RolloutState, Scan, StartEvent, Step,
+    Direction, Document, Environment, Event, Rollout, RolloutState, Scan, StartEvent, Step,
     StepState,
 };
 use crate::lock::{Lock, lock};
@@ -216,12 +216,9 @@ fn new_rollout(
     };
     Ok(Rollout {
         id: start.id.clone(),
-        kind: Kind::User,
-        state: RolloutState::Pending,
-        cause: String::new(),
         by: start.by.clone(),
-        urgent: false,
         steps: taken.map(step).collect(),
+        ..Rollout::default()
     })
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use model::image::ImageName;
 use model::json::{self, KeyError};
 use provisioning::version::{Range, Version};
 use serde::{Deserialize, Serialize};
@@ -130,6 +131,16 @@ pub struct Strategy {
     pub timeout_s: u64,
     /// Machines are changed in these windows only; without any: at all times.
     pub windows: Vec<Window>,
+    /// A step takes at least so long, in seconds: its machines are changed evenly over that time.
+    pub min_duration_s: u64,
+    /// An image is taken when it was uploaded so long ago, in seconds.
+    pub min_image_age_s: u64,
+    /// Only machines with one of these images, or without an image, may get the new one; without
+    /// any: all.
+    pub requires_from: BTreeSet<ImageName>,
+    /// What the analysis is told, by name. If it is there, the analysis is asked whether the step
+    /// goes on each time that the changed machines have been healthy for long enough.
+    pub analysis: Option<BTreeMap<String, String>>,
 }
 
 /// In which order versions of a task change.
@@ -190,7 +201,7 @@ pub enum LockMode {
 }
 
 /// A set of steps.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rollout {
     pub id: String,
@@ -206,6 +217,9 @@ pub struct Rollout {
     /// True if it does not wait for windows, freezes and soaking. Its votes are not of `by` alone.
     #[serde(default)]
     pub urgent: bool,
+    /// True if it may bring deprecated images.
+    #[serde(default)]
+    pub allow_deprecated: bool,
     #[serde(default)]
     pub steps: Vec<Step>,
 }
@@ -215,6 +229,12 @@ impl Rollout {
     #[must_use]
     pub fn environments(&self) -> BTreeSet<String> {
         self.steps.iter().map(|step| step.environment.clone()).collect()
+    }
+
+    /// True if the step brings machines back to what was good before.
+    #[must_use]
+    pub fn goes_back(&self, step: &Step) -> bool {
+        step.direction == Direction::Back || self.kind == Kind::Rollback
     }
 }
 
@@ -302,6 +322,12 @@ pub struct Step {
     /// long enough.
     #[serde(default)]
     pub healthy_for_s: Option<u64>,
+    /// How long it has been changing machines, in seconds; if it is left out: long enough.
+    #[serde(default)]
+    pub applying_for_s: Option<u64>,
+    /// What the analysis says of the machines that were changed; `None` if it has not answered.
+    #[serde(default)]
+    pub analysis: Option<Analysis>,
     #[serde(default)]
     pub created_resources: Vec<CreatedResource>,
     /// Steps back only: what is destroyed.
@@ -370,6 +396,26 @@ pub struct Vote {
 pub enum Choice {
     Approve,
     Reject,
+}
+
+/// What a program of the operators says about the machines that a step has changed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Analysis {
+    pub advice: Advice,
+    #[serde(default)]
+    pub why: String,
+}
+
+/// How a step goes on, by its analysis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Advice {
+    Go,
+    /// It is asked again a while later.
+    Wait,
+    /// The step has failed.
+    RollBack,
 }
 
 /// A resource that a step has made.
@@ -446,6 +492,12 @@ impl MachineTaskState {
         matches!(self, Self::Running | Self::Synced)
     }
 
+    /// True if it is there, and does not serve.
+    #[must_use]
+    pub fn has_failed(self) -> bool {
+        matches!(self, Self::Unhealthy | Self::Failed)
+    }
+
     /// True if a process of it may live.
     #[must_use]
     pub fn is_present(self) -> bool {
@@ -517,6 +569,10 @@ impl Default for Strategy {
             soak_s: 0,
             timeout_s: 0,
             windows: Vec::new(),
+            min_duration_s: 0,
+            min_image_age_s: 0,
+            requires_from: BTreeSet::new(),
+            analysis: None,
         }
     }
 }

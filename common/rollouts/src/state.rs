@@ -87,7 +87,7 @@ impl StoredRevision {
 }
 
 /// What is remembered of a rollout.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RolloutRecord {
     pub number: u64,
     pub rollout: Rollout,
@@ -96,6 +96,9 @@ pub struct RolloutRecord {
     pub ended: Option<Time>,
     /// When each step entered its state.
     pub since: BTreeMap<String, Time>,
+    /// When each step began to change machines, if it has.
+    #[serde(default)]
+    pub began: BTreeMap<String, Time>,
 }
 
 impl RolloutRecord {

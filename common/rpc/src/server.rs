@@ -37,5 +37,5 @@ pub use form::TOKEN_FIELD;
 pub use listen::{SHUTDOWN_GRACE, Server, serve};
 pub use page::{Content, Page, PageBody, PageRequest, Query};
 pub use range::ByteRange;
-pub use router::Router;
+pub use router::{Proven, Router};
 pub use server_limits::{CallerArgs, ServerLimits};

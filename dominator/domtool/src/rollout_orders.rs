@@ -67,6 +67,9 @@ pub(super) enum Command {
         /// Do not wait for maintenance windows, freezes and soaking; the votes are not yours alone
         #[arg(long)]
         urgent: bool,
+        /// Bring images although they are deprecated
+        #[arg(long)]
+        allow_deprecated: bool,
         #[command(flatten)]
         why: RequiredWhy,
     },
@@ -161,13 +164,20 @@ pub(super) async fn run(
             let code = if is_same { EXIT_DONE } else { EXIT_DIFFERENT };
             Ok(Output { text: format.render(&reply, planned), code })
         }
-        Command::Start { environments, scan, urgent, why } => {
+        Command::Start { environments, scan, urgent, allow_deprecated, why } => {
             let scan = match scan {
                 ScanArgument::Graph => Scan::Graph,
                 ScanArgument::Plan => Scan::Plan,
             };
-            let (environments, urgent) = (environments.clone(), *urgent);
-            start(client, format, Start { environments, scan, urgent, rollback: false }, why).await
+            let request = StartRolloutRequest {
+                environments: environments.clone(),
+                scan,
+                urgent: *urgent,
+                allow_deprecated: *allow_deprecated,
+                why: why.why.clone(),
+                ..StartRolloutRequest::default()
+            };
+            start(client, format, request).await
         }
         Command::Show { id, watch: false } => {
             let reply = find(client, id).await?;
@@ -190,30 +200,23 @@ pub(super) async fn run(
                 return ordered(client, format, &request).await;
             }
             let revision = to.map_or_else(String::new, |number| format!("@{number}"));
-            let named = vec![format!("{what}{revision}")];
-            let (environments, scan, urgent) = (named, Scan::default(), false);
-            start(client, format, Start { environments, scan, urgent, rollback: true }, why).await
+            let request = StartRolloutRequest {
+                environments: vec![format!("{what}{revision}")],
+                rollback: true,
+                why: why.why.clone(),
+                ..StartRolloutRequest::default()
+            };
+            start(client, format, request).await
         }
     }
-}
-
-/// What is to be started.
-struct Start {
-    environments: Vec<String>,
-    scan: Scan,
-    urgent: bool,
-    rollback: bool,
 }
 
 async fn start(
     client: &Client,
     format: Format,
-    start: Start,
-    why: &RequiredWhy,
+    request: StartRolloutRequest,
 ) -> Result<Output, ToolError> {
-    let Start { environments, scan, urgent, rollback } = start;
-    let why = why.why.clone();
-    let request = StartRolloutRequest { environments, scan, rollback, urgent, why, who: who() };
+    let request = StartRolloutRequest { who: who(), ..request };
     let reply = call::<StartRollout>(client, &request).await?;
     eprintln!("domtool rollout show {} --watch shows how it goes on", reply.id);
     Ok(format.render(&reply, |reply| format!("{}\n", reply.id)).into())
@@ -253,7 +256,8 @@ pub(super) async fn vote(
     let (rollout, step) = step.split_once('/').ok_or_else(bad)?;
     let (rollout, step) = (rollout.to_owned(), step.to_owned());
     let (digest, why) = (digest.clone(), why.why.clone());
-    let request = VoteOnStepRequest { rollout, step, vote, digest, why, who: who() };
+    let once = false;
+    let request = VoteOnStepRequest { rollout, step, vote, digest, once, why, who: who() };
     let reply = call::<VoteOnStep>(client, &request).await?;
     Ok(format.render(&reply, |reply| format!("{}\n", reply.message)).into())
 }

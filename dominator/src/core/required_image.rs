@@ -60,15 +60,19 @@ pub fn count_moved<'a>(
     })
 }
 
+/// Says that an image with these notes is deprecated, if so.
+#[must_use]
+pub fn deprecation(notes: &Notes) -> Option<String> {
+    match notes.tags.get(DEPRECATED)?.as_str() {
+        "" | "true" => Some("is deprecated".to_owned()),
+        why => Some(format!("is deprecated: {why}")),
+    }
+}
+
 /// Returns a warning about an image with these notes, if it is deprecated or expires.
 #[must_use]
 pub fn image_warning(notes: &Notes, now: Time) -> Option<String> {
-    let mut parts = Vec::new();
-    match notes.tags.get(DEPRECATED).map(String::as_str) {
-        None => {}
-        Some("" | "true") => parts.push("is deprecated".to_owned()),
-        Some(why) => parts.push(format!("is deprecated: {why}")),
-    }
+    let mut parts = Vec::from_iter(deprecation(notes));
     if let Some(at) = notes.expires_at {
         let left = at.seconds.saturating_sub(now.seconds);
         if left <= 0 {

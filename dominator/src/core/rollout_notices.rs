@@ -1,12 +1,16 @@
 //! What operators are told of rollouts that go on.
 // tidy: core
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use model::display::utc;
-use rollouts::document::{Direction, Kind, Revision, Rollout, RolloutState, Step, StepState};
+use rollouts::document::{
+    Approval, Direction, Kind, Revision, Rollout, RolloutState, Step, StepState,
+};
 use rollouts::state::{RolloutRecord, State};
 use serde::Serialize;
+
+use super::vote_links::{Ticket, VoteLinks};
 
 /// The rollouts of which something is new.
 #[derive(Debug, PartialEq, Eq, Serialize)]
@@ -42,6 +46,8 @@ struct StepNotice {
     digest: Option<String>,
     /// Who can vote, while the step waits for that.
     voters: BTreeSet<String>,
+    /// The links with which they vote, by voter, if the address of the pages is known.
+    links: BTreeMap<String, String>,
     /// True if this is what is new.
     is_new: bool,
 }
@@ -57,19 +63,24 @@ pub fn ended(state: &State) -> State {
 /// Returns what is new since `reported`: rollouts and steps with another state, and steps that wait
 /// for votes about another plan.
 #[must_use]
-pub fn notices(reported: &State, now: &State) -> Option<Notices> {
+pub fn notices(links: &VoteLinks, reported: &State, now: &State) -> Option<Notices> {
     let rollouts: Vec<Notice> = now
         .rollouts
         .values()
         .filter_map(|record| {
             let former = reported.rollouts.get(&record.number).map(|former| &former.rollout);
-            notice(now, former, record)
+            notice(links, now, former, record)
         })
         .collect();
     (!rollouts.is_empty()).then_some(Notices { rollouts })
 }
 
-fn notice(state: &State, former: Option<&Rollout>, record: &RolloutRecord) -> Option<Notice> {
+fn notice(
+    links: &VoteLinks,
+    state: &State,
+    former: Option<&Rollout>,
+    record: &RolloutRecord,
+) -> Option<Notice> {
     let rollout = &record.rollout;
     let document = state.document(Some(record));
     let step = |step: &Step| {
@@ -79,7 +90,21 @@ fn notice(state: &State, former: Option<&Rollout>, record: &RolloutRecord) -> Op
             before.state != step.state || (waits && before.digest != step.digest)
         });
         let environment = document.environment(&step.environment).filter(|_| waits);
+        let approval = environment.map(|one| document.approval(one)).unwrap_or_default();
+        let link = |voter: &String| {
+            let since = record.since.get(&step.id).map_or(0, |since| since.seconds);
+            let link = links.link(Ticket {
+                rollout: rollout.id.clone(),
+                step: step.id.clone(),
+                digest: step.digest.clone()?,
+                voter: voter.clone(),
+                expires: u64::try_from(since).unwrap_or_default() + lifetime_s(&approval),
+                proof: String::new(),
+            });
+            Some((voter.clone(), link?))
+        };
         StepNotice {
+            links: approval.voters.iter().filter_map(link).collect(),
             id: step.id.clone(),
             environment: step.environment.clone(),
             direction: step.direction,
@@ -88,7 +113,7 @@ fn notice(state: &State, former: Option<&Rollout>, record: &RolloutRecord) -> Op
             state: step.state,
             cause: step.cause.clone(),
             digest: step.digest.clone(),
-            voters: environment.map(|one| document.approval(one).voters).unwrap_or_default(),
+            voters: approval.voters,
             is_new,
         }
     };
@@ -109,6 +134,15 @@ fn notice(state: &State, former: Option<&Rollout>, record: &RolloutRecord) -> Op
         ended: record.ended.map(utc),
         steps,
     })
+}
+
+/// Returns how long links are good, in seconds: as long as votes count, and a week if that has no
+/// limit.
+fn lifetime_s(approval: &Approval) -> u64 {
+    match approval.timeout_s {
+        0 => Approval::default().timeout_s,
+        limit => limit,
+    }
 }
 
 #[cfg(test)]
@@ -141,10 +175,12 @@ mod tests {
             state
         };
         let told = |before: &State, after: &State| {
-            let Some(news) = notices(before, after) else { return "nothing".to_owned() };
+            let links = VoteLinks::new(Some("https://d.example"), [7; 32]);
+            let Some(news) = notices(&links, before, after) else { return "nothing".to_owned() };
             let Notice { id, state, steps, .. } = &news.rollouts[0];
-            let StepNotice { state: step, digest, voters, is_new, .. } = &steps[0];
-            format!("{id} {state:?}: {step:?} {digest:?} {voters:?} {is_new}")
+            let StepNotice { state: step, digest, voters, links, is_new, .. } = &steps[0];
+            let links = links.len();
+            format!("{id} {state:?}: {step:?} {digest:?} {voters:?} {links} {is_new}")
         };
         let lines = [
             told(&before, &state),
@@ -154,11 +190,11 @@ mod tests {
             told(&ended(&waits("d2")), &waits("d2")),
         ];
         let expected = [
-            "r1 Pending: Waiting None {} true",
+            "r1 Pending: Waiting None {} 0 true",
             "nothing",
-            r#"r1 Running: AwaitingApproval Some("d1") {"ann", "bob"} true"#,
-            r#"r1 Running: AwaitingApproval Some("d2") {"ann", "bob"} true"#,
-            r#"r1 Running: AwaitingApproval Some("d2") {"ann", "bob"} true"#,
+            r#"r1 Running: AwaitingApproval Some("d1") {"ann", "bob"} 2 true"#,
+            r#"r1 Running: AwaitingApproval Some("d2") {"ann", "bob"} 2 true"#,
+            r#"r1 Running: AwaitingApproval Some("d2") {"ann", "bob"} 2 true"#,
         ];
         assert_eq!(lines, expected);
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 
-use crate::daemon::{Arguments, NAME, StartError, run};
+use crate::daemon::{Arguments, NAME, StartError, run, words};
 use crate::runtime::fleet::Fleet;
 use daemon::{exit_on_error, raise_file_limit, set_log_filter, start_logging, stop_on_signals};
 
@@ -83,6 +83,7 @@ pub(super) async fn apply_changes(
         let settings = new.budgets.settings();
         fleet.shared().computed.set_limits(settings.failures);
         fleet.shared().claim_service.set(settings);
+        fleet.set_analysis_command(words(&new.analysis_command));
         for (program, new) in programs.iter().zip(new.programs()) {
             program.send_if_modified(|program| {
                 let is_other = *program != new;

@@ -5,6 +5,8 @@ mod resources;
 mod rollouts;
 mod shared_page;
 mod tasks;
+mod timeline;
+mod vote_link;
 
 use std::sync::Arc;
 
@@ -24,6 +26,7 @@ use tasks::TaskRow;
 
 use crate::core::alarms::clock_text;
 use crate::core::selectors::Selection;
+use crate::core::vote_links;
 use crate::interface::api::{fault_of, selection};
 use crate::runtime::fleet::Fleet;
 use system::clock::wall;
@@ -61,6 +64,7 @@ pub fn pages<S: Clone + Send + Sync + 'static>(
     let frame = Frame::new(DAEMON, &fleet.shared().security)
         .link("/environments", "environments")
         .link("/rollouts", "rollouts")
+        .link("/timeline", "timeline")
         .link("/tasks", "tasks")
         .link("/events", "events");
     router
@@ -76,7 +80,10 @@ pub fn pages<S: Clone + Send + Sync + 'static>(
         .page("/environments", async |pages, _| Ok(rollouts::environments(&pages)))
         .page("/rollouts", async |pages, request| Ok(rollouts::rollouts(&pages, &request.query)))
         .page("/rollouts/", async |pages, request| rollouts::rollout(&pages, &request))
+        .page("/timeline", async |pages, request| timeline::page(&pages, &request.query))
         .form::<VoteOnStep>("/vote", rollouts::read_vote)
+        .page(vote_links::PAGE, async |pages, request| vote_link::page(&pages, &request))
+        .form_with_proof::<VoteOnStep>(vote_links::PAGE, vote_link::read)
         .page("/mdb", async |pages, _| {
             Ok(pages.html("Machine database", &HeldMdbPage::new(&pages.fleet)))
         })

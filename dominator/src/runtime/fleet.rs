@@ -53,7 +53,7 @@ use crate::core::settings::SettingsError;
 use crate::core::sub::SubOrder;
 use crate::runtime::driver::{Handle, drive};
 pub use crate::runtime::fleet::rollouts::RolloutCounts;
-use crate::runtime::fleet::rollouts::{Progress, RolloutsChanged};
+use crate::runtime::fleet::rollouts::{AnalysisService, Progress, RolloutsChanged};
 use crate::runtime::identities::TrustOrderError;
 use crate::runtime::saver::Saver;
 use crate::runtime::shared::Shared;
@@ -240,6 +240,7 @@ pub struct Fleet {
     mdb_decisions: Mutex<()>,
     rollouts_changed: RolloutsChanged,
     rollout_progress: Mutex<Progress>,
+    analysis: AnalysisService,
     mdb_saver: Saver,
     departing_attempts: Mutex<departing::Attempts>,
     /// Why the machine database in force is not on the disk, if it is not.
@@ -287,6 +288,7 @@ impl Fleet {
             mdb_decisions: Mutex::default(),
             rollouts_changed: RolloutsChanged::default(),
             rollout_progress: Mutex::default(),
+            analysis: AnalysisService::new(tracker.clone(), stop.clone()),
             mdb_saver: Saver::new("the machine database in force", retry, retry),
             departing_attempts: Mutex::default(),
             mdb_save_error: Mutex::default(),

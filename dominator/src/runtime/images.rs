@@ -18,6 +18,7 @@ use model::image::required::RequiredImage;
 use model::lock::locked;
 use model::object::ObjectId;
 use model::signing::Signature;
+use rollouts::advance::ImageRemarks;
 use rpc::client::{CallError, Client};
 use rpc::trees::{GetImageError, TreeReader};
 use tokio::sync::{Notify, watch};
@@ -25,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::core::orders::Order;
-use crate::core::required_image::image_warning;
+use crate::core::required_image::{deprecation, image_warning};
 use crate::core::sub::ImageState;
 use crate::core::timing::{RETRY_FIRST, RETRY_LONGEST};
 use crate::runtime::clock::{Clock, jitter};
@@ -100,6 +101,8 @@ struct WantedImage {
     state: watch::Sender<ImageState>,
     /// Why machines should not depend on it any more.
     remark: Mutex<Option<String>>,
+    /// What matters to rollouts; `None` while it is not known.
+    rollout_remarks: Mutex<Option<ImageRemarks>>,
     /// The digest of what the image server has under this name, if it is not what was used.
     other: Mutex<Option<ObjectId>>,
     /// The ids of its resources of the fleet; `None` while they are not known.
@@ -190,6 +193,7 @@ impl Images {
             let image = Arc::new(WantedImage {
                 state: watch::Sender::new(missing),
                 remark: Mutex::default(),
+                rollout_remarks: Mutex::default(),
                 other: Mutex::default(),
                 fleet_resources: Mutex::default(),
                 reload: Notify::new(),
@@ -204,6 +208,11 @@ impl Images {
                 cancel.run_until_cancelled(images.follow_image(name, &image)).await;
             });
         }
+    }
+
+    /// Returns what matters to rollouts about a wanted image; `None` while it is not known.
+    pub fn rollout_remarks(&self, name: &ImageName) -> Option<ImageRemarks> {
+        locked(&locked(&self.wanted).get(name)?.rollout_remarks).clone()
     }
 
     /// Returns the resources of the fleet that a wanted image has; `None` while that is not known.
@@ -381,6 +390,10 @@ impl Images {
                     *locked(&wanted.remark) = changed
                         .map(|changed| changed.to_string())
                         .or_else(|| image_warning(&image.notes, self.clock.now().wall));
+                    *locked(&wanted.rollout_remarks) = Some(ImageRemarks {
+                        uploaded: image.notes.created_on,
+                        deprecated: deprecation(&image.notes),
+                    });
                     let signatures = image.notes.signatures;
                     wanted.state.send_if_modified(|state| sign(state, digest, signatures));
                     None

@@ -1,4 +1,4 @@
-//! Calls programs of operators when alarms begin or end, and when rollouts go on.
+//! Calls programs of operators: when alarms begin or end, when rollouts go on, and for others.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,7 +33,7 @@ struct Subject<T> {
     first: fn(&Fleet) -> T,
     now: fn(&Fleet) -> T,
     /// Returns the news as JSON, if there is any.
-    news: fn(&T, &T) -> Option<Vec<u8>>,
+    news: fn(&Fleet, &T, &T) -> Option<Vec<u8>>,
     /// Takes why a call failed, or `None`.
     note_error: fn(&Fleet, Option<String>),
 }
@@ -45,7 +45,7 @@ pub async fn tell_of_alarms(fleet: Arc<Fleet>, programs: watch::Receiver<Vec<Str
     let subject = Subject {
         first: |_| AlarmSet::default(),
         now: Fleet::raised,
-        news: |reported, now| changes(reported, now).map(|news| line(&news)),
+        news: |_, reported, now| changes(reported, now).map(|news| line(&news)),
         note_error: |fleet, error| {
             if let Some(error) = &error {
                 tracing::error!("the alarm command failed: {error}");
@@ -62,7 +62,10 @@ pub async fn tell_of_rollouts(fleet: Arc<Fleet>, programs: watch::Receiver<Vec<S
     let subject: Subject<Arc<State>> = Subject {
         first: |fleet| Arc::new(ended(&fleet.rollout_state())),
         now: Fleet::rollout_state,
-        news: |reported, now| notices(reported, now).map(|news| line(&news)),
+        news: |fleet, reported, now| {
+            let news = notices(&fleet.shared().vote_links, reported, now);
+            news.map(|news| line(&news))
+        },
         note_error: |fleet, error| {
             if let Some(error) = &error {
                 tracing::error!("the rollout command failed: {error}");
@@ -97,9 +100,9 @@ async fn run<T>(
         }
         let mut pause = LOOK_INTERVAL;
         let now = (subject.now)(&fleet);
-        if let Some(news) = (subject.news)(&reported, &now) {
+        if let Some(news) = (subject.news)(&fleet, &reported, &now) {
             match call(&program, &news).await {
-                Ok(()) => {
+                Ok(_) => {
                     (reported, failures) = (now, 0);
                     (subject.note_error)(&fleet, None);
                     continue;
@@ -119,16 +122,17 @@ async fn run<T>(
     }
 }
 
-fn line(news: &impl Serialize) -> Vec<u8> {
+/// Returns a line of JSON.
+pub(super) fn line(news: &impl Serialize) -> Vec<u8> {
     let mut line = serde_json::to_vec(news).expect("it is a plain structure");
     line.push(b'\n');
     line
 }
 
-/// Calls the program once. The error says why it failed.
-async fn call(program: &[String], news: &[u8]) -> Result<(), String> {
+/// Calls the program once, and returns what it prints. The error says why it failed.
+pub(super) async fn call(program: &[String], news: &[u8]) -> Result<Vec<u8>, String> {
     let late = |_| format!("{} takes longer than {PROGRAM_LIMIT:?}", program.join(" "));
     let run = output(program, news, PRINTED_BYTES_MAX);
     let printed = tokio::time::timeout(PROGRAM_LIMIT, run).await.map_err(late)?;
-    printed.map(drop).map_err(|error| error_chain(&error))
+    printed.map_err(|error| error_chain(&error))
 }

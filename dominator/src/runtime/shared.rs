@@ -21,6 +21,7 @@ use tokio::sync::watch;
 
 use crate::core::sources::Sources;
 use crate::core::timing::REDIALS_PER_SECOND;
+use crate::core::vote_links::VoteLinks;
 use crate::runtime::claim_service::ClaimService;
 use crate::runtime::clock::Clock;
 use crate::runtime::commit_gate::CommitGate;
@@ -36,6 +37,7 @@ use crate::storage::Storage;
 /// What all drivers share.
 #[derive(Debug)]
 pub struct Shared {
+    pub vote_links: VoteLinks,
     pub security: Security,
     pub clock: Clock,
     pub reader: Arc<TreeReader>,

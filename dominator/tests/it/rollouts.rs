@@ -85,11 +85,9 @@ impl Fleet {
     async fn start(&self, what: &str) -> Result<String, FaultCode> {
         let request = StartRolloutRequest {
             environments: vec![what.to_owned()],
-            scan: Default::default(),
-            rollback: false,
-            urgent: false,
             why: "a new release".to_owned(),
             who: "ann".to_owned(),
+            ..StartRolloutRequest::default()
         };
         Ok(self.call::<StartRollout>(&request).await?.id)
     }
@@ -100,6 +98,7 @@ impl Fleet {
             step: "web".to_owned(),
             vote: Choice::Approve,
             digest: digest.to_owned(),
+            once: false,
             why: String::new(),
             who: who.to_owned(),
         };
@@ -264,4 +263,54 @@ async fn edits_of_the_machine_database_wait_for_a_start_and_a_stop_leaves_machin
     let id = fleet.start("web@3").await.unwrap();
     fleet.wait_for_end(&id, RolloutState::Succeeded).await;
     fleet.wait_for(&["v2"; 4]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_goes_on_as_the_analysis_says_and_brings_no_deprecated_image() {
+    let mut fleet = Fleet::new().await;
+    let directory = fleet.stage.directory.path().to_owned();
+    let say = |text: &str| std::fs::write(directory.join("advice"), text).unwrap();
+    std::fs::write(directory.join("analyse"), "cat >>\"$1/asked\"; cat \"$1/advice\"\n").unwrap();
+    fleet.stage.kill();
+    let mut command = fleet.stage.command();
+    let line = format!("/bin/sh {0}/analyse {0}", directory.display());
+    command.arg("--analysis-command").arg(line);
+    fleet.stage.start_as(command).await;
+    fleet.wait_for(&["v1"; 4]).await;
+    let edit = r#"{"name": "web", "select": {"hosts": ["web*"]}, "source": {"image": "v2"},
+                   "strategy": {"min_healthy_percent": 50, "analysis": {"limit": "2 %"}}}"#;
+    assert_eq!(fleet.edit(edit).await, Ok(vec![Some(1)]));
+    say(r#"{"advice": "go"}"#);
+    let id = fleet.start("web@1").await.unwrap();
+    fleet.wait_for_end(&id, RolloutState::Succeeded).await;
+    fleet.wait_for(&["v2"; 4]).await;
+    let text = std::fs::read_to_string(directory.join("asked")).unwrap();
+    let first: serde_json::Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
+    let expected = serde_json::json!({"rollout": id, "step": "web", "environment": "web",
+        "revision": 1, "hosts": ["web1"], "analysis": {"limit": "2 %"}});
+    assert_eq!(first, expected);
+
+    say(r#"{"advice": "wait", "why": "too few requests"}"#);
+    assert_eq!(
+        fleet.edit(r#"{"name": "web", "source": {"image": "v3"}}"#).await,
+        Ok(vec![Some(2)])
+    );
+    let id = fleet.start("web@2").await.unwrap();
+    eventually_async("it waits for the analysis", async || {
+        let reason = fleet.show(&id).await.batches.first().map(|batch| batch.reason.clone());
+        let wanted = "the analysis says wait: too few requests";
+        if reason.as_deref() == Some(wanted) { Ok(()) } else { Err(reason) }
+    })
+    .await;
+    fleet.wait_for(&["v3", "v2", "v2", "v2"]).await;
+    say(r#"{"advice": "roll_back", "why": "2 % errors"}"#);
+    let info = fleet.wait_for_end(&id, RolloutState::RolledBack).await;
+    assert_eq!(info.rollout.cause, "web failed: the analysis says roll back: 2 % errors");
+    fleet.wait_for(&["v2"; 4]).await;
+
+    fleet.stage.images.deprecate("v3", "it leaks");
+    let id = fleet.start("web@2").await.unwrap();
+    let info = fleet.wait_for_end(&id, RolloutState::RolledBack).await;
+    let cause = "web failed: v3 is deprecated: it leaks; a start with --allow-deprecated brings it";
+    assert_eq!(info.rollout.cause, cause);
 }

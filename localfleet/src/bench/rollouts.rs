@@ -8,8 +8,8 @@ use anyhow::{Context as _, anyhow};
 use model::mdb::Machine;
 use model::object::{Algorithm, ObjectId};
 use model::tree::Time;
-use rollouts::advance::{Seen, View, advance, plan};
-use rollouts::document::MachineTaskState;
+use rollouts::advance::{ImageRemarks, Question, Seen, View, advance, plan};
+use rollouts::document::{Analysis, MachineTaskState};
 use rollouts::gate::effective;
 use rollouts::state::{Editor, Edits, SharedMachines, StartOrder, State};
 use serde_json::json;
@@ -32,6 +32,14 @@ impl View for Healthy {
 
     fn digest(&self, image: &str) -> Option<ObjectId> {
         Some(Algorithm::Blake3.digest(image.as_bytes()))
+    }
+
+    fn remarks(&self, _: &str) -> Option<ImageRemarks> {
+        Some(ImageRemarks { uploaded: Time::default(), deprecated: None })
+    }
+
+    fn analysis(&mut self, _: Question<'_>) -> Option<Analysis> {
+        None
     }
 
     fn healthy_for_s(&mut self, _: u64, _: &str, healthy: bool) -> u64 {

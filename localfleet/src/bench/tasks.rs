@@ -9,6 +9,7 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 use anyhow::{Context as _, bail, ensure};
 use api::dominator::Status;
 use api::subd::{GetTasks, Poll, PollRequest, TaskReport, TaskState};
+use model::mdb::Machine;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -188,8 +189,10 @@ fn record_to_running(fleet: &mut Fleet) -> anyhow::Result<f64> {
         ensure!(start.elapsed() < LIMIT, "the objects are not fetched: {:?}", fleet.statuses()?);
         std::thread::sleep(ASK_INTERVAL);
     }
-    fleet.replace_mdb(&[])?;
-    while !fleet.statuses()?.is_empty() {
+    // An empty database would be held.
+    let other = Machine { hostname: "other.example".to_owned(), ..Machine::default() };
+    fleet.replace_mdb(&[other])?;
+    while fleet.statuses()?.iter().any(|sub| sub.hostname == machine.hostname) {
         ensure!(start.elapsed() < LIMIT, "the machine stays in the database");
         std::thread::sleep(ASK_INTERVAL);
     }

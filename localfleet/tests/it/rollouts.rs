@@ -3,9 +3,11 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use testing::eventually;
 
 use crate::converges::{CONVERGE_MAX, Scenario};
 use crate::orders::domtool;
@@ -169,4 +171,81 @@ fn revisions_come_step_by_step_and_a_bad_one_goes_back_by_itself() {
     scenario.verify(&second);
     let events = domtool(&scenario, &["events", "--kind", "update", "--image", "test/sick"]).1;
     assert!(!events.contains("sub-3") && !events.contains("sub-4"), "{events}");
+}
+
+/// Calls the dominator as a browser without a certificate does. Returns the status and the page.
+fn browse(scenario: &Scenario, path: &str, form: &[String]) -> (String, String) {
+    let address = scenario.fleet.addresses().dominator;
+    let authority = scenario.fleet.certificates().authority_file().unwrap();
+    let mut curl = Command::new("curl");
+    curl.args(["--silent", "--show-error", "--write-out", "\n%{http_code}", "--cacert"]);
+    curl.arg(authority).arg(format!("https://{address}{path}"));
+    if !form.is_empty() {
+        curl.args(["--header", &format!("origin: https://{address}")]);
+    }
+    for field in form {
+        curl.args(["--data-urlencode", field]);
+    }
+    let output = curl.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let (page, status) = text.rsplit_once('\n').unwrap();
+    (status.to_owned(), page.to_owned())
+}
+
+#[test]
+fn somebody_without_a_certificate_votes_once_by_a_link() {
+    let directory = tempfile::tempdir().unwrap();
+    let (tell, told) = (directory.path().join("tell"), directory.path().join("told"));
+    fs::write(&tell, "cat >>\"$1\"\n").unwrap();
+    let line = format!("/bin/sh {} {}", tell.display(), told.display());
+    let flags = [("--rollout-command", line.as_str()), ("--pages-url", "https://d.example/")];
+    let scenario = Scenario::start_with(1, &flags);
+    images(&scenario);
+    scenario.fleet.require(Some("test/1")).unwrap();
+    let web = json!({
+        "name": "web", "select": {"hosts": ["*"]}, "source": {"image": "test/2"},
+        "strategy": {"min_healthy_percent": 50},
+        "approval": {"voters": ["bob", "eve"], "min_approvals": 2},
+    });
+    assert_eq!(with_file(&scenario, &["env", "create"], &web).0, 0);
+    let id = asked(&scenario, &["rollout", "start", "web@1", "--why", "next"])["id"].clone();
+    let id = id.as_str().unwrap();
+    let links = eventually("the links are told", || {
+        let text = fs::read_to_string(&told).unwrap_or_default();
+        let mut lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let last = lines.next_back().map(|last| last["rollouts"][0]["steps"][0]["links"].clone());
+        match last.filter(|links| links["bob"].is_string()) {
+            Some(links) => Ok(links),
+            None => Err(text),
+        }
+    });
+    let path = links["bob"].as_str().unwrap().strip_prefix("https://d.example").unwrap();
+    // Whoever follows the link, such as a mail scanner, votes for nothing.
+    let (status, page) = browse(&scenario, path, &[]);
+    assert_eq!(status, "200", "{page}");
+    assert_eq!(rollout(&scenario, id)["rollout"]["steps"][0]["votes"], json!([]));
+    let field = |name: &str| {
+        let found = page.split_once(&format!("name=\"{name}\" value=\"")).unwrap().1;
+        format!("{name}={}", found.split('"').next().unwrap())
+    };
+    let names = ["token", "rollout", "step", "digest", "voter", "expires", "proof"];
+    let mut form: Vec<String> = names.map(field).into();
+    form.extend(["vote=approve", "why=it was tested"].map(str::to_owned));
+    let other: Vec<String> =
+        form.iter().map(|text| text.replace("voter=bob", "voter=eve")).collect();
+    let (status, text) = browse(&scenario, "/vote-link", &other);
+    assert_eq!(status, "403", "{text}");
+    assert_eq!(browse(&scenario, "/vote", &form).0, "403");
+    let (status, text) = browse(&scenario, "/vote-link", &form);
+    assert_eq!(status, "303", "{text}");
+    let votes = rollout(&scenario, id)["rollout"]["steps"][0]["votes"].clone();
+    assert_eq!((&votes[0]["voter"], &votes[0]["vote"]), (&json!("bob"), &json!("approve")));
+    let (status, page) = browse(&scenario, path, &[]);
+    assert!(status == "200" && page.contains("bob has voted: approve"), "{page}");
+    form[7] = "vote=reject".to_owned();
+    let (status, text) = browse(&scenario, "/vote-link", &form);
+    assert_eq!(status, "410", "{text}");
+    let orders = domtool(&scenario, &["events", "--kind", "order"]).1;
+    assert!(orders.contains("by a link: it was tested"), "{orders}");
 }

@@ -217,7 +217,7 @@ impl Method for PlanRollout {
 /// Starts a rollout.
 pub enum StartRollout {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartRolloutRequest {
     /// Each as `NAME@REVISION`. The revision must be the newest; for a rollback, an old one, or
     /// none for the former one.
@@ -230,6 +230,9 @@ pub struct StartRolloutRequest {
     /// True not to wait for windows, freezes and soaking.
     #[serde(default)]
     pub urgent: bool,
+    /// True to bring images although they are deprecated.
+    #[serde(default)]
+    pub allow_deprecated: bool,
     #[serde(default)]
     pub why: String,
     /// Who asks, if the call has no certificate.
@@ -315,6 +318,9 @@ pub struct VoteOnStepRequest {
     pub vote: Choice,
     /// The digest of the plan that the voter saw.
     pub digest: String,
+    /// True to refuse the vote if there is one of this voter about this plan.
+    #[serde(default)]
+    pub once: bool,
     #[serde(default)]
     pub why: String,
     /// Who votes, if the call has no certificate.

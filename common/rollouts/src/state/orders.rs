@@ -22,6 +22,8 @@ pub struct StartOrder {
     pub scan: Scan,
     /// True not to wait for windows, freezes and soaking.
     pub urgent: bool,
+    /// True to bring images although they are deprecated.
+    pub allow_deprecated: bool,
 }
 
 /// What is ordered of a rollout that is there.
@@ -55,8 +57,13 @@ impl State {
             let message = "all that is named is committed already: nothing is to be done";
             return Err(Said::new(409, message));
         }
-        let (kind, urgent) = (order.kind, order.urgent);
-        let mut rollout = Rollout { kind, urgent, by: by.who.clone(), ..rollout };
+        let mut rollout = Rollout {
+            kind: order.kind,
+            urgent: order.urgent,
+            allow_deprecated: order.allow_deprecated,
+            by: by.who.clone(),
+            ..rollout
+        };
         rollout.state = RolloutState::Pending;
         let names: BTreeSet<&String> = rollout.steps.iter().map(|step| &step.environment).collect();
         for record in self.rollouts.values_mut() {
@@ -75,7 +82,8 @@ impl State {
         }
         let since = rollout.steps.iter().map(|step| (step.id.clone(), by.now)).collect();
         let (why, created) = (by.why.clone(), by.now);
-        let record = RolloutRecord { number, rollout, why, created, ended: None, since };
+        let record =
+            RolloutRecord { number, rollout, why, created, since, ..RolloutRecord::default() };
         self.rollouts.insert(number, Arc::new(record));
         self.forget_old();
         Ok(number)
@@ -145,10 +153,7 @@ impl State {
         if steps.is_empty() {
             return Err(Said::new(400, "no environment is named"));
         }
-        let state = RolloutState::Pending;
-        let (cause, by) = Default::default();
-        let (id, kind, urgent) = (id.to_owned(), Kind::Rollback, false);
-        Ok(Rollout { id, kind, state, cause, by, urgent, steps })
+        Ok(Rollout { id: id.to_owned(), kind: Kind::Rollback, steps, ..Rollout::default() })
     }
 
     /// Carries out an order about a rollout.
@@ -203,6 +208,21 @@ impl State {
     pub fn vote(&mut self, id: &str, vote: VoteEvent) -> Result<String, Said> {
         let record = Arc::clone(self.find(id)?);
         self.happen(&record, Event::Vote(vote))
+    }
+
+    /// Fails if the voter has voted about this plan.
+    ///
+    /// # Errors
+    ///
+    /// [`Said`] has the code of HTTP: 404 or 410.
+    pub fn expect_no_vote(&self, id: &str, vote: &VoteEvent) -> Result<(), Said> {
+        let steps = &self.find(id)?.rollout.steps;
+        let votes = steps.iter().filter(|step| step.id == vote.step).flat_map(|step| &step.votes);
+        let mut same = votes.filter(|one| one.voter == vote.voter && one.digest == vote.digest);
+        match same.next() {
+            None => Ok(()),
+            Some(_) => Err(Said::new(410, format!("{} has voted already", vote.voter))),
+        }
     }
 
     /// Returns the rollout with this id, such as `r12`.

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use model::mdb::Machine;
 use model::object::{Algorithm, ObjectId};
 use model::tree::Time;
-use rollouts::advance::{Seen, View, advance, plan};
-use rollouts::document::{Choice, Kind, MachineTaskState, VoteEvent, name_of};
+use rollouts::advance::{ImageRemarks, Question, Seen, View, advance, plan};
+use rollouts::document::{Analysis, Choice, Kind, MachineTaskState, VoteEvent, name_of};
 use rollouts::gate::effective;
 use rollouts::state::{Editor, Edits, RolloutOrder, SharedMachines, StartOrder, State};
 use rollouts::steps::Said;
@@ -55,7 +55,7 @@ fn environment(name: &str, image: &str) -> Value {
     json!({"name": name, "select": {"tags": {"tier": [name]}}, "source": {"image": image}})
 }
 
-/// All machines are healthy with what they must have at once.
+/// All machines are healthy with what they must have at once, but one with a bad image.
 struct Instant<'a>(&'a SharedMachines, SharedMachines);
 
 impl View for Instant<'_> {
@@ -64,6 +64,7 @@ impl View for Instant<'_> {
         let image = self.1[hostname].required_image.clone();
         let state = match image.as_str() {
             "" => MachineTaskState::Stopped,
+            image if image.ends_with("bad") && hostname.ends_with('2') => MachineTaskState::Failed,
             _ => MachineTaskState::Synced,
         };
         Some(Seen { image, state, reachable: true, unknown: false, held_out: false })
@@ -71,6 +72,16 @@ impl View for Instant<'_> {
 
     fn digest(&self, image: &str) -> Option<ObjectId> {
         Some(Algorithm::Blake3.digest(image.as_bytes()))
+    }
+
+    fn remarks(&self, image: &str) -> Option<ImageRemarks> {
+        let deprecated = image.ends_with("old").then(|| "is deprecated: too old".to_owned());
+        let uploaded = at(if image.ends_with("new") { 1_000 } else { 0 }).now;
+        (!image.ends_with("unknown")).then_some(ImageRemarks { uploaded, deprecated })
+    }
+
+    fn analysis(&mut self, _: Question<'_>) -> Option<Analysis> {
+        None
     }
 
     fn healthy_for_s(&mut self, _: u64, _: &str, healthy: bool) -> u64 {
@@ -359,4 +370,83 @@ fn a_machine_may_have_no_image_before_and_after() {
     go_on(&mut state, &mdb, 0);
     assert_eq!(shown(&state, number), "succeeded: all steps are done");
     assert_eq!(images(&state, &mdb), "web1, web2 a");
+}
+
+#[test]
+fn a_plan_is_held_up_by_what_its_images_are() {
+    let said = |image: &str, strategy: Value, order: StartOrder, seconds: i64| {
+        let mdb = mdb("web1 base, web2");
+        let mut state = State::default();
+        let mut edited = environment("web", image);
+        edited["strategy"] = strategy;
+        edit(&mut state, &mdb, edited).unwrap();
+        state
+            .start(&StartOrder { environments: vec!["web@1".to_owned()], ..order }, &at(0))
+            .unwrap();
+        go_on(&mut state, &mdb, seconds);
+        let step = &state.rollouts[&1].rollout.steps[0];
+        format!("{}: {}", name_of(&step.state), step.cause)
+    };
+    let age = || json!({"min_image_age_s": 60});
+    let from = |images: &[&str]| json!({"requires_from": images});
+    let urgent = || StartOrder { urgent: true, ..StartOrder::default() };
+    let deprecated = || StartOrder { allow_deprecated: true, ..StartOrder::default() };
+    let lines = [
+        said("web/unknown", json!({}), StartOrder::default(), 1_000),
+        said("web/new", age(), StartOrder::default(), 1_059),
+        said("web/new", age(), StartOrder::default(), 1_060),
+        said("web/new", age(), urgent(), 1_000),
+        said("web/old", json!({}), StartOrder::default(), 0),
+        said("web/old", json!({}), urgent(), 0),
+        said("web/old", json!({}), deprecated(), 0),
+        said("web/2", from(&["web/1"]), StartOrder::default(), 0),
+        said("web/2", from(&["web/1", "base"]), StartOrder::default(), 0),
+    ];
+    expect_test::expect![[r#"
+        planning: the image server has not given web/unknown yet
+        planning: web/new was uploaded 59 s ago, and is taken after 60 s
+        succeeded: 2 of 2 machines are done
+        succeeded: 2 of 2 machines are done
+        failed: web/old is deprecated: too old; a start with --allow-deprecated brings it
+        failed: web/old is deprecated: too old; a start with --allow-deprecated brings it
+        succeeded: 2 of 2 machines are done
+        failed: web1 has base, and web/2 may only follow web/1: see requires_from of the strategy
+        succeeded: 2 of 2 machines are done
+    "#]]
+    .assert_eq(&(lines.join("\n") + "\n"));
+}
+
+#[test]
+fn what_goes_back_was_there_before() {
+    let mdb = mdb("web1 base");
+    let mut state = State::default();
+    for image in ["web/1-old", "web/2"] {
+        let mut edited = environment("web", image);
+        edited["strategy"] = json!({"requires_from": ["base", "web/1-old"]});
+        edit(&mut state, &mdb, edited).unwrap();
+        let number = state.environments["web"].newest();
+        let environments = vec![format!("web@{number}")];
+        let order = StartOrder { environments, allow_deprecated: true, ..StartOrder::default() };
+        state.start(&order, &at(0)).unwrap();
+        go_on(&mut state, &mdb, 0);
+    }
+    start(&mut state, "web@1", Kind::Rollback).unwrap();
+    go_on(&mut state, &mdb, 0);
+    assert_eq!(shown(&state, 3), "succeeded: all steps are done");
+}
+
+#[test]
+fn a_machine_that_fails_within_what_is_allowed_does_not_hold_up_the_others() {
+    let mdb = mdb("web1 base, web2 base, web3 base, web4 base");
+    let mut state = State::default();
+    let mut edited = environment("web", "web/bad");
+    edited["strategy"] = json!({"min_healthy_percent": 50, "soak_s": 60});
+    edit(&mut state, &mdb, edited).unwrap();
+    start(&mut state, "web@1", Kind::User).unwrap();
+    go_on(&mut state, &mdb, 0);
+    let step = &state.rollouts[&1].rollout.steps[0];
+    assert_eq!(
+        (shown(&state, 1), step.cause.as_str()),
+        ("succeeded: all steps are done".to_owned(), "3 of 4 machines are done")
+    );
 }

@@ -75,12 +75,9 @@ fn document(fleet: &Fleet) -> Document {
     });
     document.rollout = Some(Rollout {
         id: "r1".to_owned(),
-        kind: rollouts::document::Kind::User,
         state: RolloutState::Running,
-        cause: String::new(),
-        by: String::new(),
-        urgent: false,
         steps: steps.collect(),
+        ..Rollout::default()
     });
     document
 }

@@ -8,10 +8,11 @@ use model::mdb::Machine;
 use model::object::{Algorithm, ObjectId};
 use model::tree::Time;
 use proptest::prelude::*;
-use rollouts::advance::{Seen, View, advance};
+use rollouts::advance::{ImageRemarks, Question, Seen, View, advance};
 use rollouts::definition::EnvironmentEdit;
 use rollouts::document::{
-    Choice, Direction, MachineTaskState as Task, Revision, RolloutState, StepState, VoteEvent,
+    Advice, Analysis, Choice, Direction, MachineTaskState as Task, Revision, RolloutState,
+    StepState, VoteEvent,
 };
 use rollouts::gate::{Gate, effective};
 use rollouts::state::{
@@ -69,6 +70,24 @@ impl View for Fleet {
 
     fn digest(&self, image: &str) -> Option<ObjectId> {
         Some(Algorithm::Blake3.digest(image.as_bytes()))
+    }
+
+    /// One image is deprecated, and one is new.
+    fn remarks(&self, image: &str) -> Option<ImageRemarks> {
+        let deprecated = (image == "i4").then(|| "is deprecated".to_owned());
+        let seconds = if image == "i3" { 300 } else { 0 };
+        Some(ImageRemarks { uploaded: Time { seconds, nanoseconds: 0 }, deprecated })
+    }
+
+    fn analysis(&mut self, question: Question<'_>) -> Option<Analysis> {
+        assert!(!question.hosts.is_empty());
+        let advice = match self.now / 5 % 16 {
+            0 => return None,
+            1..4 => Advice::Wait,
+            4 => Advice::RollBack,
+            _ => Advice::Go,
+        };
+        Some(Analysis { advice, why: "so".to_owned() })
     }
 
     fn healthy_for_s(&mut self, rollout: u64, step: &str, healthy: bool) -> u64 {
@@ -137,10 +156,16 @@ impl World {
                 let voters = if self.random.one_in(2) { 1 } else { 0 };
                 let soak = self.random.below(3) * 20;
                 let percent = [0, 50, 80, 99][self.random.below(4)];
+                let duration = self.random.below(2) * 60;
+                let age = self.random.below(2) * 200;
+                let analysis = ["null", "{}"][self.random.below(2)];
+                let from = ["[]", r#"["i0", "i1", "i2"]"#][self.random.below(2)];
                 let text = format!(
                     r#"{{"name": "{name}", "source": {source},
                         "select": {{"tags": {{"tier": ["{name}"]}}}},
-                        "strategy": {{"soak_s": {soak}, "min_healthy_percent": {percent}}},
+                        "strategy": {{"soak_s": {soak}, "min_healthy_percent": {percent},
+                            "min_duration_s": {duration}, "min_image_age_s": {age},
+                            "analysis": {analysis}, "requires_from": {from}}},
                         "approval": {{"voters": ["bob", "eve"], "min_approvals": {voters}}}}}"#
                 );
                 let edit: EnvironmentEdit = serde_json::from_str(&text).unwrap();
@@ -158,6 +183,7 @@ impl World {
                 let order = StartOrder {
                     environments: vec![format!("{name}@{newest}")],
                     urgent: self.random.one_in(8),
+                    allow_deprecated: self.random.one_in(2),
                     ..StartOrder::default()
                 };
                 let editor = self.editor("ann");

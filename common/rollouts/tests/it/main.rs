@@ -8,6 +8,7 @@ mod environments;
 mod fleet;
 mod lifecycle;
 mod locks;
+mod pace;
 mod selectors;
 mod steps;
 mod votes;

@@ -182,11 +182,13 @@ impl Service {
             return self.error_page(StatusCode::BAD_REQUEST, "The path has wrong escapes.");
         };
         let form = self.routes.forms.get(path.as_str());
+        let has_proof = form.is_some_and(|form| form.has_proof);
         let form = form.filter(|_| request.method() == Method::POST);
         if form.is_none() && !matches!(*request.method(), Method::GET | Method::HEAD) {
             return self.wrong_http_method("GET, HEAD", "Pages are only read, with GET or HEAD.");
         }
-        if self.routes.private_pages && path != "/healthz" && caller.identity.user.is_none() {
+        let is_private = self.routes.private_pages && path != "/healthz" && !has_proof;
+        if is_private && caller.identity.user.is_none() {
             let text = "This daemon shows its pages only to those who have a certificate that its \
                         authorities signed (--private-pages). Give one to the browser, to curl \
                         (--cert, --key) or to Prometheus (tls_config); `domtool cert issue` makes \

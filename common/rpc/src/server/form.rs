@@ -3,6 +3,8 @@
 //! A browser sends the certificate of its user with whatever any site makes it send. So a form is
 //! taken only from a page of this server: the browser must name this server as the origin, and the
 //! form must have the token that the page gave to this caller. Links do nothing.
+//!
+//! A form may have fields that prove who sends it, for people without a certificate.
 
 use std::sync::Arc;
 
@@ -14,8 +16,9 @@ use system::random::random_bytes;
 use super::caller::Caller;
 use super::dispatch::{Service, guarded};
 use super::page::{self, Page, Query};
-use super::router::{Form, Kind};
+use super::router::{Form, FormCall, Kind};
 use crate::body::Body;
+use api::access::Identity;
 use api::codec::Encoding;
 use api::fault::{Fault, FaultCode};
 
@@ -60,7 +63,9 @@ impl Service {
         let running = self.routes.metrics.started(entry.name);
         let called = async {
             check_origin(request.uri(), request.headers())?;
-            self.admit(&caller, entry).await?;
+            if !form.has_proof {
+                self.admit(&caller, entry).await?;
+            }
             let (bytes, _held) = self.read(&caller, entry, request.into_body()).await?;
             let fields = fields(&bytes)?;
             if !self.routes.form_tokens.is_of(&caller, fields.get(TOKEN_FIELD).unwrap_or_default())
@@ -68,12 +73,16 @@ impl Service {
                 let text = "The form is of another time or of another person: reload the page.";
                 return Err(Fault::new(FaultCode::Denied, text));
             }
-            let (call, next) = (form.read)(&fields)?;
+            let FormCall { request, next, user } = (form.read)(&fields)?;
+            let mut caller = caller.clone();
+            if user.is_some() {
+                caller.identity = Arc::new(Identity { user, ..Identity::default() });
+            }
             let Kind::Unary(handler) = &entry.kind else {
                 let text = format!("{} takes no form", entry.name);
                 return Err(Fault::new(FaultCode::Internal, text));
             };
-            handler(caller.clone(), Encoding::Json, call.into()).await?;
+            handler(caller, Encoding::Json, request.into()).await?;
             Ok(next)
         };
         let result = guarded(entry.name, called).await;

@@ -32,8 +32,7 @@ pub(super) type Unary = Arc<dyn Fn(Caller, Encoding, Bytes) -> Answer<Vec<u8>> +
 pub(super) type Upload =
     Arc<dyn Fn(Caller, Encoding, ObjectReader) -> Answer<Vec<u8>> + Send + Sync>;
 pub(super) type Download = Arc<dyn Fn(Caller, Encoding, Bytes) -> Answer<Body> + Send + Sync>;
-/// Returns the request as JSON, and the path of the page that follows.
-pub(super) type ReadForm = Arc<dyn Fn(&Query) -> Result<(Vec<u8>, String), Fault> + Send + Sync>;
+pub(super) type ReadForm = Arc<dyn Fn(&Query) -> Result<FormCall, Fault> + Send + Sync>;
 pub(super) type PageHandler = Arc<dyn Fn(PageRequest) -> Answer<Page> + Send + Sync>;
 
 /// The handler of a method.
@@ -59,7 +58,23 @@ pub(super) struct Entry {
 #[derive(Clone)]
 pub(super) struct Form {
     pub(super) method: &'static str,
+    /// True if its fields prove who sends it. Then it needs no certificate, and may be sent
+    /// although pages are private.
+    pub(super) has_proof: bool,
     pub(super) read: ReadForm,
+}
+
+/// What a form with a proof calls: the request, the path of the page that follows, and the user.
+pub type Proven<M> = (<M as Method>::Request, String, String);
+
+/// The call of a form.
+pub(super) struct FormCall {
+    /// The request as JSON.
+    pub(super) request: Vec<u8>,
+    /// The path of the page that follows.
+    pub(super) next: String,
+    /// Who sends it, if its fields prove that.
+    pub(super) user: Option<String>,
 }
 
 /// The methods and pages of a server.
@@ -294,12 +309,29 @@ impl<S: Clone + Send + Sync + 'static> Router<S> {
     ) -> Self {
         let read = Arc::new(move |fields: &Query| {
             let (request, next) = read(fields)?;
-            let bytes = codec::encode(Encoding::Json, "request", &request).map_err(|error| {
-                Fault::new(FaultCode::Internal, format!("{}: {error}", M::NAME))
-            })?;
-            Ok((bytes, next))
+            Ok(FormCall { request: encode_request::<M>(&request)?, next, user: None })
         });
-        self.routes.forms.insert(path, Form { method: M::NAME, read });
+        self.routes.forms.insert(path, Form { method: M::NAME, has_proof: false, read });
+        self
+    }
+
+    /// As [`Router::form`], of a form whose fields prove who sends it: no certificate is needed.
+    /// `read` checks them against the state, and returns the user too. A page at the same path is
+    /// shown to all, even if pages are private.
+    pub fn form_with_proof<M: Method>(
+        mut self,
+        path: &'static str,
+        read: impl Fn(&S, &Query) -> Result<Proven<M>, Fault> + Send + Sync + 'static,
+    ) -> Self
+    where
+        S: Sync,
+    {
+        let state = self.state.clone();
+        let read = Arc::new(move |fields: &Query| {
+            let (request, next, user) = read(&state, fields)?;
+            Ok(FormCall { request: encode_request::<M>(&request)?, next, user: Some(user) })
+        });
+        self.routes.forms.insert(path, Form { method: M::NAME, has_proof: true, read });
         self
     }
 
@@ -317,6 +349,11 @@ fn decode_request<M: Method>(encoding: Encoding, bytes: &[u8]) -> Result<M::Requ
     let bytes = if bytes.is_empty() && encoding == Encoding::Json { b"null" } else { bytes };
     codec::decode(encoding, "request", bytes, M::REQUEST_BYTES_MAX)
         .map_err(|error| Fault::new(FaultCode::BadRequest, format!("{}: {error}", M::NAME)))
+}
+
+fn encode_request<M: Method>(request: &M::Request) -> Result<Vec<u8>, Fault> {
+    codec::encode(Encoding::Json, "request", request)
+        .map_err(|error| Fault::new(FaultCode::Internal, format!("{}: {error}", M::NAME)))
 }
 
 fn encode_reply<M: Method>(encoding: Encoding, reply: &M::Reply) -> Result<Vec<u8>, Fault> {

@@ -116,6 +116,38 @@ async fn send_form(address: SocketAddr, headers: &str, fields: &str) -> String {
 }
 
 #[tokio::test]
+async fn a_form_with_a_proof_needs_no_certificate() {
+    let router = router()
+        .private_pages(true)
+        .page("/commit", async |(), request| Ok(Page::Text(request.form_token)))
+        .form_with_proof::<Commit>("/commit", |(), fields| match fields.get("proof") {
+            Some("good") => {
+                Ok((CommitRequest { update_id: 7 }, "/done".to_owned(), "bob".to_owned()))
+            }
+            _ => Err(Fault::new(FaultCode::Denied, "a wrong proof")),
+        });
+    let server = Server::start(router).await;
+    let page = ask(server.address, "GET", "/commit", "").await;
+    let token = page.rsplit("\r\n").next().unwrap().to_owned();
+    assert!(page.starts_with("HTTP/1.1 200 ") && token.len() == 64, "{page}");
+    let own = "content-type: application/x-www-form-urlencoded\r\norigin: https://x:1\r\n";
+    let evil = own.replace("x:1", "evil");
+    #[rustfmt::skip]
+    let table = [
+        (own,   format!("token={token}&proof=good"), "303"),
+        (own,   format!("token={token}&proof=bad"),  "403"),
+        (own,   "proof=good".to_owned(),             "403"),
+        (&evil, format!("token={token}&proof=good"), "403"),
+    ];
+    for (headers, fields, status) in table {
+        let response = send_form(server.address, headers, &fields).await;
+        let is_expected = response.starts_with(&format!("HTTP/1.1 {status} "));
+        assert!(is_expected, "{headers} {fields}: {response}");
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
 async fn a_form_is_only_taken_from_a_page_of_this_server() {
     let router = router()
         .page("/token", async |(), request| Ok(Page::Text(request.form_token)))

@@ -14,15 +14,16 @@ use rpc::page_frame::{Cell, html_escape, path_escape, table};
 use rpc::server::{Page, PageRequest, Query, TOKEN_FIELD};
 
 use super::Pages;
+use crate::core::vote_links::{PAGE, Ticket};
 
 /// How often the page of a rollout that goes on is got again.
 const LIVE_SECONDS: u32 = 3;
 
-fn link(path: &str, id: &str) -> Cell {
+pub(super) fn link(path: &str, id: &str) -> Cell {
     Cell::Link { path: format!("{path}{}", path_escape(id)), text: id.to_owned() }
 }
 
-fn paragraph(text: &str) -> String {
+pub(super) fn paragraph(text: &str) -> String {
     format!("<p>{}</p>\n", html_escape(text))
 }
 
@@ -148,15 +149,8 @@ pub(super) fn rollout(pages: &Pages, page: &PageRequest) -> Result<Page, Fault> 
         None => MayVote::No,
     };
     for (step, plan) in info.steps_with_plans() {
-        let form = VoteForm {
-            rollout: &rollout.id,
-            step,
-            from: step.from.unwrap_or_default(),
-            plan,
-            may_vote,
-            token: &page.form_token,
-        };
-        body.push_str(&form.render().expect("writing to a String cannot fail"));
+        let form = VoteForm { rollout: &rollout.id, step, plan, may_vote, token: &page.form_token };
+        body.push_str(&form.text());
     }
     // Who writes in a form is not disturbed.
     let is_live = info.ended.is_none() && info.plans.is_empty();
@@ -186,38 +180,51 @@ fn step_row(info: &RolloutInfo, step: &Step) -> Vec<Cell> {
 
 /// Whether the reader of a page may vote by the form.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum MayVote {
+pub(super) enum MayVote<'a> {
     Yes,
     /// Nobody has a certificate: under the name that the form gives.
     AsNamed,
+    /// The reader has followed a link that was made for a voter.
+    ByLink(&'a Ticket),
     No,
 }
 
 /// What a step would do that waits for votes, and the form to vote.
 #[derive(Template)]
 #[template(path = "vote.html")]
-struct VoteForm<'a> {
-    rollout: &'a str,
-    step: &'a Step,
-    from: u64,
-    plan: &'a StepPlan,
-    may_vote: MayVote,
-    token: &'a str,
+pub(super) struct VoteForm<'a> {
+    pub(super) rollout: &'a str,
+    pub(super) step: &'a Step,
+    pub(super) plan: &'a StepPlan,
+    pub(super) may_vote: MayVote<'a>,
+    pub(super) token: &'a str,
+}
+
+impl VoteForm<'_> {
+    pub(super) fn text(&self) -> String {
+        self.render().expect("writing to a String cannot fail")
+    }
+}
+
+/// Reads which button was pressed.
+pub(super) fn choice(fields: &Query) -> Result<Choice, Fault> {
+    match fields.get("vote") {
+        Some("approve") => Ok(Choice::Approve),
+        Some("reject") => Ok(Choice::Reject),
+        _ => Err(Fault::new(FaultCode::BadRequest, "The form has no vote.")),
+    }
 }
 
 /// Reads the form: returns the vote, and the page that follows.
 pub(super) fn read_vote(fields: &Query) -> Result<(VoteOnStepRequest, String), Fault> {
     let field = |name: &str| fields.get(name).unwrap_or_default().to_owned();
-    let vote = match field("vote").as_str() {
-        "approve" => Choice::Approve,
-        "reject" => Choice::Reject,
-        _ => return Err(Fault::new(FaultCode::BadRequest, "The form has no vote.")),
-    };
+    let vote = choice(fields)?;
     let request = VoteOnStepRequest {
         rollout: field("rollout"),
         step: field("step"),
         vote,
         digest: field("digest"),
+        once: false,
         why: field("why"),
         who: field("who"),
     };

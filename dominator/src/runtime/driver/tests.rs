@@ -23,6 +23,7 @@ use crate::core::image_breaker::FailureLimits;
 use crate::core::sources::Sources;
 use crate::core::sub::Failure;
 use crate::core::sub::tests::recorder::staged_sub;
+use crate::core::vote_links::VoteLinks;
 use crate::runtime::commit_gate::CommitGate;
 use crate::runtime::computed::ComputedService;
 use crate::runtime::history::History;
@@ -58,6 +59,7 @@ pub(crate) fn shared(state: &Arc<Storage>, stop: &CancellationToken) -> Shared {
     let computed = ComputedService::new(store, clock, Security::Insecure, tasks, stop.clone());
     let limits = HistoryLimits { bytes: 1 << 30, seconds: 1 << 40 };
     Shared {
+        vote_links: VoteLinks::new(None, [0; 32]),
         holder: HoldMachineRequest { dominator: "test".to_owned(), start: 1 },
         security: Security::Insecure,
         audit: AuditLog::none(),

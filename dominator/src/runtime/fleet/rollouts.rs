@@ -3,6 +3,7 @@
 //! Whatever changes is on the disk before a machine gets another record for it. All of it is done
 //! under the lock of decisions about machine databases.
 
+mod analysis;
 mod orders;
 mod reports;
 
@@ -15,15 +16,16 @@ use model::display::error_chain;
 use model::image::ImageName;
 use model::lock::locked;
 use model::object::ObjectId;
-use rollouts::advance::{Advanced, Seen, View, advance};
+use rollouts::advance::{Advanced, ImageRemarks, Question, Seen, View, advance};
 use rollouts::batch::Batch;
 use rollouts::definition::{Source, Start};
-use rollouts::document::{Kind, Revision};
+use rollouts::document::{Analysis, Kind, Revision};
 use rollouts::gate::effective;
 use rollouts::state::{Editor, SharedMachines, StartOrder, State, StoredRevision};
 use rollouts::steps::Said;
 use tokio::sync::Notify;
 
+pub(super) use analysis::AnalysisService;
 pub use reports::RolloutCounts;
 
 use super::{Fleet, FleetState, OrderError};
@@ -53,6 +55,7 @@ pub(super) struct Progress {
 /// What was seen of machines at one moment.
 struct FleetView<'a> {
     shared: &'a Shared,
+    analysis: &'a AnalysisService,
     machines: HashMap<String, Seen>,
     healthy_since: BTreeMap<(u64, String), Instant>,
 }
@@ -83,6 +86,14 @@ impl View for FleetView<'_> {
 
     fn digest(&self, image: &str) -> Option<ObjectId> {
         digest_of(self.shared, image)
+    }
+
+    fn remarks(&self, image: &str) -> Option<ImageRemarks> {
+        self.shared.images.rollout_remarks(&ImageName::new(image).ok()?)
+    }
+
+    fn analysis(&mut self, question: Question<'_>) -> Option<Analysis> {
+        self.analysis.ask(&question)
     }
 
     fn healthy_for_s(&mut self, rollout: u64, step: &str, healthy: bool) -> u64 {
@@ -152,13 +163,15 @@ impl Fleet {
             }
         }
         let healthy_since = std::mem::take(&mut locked(&self.rollout_progress).healthy_since);
-        let mut view = FleetView { shared: &self.shared, machines, healthy_since };
+        let mut view =
+            FleetView { shared: &self.shared, analysis: &self.analysis, machines, healthy_since };
         let advanced = match self.rollouts_paused() {
             Some(_) => Advanced::default(),
             None => advance(&mut next, &mdb, &mut view, now),
         };
         let unfinished: BTreeSet<u64> = next.unfinished().map(|record| record.number).collect();
         view.healthy_since.retain(|(number, _), _| unfinished.contains(number));
+        self.analysis.retain(&unfinished);
         {
             let mut progress = locked(&self.rollout_progress);
             progress.batches.clone_from(&advanced.batches);
@@ -225,6 +238,11 @@ impl Fleet {
     /// Returns all that is remembered of environments and rollouts.
     pub fn rollout_state(&self) -> Arc<State> {
         self.state().rollouts.get()
+    }
+
+    /// Sets the words of the command that says whether steps go on.
+    pub fn set_analysis_command(&self, words: Vec<String>) {
+        self.analysis.set_program(words);
     }
 
     /// Notes whether the command that tells of rollouts fails.

@@ -38,6 +38,10 @@ fn strategy() -> Strategy {
         soak_s: 60,
         timeout_s: 1_800,
         windows: vec![Window { zone: text("UTC"), begins: text("0 2 * * *"), minutes: 90 }],
+        min_duration_s: 3_600,
+        min_image_age_s: 86_400,
+        requires_from: [super::name("web/4")].into(),
+        analysis: Some([(text("limit"), text("2 %"))].into()),
     }
 }
 
@@ -176,6 +180,7 @@ pub fn start_rollout() -> (StartRolloutRequest, StartRolloutReply) {
         scan: Scan::Plan,
         rollback: true,
         urgent: true,
+        allow_deprecated: true,
         why: text("why"),
         who: text("who"),
     };
@@ -195,6 +200,7 @@ pub fn vote_on_step() -> (VoteOnStepRequest, OrderedReply) {
         step: text("web"),
         vote: Choice::Reject,
         digest: text("8d1f"),
+        once: true,
         why: text("why"),
         who: text("who"),
     };
@@ -218,6 +224,8 @@ pub fn list_rollouts() -> (ListRolloutsRequest, ListRolloutsReply) {
         applied: true,
         soaked: true,
         healthy_for_s: Some(6),
+        applying_for_s: Some(7),
+        analysis: Some(Analysis { advice: Advice::Wait, why: text("2 % errors") }),
         created_resources: vec![CreatedResource {
             id: text("foodb"),
             on_removal: OnRemoval::Destroy,
@@ -231,6 +239,7 @@ pub fn list_rollouts() -> (ListRolloutsRequest, ListRolloutsReply) {
         cause: text("web failed"),
         by: text("ann"),
         urgent: true,
+        allow_deprecated: true,
         steps: vec![step],
     };
     let batch = Batch {

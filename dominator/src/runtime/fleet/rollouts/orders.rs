@@ -105,12 +105,20 @@ impl Fleet {
         self: &Arc<Self>,
         request: StartRolloutRequest,
     ) -> Result<StartRolloutReply, OrderError> {
-        let StartRolloutRequest { environments, scan, rollback, urgent, why, who } = request;
+        let StartRolloutRequest {
+            environments,
+            scan,
+            rollback,
+            urgent,
+            allow_deprecated,
+            why,
+            who,
+        } = request;
         let order = Order::new("start-rollout", &who).about(environments.join(" ")).why(&why);
         let order = order.reasoned("the rollout is started")?;
         self.expect_images(self.images_of(&environments)).await?;
         let kind = if rollback { Kind::Rollback } else { Kind::User };
-        let start = StartOrder { environments, kind, scan, urgent };
+        let start = StartOrder { environments, kind, scan, urgent, allow_deprecated };
         let change = move |fleet: &Self| {
             fleet.change_rollouts(&order, |state, _, editor| state.start(&start, editor))
         };
@@ -154,13 +162,18 @@ impl Fleet {
         self: &Arc<Self>,
         request: VoteOnStepRequest,
     ) -> Result<OrderedReply, OrderError> {
-        let VoteOnStepRequest { rollout, step, vote, digest, why, who } = request;
+        let VoteOnStepRequest { rollout, step, vote, digest, once, why, who } = request;
         let about = format!("{rollout}/{step}");
         let what = format!("{vote:?} {digest}");
         let order = Order::new("vote", &who).about(about).what(what).why(&why).checked()?;
         let vote = VoteEvent { step, voter: who, vote, digest, link_valid: true };
         let change = move |fleet: &Self| {
-            fleet.change_rollouts(&order, |state, _, _| state.vote(&rollout, vote))
+            fleet.change_rollouts(&order, |state, _, _| {
+                if once {
+                    state.expect_no_vote(&rollout, &vote)?;
+                }
+                state.vote(&rollout, vote)
+            })
         };
         Ok(OrderedReply { message: self.on_thread(change).await? })
     }

@@ -21,6 +21,7 @@ use rollouts::steps::Said;
 
 use super::digest_of;
 use crate::core::rollouts::machine_state;
+use crate::core::vote_links::Ticket;
 use crate::runtime::fleet::{Fleet, OrderError};
 
 /// How many hosts with a conflict are named.
@@ -184,6 +185,19 @@ impl Fleet {
         });
         let paused = progress.error.clone().or_else(|| self.rollouts_paused());
         ListRolloutsReply { rollouts: rollouts.collect(), paused }
+    }
+
+    /// Checks a link to vote.
+    ///
+    /// # Errors
+    ///
+    /// [`Said`] has the code of HTTP: 403 or 410.
+    pub fn check_vote_link(&self, ticket: &Ticket) -> Result<(), Said> {
+        let state = self.state().rollouts.get();
+        let steps = state.find(&ticket.rollout).ok().map(|record| &record.rollout.steps);
+        let step = steps.into_iter().flatten().find(|step| step.id == ticket.step);
+        let now = u64::try_from(self.shared.clock.now().wall.seconds).unwrap_or_default();
+        self.shared.vote_links.check(ticket, step, now)
     }
 
     /// Returns what environments say about a machine, if one applies.
