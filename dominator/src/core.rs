@@ -32,3 +32,4 @@ pub mod task_orders;
 pub mod tasks;
 pub mod timing;
 pub mod vote_links;
+pub mod webhooks;

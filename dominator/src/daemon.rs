@@ -51,6 +51,7 @@ use crate::runtime::permits::PermitService;
 use crate::runtime::shared::{self, DriverCounters, Shared};
 use crate::runtime::task_orders::TaskOrderService;
 use crate::runtime::unused;
+use crate::runtime::webhooks::{self, WebhookError, Webhooks};
 use crate::storage::{HistoryLimits, Storage, StorageError};
 
 /// The name of the daemon.
@@ -125,10 +126,15 @@ pub struct Arguments {
     pub rollout_command: Option<String>,
 
     /// Address at which voters reach the pages of this dominator, such as
-    /// `https://dominator.example.com:6970`. With it the rollout command gets a link for each voter,
-    /// with which that one votes once without a certificate
+    /// `https://dominator.example.com:6970`. With it the rollout command gets a link for each
+    /// voter, with which that one votes once without a certificate
     #[arg(long, value_name = "URL", value_parser = pages_url)]
     pub pages_url: Option<String>,
+
+    /// File with the webhooks of forges that are taken at `/webhook/NAME`: an open change is
+    /// planned, and one that is merged becomes a rollout. See docs/ROLLOUTS.md
+    #[arg(long, value_name = "FILE")]
+    pub webhooks: Option<PathBuf>,
 
     /// Command that says whether a step of a rollout goes on, waits or is rolled back, for
     /// environments whose strategy has `analysis`. Words separated by spaces; it reads the
@@ -220,6 +226,8 @@ pub enum StartError {
     },
     #[error(transparent)]
     Audit(#[from] AuditError),
+    #[error(transparent)]
+    Webhooks(#[from] WebhookError),
     #[error("cannot listen")]
     Listen {
         #[source]
@@ -256,6 +264,7 @@ impl Arguments {
             rollout_command: _,
             analysis_command: _,
             pages_url,
+            webhooks,
             state,
             history_max_mib,
             history_days,
@@ -280,6 +289,7 @@ impl Arguments {
             ("mdb-server", *mdb_server != new.mdb_server),
             ("mdb-strict", *mdb_strict != new.mdb_strict),
             ("pages-url", *pages_url != new.pages_url),
+            ("webhooks", *webhooks != new.webhooks),
             ("state", *state != new.state),
             ("history-max-mib", *history_max_mib != new.history_max_mib),
             ("history-days", *history_days != new.history_days),
@@ -389,6 +399,7 @@ pub async fn run(
     tracker.spawn(Arc::clone(&shared.task_orders).run(stop.clone()));
     until_stop(Arc::clone(&fleet).run_rollouts().boxed());
     until_stop(Arc::clone(&fleet).run_departing().boxed());
+    until_stop(webhooks::run(Arc::clone(&fleet)).boxed());
     until_stop(Arc::clone(&shared.permits).save_time().boxed());
     until_stop(Arc::clone(&shared.computed).clean_regularly().boxed());
     until_stop(Arc::clone(&shared.computed).advance_regularly().boxed());
@@ -433,7 +444,7 @@ fn share(
     audit: AuditLog,
     tracker: &TaskTracker,
     stop: &CancellationToken,
-) -> Result<Shared, StorageError> {
+) -> Result<Shared, StartError> {
     let clock = Clock::start();
     let limits = HistoryLimits {
         bytes: arguments.history_max_mib << 20,
@@ -452,6 +463,7 @@ fn share(
     let vote_links = VoteLinks::new(arguments.pages_url.as_deref(), link_key(&state)?);
     Ok(Shared {
         vote_links,
+        webhooks: Webhooks::read(arguments.webhooks.as_deref())?,
         security: security.clone(),
         clock,
         images: Images::new(imageserver, clock, Arc::clone(&reader), known, tasks, stop.clone()),

@@ -44,5 +44,6 @@ pub mod runtime {
     pub mod shared;
     pub mod task_orders;
     pub mod unused;
+    pub mod webhooks;
 }
 pub mod storage;

@@ -35,7 +35,7 @@ pub use super::object_reader::{ObjectReader, StreamError, head_bytes, object_chu
 pub use caller::{Caller, CallerPermit, CallerPermits};
 pub use form::TOKEN_FIELD;
 pub use listen::{SHUTDOWN_GRACE, Server, serve};
-pub use page::{Content, Page, PageBody, PageRequest, Query};
+pub use page::{Content, Page, PageBody, PageRequest, PostRequest, Query};
 pub use range::ByteRange;
 pub use router::{Proven, Router};
 pub use server_limits::{CallerArgs, ServerLimits};

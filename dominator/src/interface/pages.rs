@@ -7,6 +7,7 @@ mod shared_page;
 mod tasks;
 mod timeline;
 mod vote_link;
+mod webhook;
 
 use std::sync::Arc;
 
@@ -80,6 +81,9 @@ pub fn pages<S: Clone + Send + Sync + 'static>(
         .page("/environments", async |pages, _| Ok(rollouts::environments(&pages)))
         .page("/rollouts", async |pages, request| Ok(rollouts::rollouts(&pages, &request.query)))
         .page("/rollouts/", async |pages, request| rollouts::rollout(&pages, &request))
+        .post("/webhook/", webhook::BYTES_MAX, async |pages, request| {
+            webhook::take(&pages, &request)
+        })
         .page("/timeline", async |pages, request| timeline::page(&pages, &request.query))
         .form::<VoteOnStep>("/vote", rollouts::read_vote)
         .page(vote_links::PAGE, async |pages, request| vote_link::page(&pages, &request))

@@ -32,12 +32,14 @@ use crate::runtime::images::Images;
 use crate::runtime::interned::Interned;
 use crate::runtime::permits::PermitService;
 use crate::runtime::task_orders::TaskOrderService;
+use crate::runtime::webhooks::Webhooks;
 use crate::storage::Storage;
 
 /// What all drivers share.
 #[derive(Debug)]
 pub struct Shared {
     pub vote_links: VoteLinks,
+    pub webhooks: Webhooks,
     pub security: Security,
     pub clock: Clock,
     pub reader: Arc<TreeReader>,

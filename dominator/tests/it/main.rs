@@ -25,6 +25,7 @@ mod orders;
 mod permits;
 mod plan;
 mod reload;
+mod rollout_crashes;
 mod rollouts;
 mod settings;
 mod simulation;

@@ -18,8 +18,8 @@ use testing::eventually_async;
 use crate::fake::{FakeSub, file, tree};
 use crate::stage::Stage;
 
-struct Fleet {
-    stage: Stage,
+pub struct Fleet {
+    pub stage: Stage,
     records: Vec<String>,
     subs: Vec<FakeSub>,
 }
@@ -28,7 +28,7 @@ const HOSTS: [&str; 4] = ["web1", "web2", "web3", "web4"];
 
 impl Fleet {
     /// Four machines that have the image `v1`.
-    async fn new() -> Self {
+    pub async fn new() -> Self {
         let mut stage = Stage::new("[]").await;
         for image in ["v1", "v2", "v3"] {
             let text: String =
@@ -57,7 +57,7 @@ impl Fleet {
         self.stage.write_mdb(&format!("[{}]", records.join(",")));
     }
 
-    async fn wait_for(&self, images: &[&str; 4]) {
+    pub async fn wait_for(&self, images: &[&str; 4]) {
         for (host, image) in HOSTS.iter().zip(images) {
             self.stage.wait(host, Status::Synced, image).await;
         }

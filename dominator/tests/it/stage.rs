@@ -124,10 +124,15 @@ impl Stage {
 
     /// The most memory that the dominator ever had, in MiB.
     pub fn peak_mib(&self) -> u64 {
-        let process = self.process.as_ref().unwrap().id();
+        let process = self.id();
         let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
         line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() >> 10
+    }
+
+    /// Returns the number of the process.
+    pub fn id(&self) -> u32 {
+        self.process.as_ref().unwrap().id()
     }
 
     /// Sends SIGKILL.
@@ -150,13 +155,13 @@ impl Stage {
     }
 
     fn signal(&self, signal: Signal) {
-        let id = self.process.as_ref().unwrap().id();
+        let id = self.id();
         kill(Pid::from_raw(i32::try_from(id).unwrap()), signal).unwrap();
     }
 
     /// Limits the size of files that the dominator writes, like a full disk.
     pub fn limit_files(&self, bytes: &str) {
-        let process = self.process.as_ref().unwrap().id();
+        let process = self.id();
         let mut command = Command::new("prlimit");
         command.arg(format!("--fsize={bytes}:unlimited")).arg(format!("--pid={process}"));
         assert!(command.status().unwrap().success());

@@ -39,4 +39,5 @@ mod subtool;
 mod tasks;
 mod trees;
 mod two_dominators;
+mod webhooks;
 mod wire;

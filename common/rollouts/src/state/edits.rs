@@ -210,19 +210,28 @@ impl State {
         Ok(())
     }
 
+    /// True if a rollout has brought this revision of an environment to machines, or was to do so.
+    fn was_started(&self, name: &str, revision: Revision) -> bool {
+        let Some(environment) = self.environments.get(name) else { return false };
+        let mut steps = self.rollouts.values().flat_map(|record| &record.rollout.steps);
+        environment.committed == revision
+            || environment.former.contains(&revision)
+            || environment.moved.values().any(|moved| *moved == revision)
+            || steps.any(|step| step.environment == name && step.revision == Some(revision))
+    }
+
+    /// Returns the newest revision of an environment, if nobody has started it yet.
+    #[must_use]
+    pub fn not_started(&self, name: &str) -> Option<Revision> {
+        let newest = self.environments.get(name)?.newest();
+        (!self.was_started(name, newest)).then_some(newest)
+    }
+
     /// Makes a new revision of each environment for which the machine database names other images
     /// than its newest revision. A former one that nobody has started goes. Returns the
     /// environments.
     pub fn take_mdb(&mut self, mdb: &SharedMachines, now: Time) -> Vec<(String, Revision)> {
         let mut drafts = Vec::new();
-        let is_started = |state: &Self, name: &str, revision: Revision| {
-            let environment = &state.environments[name];
-            let mut steps = state.rollouts.values().flat_map(|record| &record.rollout.steps);
-            environment.committed == revision
-                || environment.former.contains(&revision)
-                || environment.moved.values().any(|moved| *moved == revision)
-                || steps.any(|step| step.environment == name && step.revision == Some(revision))
-        };
         let names: Vec<String> = self.environments.keys().cloned().collect();
         for name in names {
             let environment = &self.environments[&name];
@@ -234,7 +243,7 @@ impl State {
             if images == newest.images {
                 continue;
             }
-            let is_draft = newest.author == MDB_AUTHOR && !is_started(self, &name, number);
+            let is_draft = newest.author == MDB_AUTHOR && !self.was_started(&name, number);
             let revision = StoredRevision {
                 definition: newest.definition.clone(),
                 author: MDB_AUTHOR.to_owned(),

@@ -17,10 +17,10 @@ use super::caller::{Caller, CallerPermit, CallerPermits};
 use super::connection_counts::Refusal;
 use super::connection_limiter::ConnectionLimiter;
 use super::metrics::content_type;
-use super::page::{self, Page, PageRequest, html_response, set, small};
+use super::page::{self, Page, PageRequest, PostRequest, html_response, set, small};
 use super::range::ByteRange;
 use super::replies::Replies;
-use super::router::{Entry, Kind, PageHandler, Routes};
+use super::router::{Entry, Kind, PageHandler, Post, Routes};
 use super::unstated_owners::UnstatedOwners;
 use crate::body::{self, Body, ReadError};
 use crate::object_reader::ObjectReader;
@@ -181,6 +181,11 @@ impl Service {
         let Some(path) = page::unescape(raw) else {
             return self.error_page(StatusCode::BAD_REQUEST, "The path has wrong escapes.");
         };
+        if request.method() == Method::POST
+            && let Some((path, post)) = self.post_handler(&path)
+        {
+            return self.posted(caller, path, post, request).await;
+        }
         let form = self.routes.forms.get(path.as_str());
         let has_proof = form.is_some_and(|form| form.has_proof);
         let form = form.filter(|_| request.method() == Method::POST);
@@ -204,6 +209,39 @@ impl Service {
             *response.body_mut() = body::full(Bytes::new());
         }
         response
+    }
+
+    /// Returns what takes bodies at a path, with the path that it was added for.
+    fn post_handler(&self, path: &str) -> Option<((&'static str, String), Post)> {
+        self.routes.posts.iter().find_map(|(prefix, post)| {
+            let below = path.strip_prefix(prefix)?;
+            Some(((*prefix, below.to_owned()), post.clone()))
+        })
+    }
+
+    /// Gives a body to its handler.
+    async fn posted(
+        &self,
+        caller: Caller,
+        (path, below): (&'static str, String),
+        post: Post,
+        request: Request<Incoming>,
+    ) -> Response<Body> {
+        let running = self.routes.metrics.started(path);
+        let (head, body) = request.into_parts();
+        let answered = async {
+            let (body, _held) = self.read(&caller, path, post.bytes_max, body).await?;
+            (post.handler)(PostRequest { below, headers: head.headers, body }).await
+        };
+        let result = guarded(path, answered).await;
+        drop(running);
+        match result {
+            Ok(page) => page.into_response(None),
+            Err(fault) => {
+                self.routes.metrics.failed(path, fault.code);
+                self.fault_page(&fault)
+            }
+        }
     }
 
     async fn page(
@@ -329,12 +367,14 @@ impl Service {
                 Ok(small(form.reply.content_type(), reply))
             }
             Kind::Unary(handler) => {
-                let (bytes, _held) = self.read(&caller, entry, body).await?;
+                let (bytes, _held) =
+                    self.read(&caller, entry.name, entry.request_bytes_max, body).await?;
                 let answer = handler(caller, form.request, bytes).await?;
                 Ok(small(form.reply.content_type(), answer))
             }
             Kind::Download(handler) => {
-                let (bytes, _held) = self.read(&caller, entry, body).await?;
+                let (bytes, _held) =
+                    self.read(&caller, entry.name, entry.request_bytes_max, body).await?;
                 let mut response = Response::new(handler(caller, form.request, bytes).await?);
                 set(&mut response, header::CONTENT_TYPE, object_stream::CONTENT_TYPE);
                 Ok(response)
@@ -342,16 +382,16 @@ impl Service {
         }
     }
 
-    /// Reads a request. Requests share the memory until they are answered, because their handlers
-    /// may wait with the decoded values.
+    /// Reads a request of at most `limit` bytes, which is called `name`. Requests share the memory
+    /// until they are answered, because their handlers may wait with the decoded values.
     pub(super) async fn read(
         &self,
         caller: &Caller,
-        entry: &Entry,
+        name: &str,
+        limit: usize,
         body: Incoming,
     ) -> Result<(Bytes, HeldMemory), Fault> {
         use hyper::body::Body as _;
-        let limit = entry.request_bytes_max;
         let hint = body.size_hint();
         let claimed = hint.upper().and_then(|upper| usize::try_from(upper).ok());
         let most = claimed.unwrap_or(usize::MAX).min(limit);
@@ -371,7 +411,7 @@ impl Service {
                 ReadError::TooLarge { .. } => FaultCode::TooLarge,
                 _ => FaultCode::BadRequest,
             };
-            Fault::new(code, format!("{}: {}", entry.name, model::display::error_chain(&error)))
+            Fault::new(code, format!("{name}: {}", model::display::error_chain(&error)))
         })?;
         Ok((bytes, held))
     }

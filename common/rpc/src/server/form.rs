@@ -66,7 +66,9 @@ impl Service {
             if !form.has_proof {
                 self.admit(&caller, entry).await?;
             }
-            let (bytes, _held) = self.read(&caller, entry, request.into_body()).await?;
+            let (bytes, _held) = self
+                .read(&caller, entry.name, entry.request_bytes_max, request.into_body())
+                .await?;
             let fields = fields(&bytes)?;
             if !self.routes.form_tokens.is_of(&caller, fields.get(TOKEN_FIELD).unwrap_or_default())
             {

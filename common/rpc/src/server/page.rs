@@ -80,6 +80,23 @@ pub struct PageRequest {
     pub form_token: String,
 }
 
+/// A body that was sent to a path.
+#[derive(Clone, Debug)]
+pub struct PostRequest {
+    /// What follows the path.
+    pub below: String,
+    pub headers: HeaderMap,
+    pub body: Bytes,
+}
+
+impl PostRequest {
+    /// Returns the value of a header, if it is ASCII.
+    #[must_use]
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name)?.to_str().ok()
+    }
+}
+
 /// The parameters of a query, in their order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Query(Vec<(String, String)>);

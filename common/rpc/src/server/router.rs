@@ -13,7 +13,7 @@ use super::audit::{self, Recorder};
 use super::caller::Caller;
 use super::form::FormTokens;
 use super::metrics::Metrics;
-use super::page::{Page, PageRequest, Query};
+use super::page::{Page, PageRequest, PostRequest, Query};
 use super::server_limits::ServerLimits;
 use crate::audit_log::{AuditCollector, AuditLog};
 use crate::body::{Body, streamed};
@@ -33,6 +33,7 @@ pub(super) type Upload =
     Arc<dyn Fn(Caller, Encoding, ObjectReader) -> Answer<Vec<u8>> + Send + Sync>;
 pub(super) type Download = Arc<dyn Fn(Caller, Encoding, Bytes) -> Answer<Body> + Send + Sync>;
 pub(super) type ReadForm = Arc<dyn Fn(&Query) -> Result<FormCall, Fault> + Send + Sync>;
+pub(super) type PostHandler = Arc<dyn Fn(PostRequest) -> Answer<Page> + Send + Sync>;
 pub(super) type PageHandler = Arc<dyn Fn(PageRequest) -> Answer<Page> + Send + Sync>;
 
 /// The handler of a method.
@@ -77,12 +78,20 @@ pub(super) struct FormCall {
     pub(super) user: Option<String>,
 }
 
+/// A path that takes bodies of any kind.
+#[derive(Clone)]
+pub(super) struct Post {
+    pub(super) bytes_max: usize,
+    pub(super) handler: PostHandler,
+}
+
 /// The methods and pages of a server.
 pub(super) struct Routes {
     pub(super) security: Security,
     pub(super) frame: Frame,
     pub(super) methods: BTreeMap<&'static str, Entry>,
     pub(super) pages: BTreeMap<&'static str, PageHandler>,
+    pub(super) posts: BTreeMap<&'static str, Post>,
     pub(super) forms: BTreeMap<&'static str, Form>,
     pub(super) form_tokens: FormTokens,
     pub(super) metrics: Metrics,
@@ -126,6 +135,7 @@ impl Router {
             frame: Frame::new(daemon, security),
             methods: BTreeMap::new(),
             pages: BTreeMap::new(),
+            posts: BTreeMap::new(),
             forms: BTreeMap::new(),
             form_tokens: FormTokens::new(),
             metrics: Metrics::new(daemon, security),
@@ -332,6 +342,24 @@ impl<S: Clone + Send + Sync + 'static> Router<S> {
             Ok(FormCall { request: encode_request::<M>(&request)?, next, user: Some(user) })
         });
         self.routes.forms.insert(path, Form { method: M::NAME, has_proof: true, read });
+        self
+    }
+
+    /// Answers POST of at most `bytes_max` bytes to what is below `path`, which ends with `/`. Any
+    /// caller may send it, even if pages are private: the handler must check what proves who did.
+    pub fn post<Fut>(
+        mut self,
+        path: &'static str,
+        bytes_max: usize,
+        handler: impl Fn(S, PostRequest) -> Fut + Send + Sync + 'static,
+    ) -> Self
+    where
+        Fut: Future<Output = Result<Page, Fault>> + Send + 'static,
+    {
+        let state = self.state.clone();
+        let handler: PostHandler =
+            Arc::new(move |request| Box::pin(handler(state.clone(), request)));
+        self.routes.posts.insert(path, Post { bytes_max, handler });
         self
     }
 

@@ -32,6 +32,7 @@ use crate::runtime::interned::Interned;
 use crate::runtime::permits::PermitService;
 use crate::runtime::shared::{self, DriverCounters};
 use crate::runtime::task_orders::TaskOrderService;
+use crate::runtime::webhooks::Webhooks;
 use crate::storage::tests::HeldDisk;
 use crate::storage::{HistoryLimits, Storage};
 use api::subd::{CacheReport, Commit, PollReply, ScanReport, SubVersion};
@@ -60,6 +61,7 @@ pub(crate) fn shared(state: &Arc<Storage>, stop: &CancellationToken) -> Shared {
     let limits = HistoryLimits { bytes: 1 << 30, seconds: 1 << 40 };
     Shared {
         vote_links: VoteLinks::new(None, [0; 32]),
+        webhooks: Webhooks::read(None).unwrap(),
         holder: HoldMachineRequest { dominator: "test".to_owned(), start: 1 },
         security: Security::Insecure,
         audit: AuditLog::none(),

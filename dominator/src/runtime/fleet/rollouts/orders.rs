@@ -1,6 +1,6 @@
 //! Takes edits of environments, orders about rollouts, and votes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use api::dominator::rollouts::{
@@ -9,12 +9,14 @@ use api::dominator::rollouts::{
     VoteOnStepRequest,
 };
 use model::image::ImageName;
-use rollouts::definition::Source;
+use model::object::ObjectId;
+use rollouts::advance::{StepPlan, plan};
+use rollouts::definition::{EnvironmentEdit, Source};
 use rollouts::document::{Kind, Revision, VoteEvent};
 use rollouts::state::{Editor, Edits, RolloutOrder, StartOrder, State};
 use rollouts::steps::Said;
 
-use super::images_in;
+use super::{digest_of, images_in};
 use crate::core::orders::{Order, end_of};
 use crate::runtime::fleet::{Fleet, OrderError};
 
@@ -25,11 +27,7 @@ impl Fleet {
         request: EditEnvironmentsRequest,
     ) -> Result<EditEnvironmentsReply, OrderError> {
         let EditEnvironmentsRequest { groups, environments, whole, dry_run, why, who } = request;
-        let images = environments.iter().filter_map(|edit| match &edit.source {
-            Source::Image(image) => Some(image.clone()),
-            Source::Mdb(_) => None,
-        });
-        self.expect_images(images.collect()).await?;
+        self.expect_images(images_of_edits(&environments)).await?;
         let names: Vec<&str> = environments.iter().map(|edit| edit.name.as_str()).collect();
         let order = Order::new("edit-environments", &who).about(names.join(" ")).why(&why);
         let order = order.checked()?;
@@ -47,15 +45,40 @@ impl Fleet {
         Ok(EditEnvironmentsReply { outcomes: self.on_thread(edit).await? })
     }
 
-    /// Fails if the image server does not give one of these images.
-    async fn expect_images(&self, images: BTreeSet<ImageName>) -> Result<(), OrderError> {
+    /// Returns what rollouts of these edits would do; nothing is stored.
+    pub async fn plan_edits(
+        self: &Arc<Self>,
+        request: EditEnvironmentsRequest,
+    ) -> Result<Vec<StepPlan>, OrderError> {
+        let EditEnvironmentsRequest { groups, environments, whole, why, who, .. } = request;
+        let given = self.expect_images(images_of_edits(&environments)).await?;
+        let edits = Edits { groups, environments, whole };
+        let planned = move |fleet: &Self| {
+            let mdb = fleet.locked().admission.current().machines().clone();
+            let mut next = State::clone(&fleet.state().rollouts.get());
+            let now = fleet.shared.clock.now().wall;
+            let outcomes = next.edit(edits, &Editor { who, why, now }, &mdb)?;
+            let new = outcomes.iter().filter_map(|one| Some((&one.name, one.revision?)));
+            let digest =
+                |image: &str| digest_of(&fleet.shared, image).or_else(|| given.get(image).copied());
+            Ok(new.map(|(name, revision)| plan(&next, &mdb, name, revision, digest)).collect())
+        };
+        self.on_thread(planned).await
+    }
+
+    /// Returns the digests of images, by name. Fails if the image server does not give one.
+    async fn expect_images(
+        &self,
+        images: BTreeSet<ImageName>,
+    ) -> Result<BTreeMap<String, ObjectId>, OrderError> {
+        let mut digests = BTreeMap::new();
         for image in images {
-            if let Err(why) = self.shared.images.get_content(&image).await {
-                let message = format!("the image server does not give {image}: {why}");
-                return Err(Said::new(404, message).into());
-            }
+            let content = self.shared.images.get_content(&image).await.map_err(|why| {
+                Said::new(404, format!("the image server does not give {image}: {why}"))
+            })?;
+            digests.insert(image.as_str().to_owned(), content.digest());
         }
-        Ok(())
+        Ok(digests)
     }
 
     /// Deletes an environment, freezes it, or says whether it is active.
@@ -177,4 +200,13 @@ impl Fleet {
         };
         Ok(OrderedReply { message: self.on_thread(change).await? })
     }
+}
+
+/// Returns the images that edits name.
+fn images_of_edits(edits: &[EnvironmentEdit]) -> BTreeSet<ImageName> {
+    let images = edits.iter().filter_map(|edit| match &edit.source {
+        Source::Image(image) => Some(image.clone()),
+        Source::Mdb(_) => None,
+    });
+    images.collect()
 }

@@ -1,0 +1,36 @@
+//! The path that forges send webhooks to.
+
+use api::fault::{Fault, FaultCode};
+use rpc::server::{Page, PostRequest};
+
+use super::Pages;
+use crate::core::webhooks::{Wish, is_signed, wish};
+
+/// The longest body, in bytes.
+pub(super) const BYTES_MAX: usize = 4 << 20;
+
+/// Checks a webhook, and has done what it asks for after the answer.
+pub(super) fn take(pages: &Pages, request: &PostRequest) -> Result<Page, Fault> {
+    let webhooks = &pages.fleet.shared().webhooks;
+    let signature = request.header("x-hub-signature-256").unwrap_or_default();
+    let known = webhooks.find(&request.below);
+    // Whoever has no secret does not learn which webhooks there are.
+    let known = known.filter(|known| is_signed(&known.secret, &request.body, signature));
+    let Some(known) = known else {
+        let text = "there is no such webhook, or its signature is not that of its secret";
+        return Err(Fault::new(FaultCode::Denied, text));
+    };
+    let event = request.header("x-github-event").unwrap_or_default();
+    let wish = wish(&known.webhook, event, &request.body)
+        .map_err(|problem| Fault::new(FaultCode::BadRequest, problem))?;
+    let change = match wish {
+        Wish::Nothing(why) => return Ok(Page::Text(format!("{why}\n"))),
+        Wish::Change(change) => change,
+    };
+    let what = if change.number.is_some() { "planned" } else { "carried out" };
+    let text = format!("{} is {what}\n", change.commit);
+    match webhooks.add(known, change) {
+        true => Ok(Page::Text(text)),
+        false => Err(Fault::new(FaultCode::Unavailable, "too many webhooks wait: send it again")),
+    }
+}
