@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use model::display::utc;
 use model::image::ImageName;
 use model::json::canonical;
 use model::mdb::Machine as Record;
@@ -394,11 +395,13 @@ fn check_plan(
     let Some(revision) = revision.filter(|_| !rollout.goes_back(step)) else { return Ok(()) };
     let strategy = &revision.definition.strategy;
     let from = &strategy.requires_from;
+    // Machines that leave the environment get what others say.
+    let classes = || plan.classes.iter().filter(|class| revision.has_image(&class.to));
     let is_known = |class: &Class| {
         let of_server = ImageName::new(&class.from).ok();
         from.is_empty() || of_server.is_none_or(|image| from.contains(&image))
     };
-    if let Some(class) = plan.classes.iter().find(|class| !is_known(class)) {
+    if let Some(class) = classes().find(|class| !is_known(class)) {
         let Class { from: has, to, hosts, .. } = class;
         let named = from.iter().map(ImageName::as_str).collect::<Vec<_>>().join(", ");
         return Err(Obstacle::Refused(format!(
@@ -406,18 +409,19 @@ fn check_plan(
             hosts.join(", ")
         )));
     }
-    let images: BTreeSet<&String> = plan.classes.iter().map(|class| &class.to).collect();
-    for image in images.into_iter().filter(|image| !image.is_empty()) {
+    let images: BTreeSet<&String> = classes().map(|class| &class.to).collect();
+    for image in images {
         let not_known = || Obstacle::Waits(not_given(BTreeSet::from([image.clone()])));
         let remarks = view.remarks(image).ok_or_else(not_known)?;
         if let Some(why) = remarks.deprecated.filter(|_| !rollout.allow_deprecated) {
             let text = format!("{image} {why}; a start with --allow-deprecated brings it");
             return Err(Obstacle::Refused(text));
         }
-        let (age, least) = (seconds_between(remarks.uploaded, now), strategy.min_image_age_s);
-        if age < least && !rollout.urgent {
-            let text = format!("{image} was uploaded {age} s ago, and is taken after {least} s");
-            return Err(Obstacle::Waits(text));
+        let least = i64::try_from(strategy.min_image_age_s).unwrap_or(i64::MAX);
+        let seconds = remarks.uploaded.seconds.saturating_add(least);
+        if now.seconds < seconds && !rollout.urgent {
+            let from = utc(Time { seconds, nanoseconds: 0 });
+            return Err(Obstacle::Waits(format!("{image} is too new: it is taken from {from}")));
         }
     }
     Ok(())

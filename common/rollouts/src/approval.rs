@@ -3,8 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::document::{
-    Approval, Choice, Direction, Document, Kind, RollbackApproval, Rollout, Step, StepState, Vote,
-    VoteEvent,
+    Approval, Choice, Document, RollbackApproval, Rollout, Step, StepState, Vote, VoteEvent,
 };
 use crate::steps::Said;
 
@@ -51,8 +50,7 @@ pub fn verdict(
     rollout: &Rollout,
     step: &Step,
 ) -> Verdict {
-    let is_back = step.direction == Direction::Back || rollout.kind == Kind::Rollback;
-    let is_free_back = is_back && approval.rollback == RollbackApproval::Auto;
+    let is_free_back = rollout.goes_back(step) && approval.rollback == RollbackApproval::Auto;
     if approval.min_approvals == 0 || is_free_back || !rollout.kind.is_gated() {
         return Verdict::Approved("needs no votes".to_owned());
     }

@@ -214,7 +214,8 @@ pub struct Rollout {
     pub cause: String,
     #[serde(default)]
     pub by: String,
-    /// True if it does not wait for windows, freezes and soaking. Its votes are not of `by` alone.
+    /// True if it does not wait for windows, freezes, soaking, a least duration and the age of an
+    /// image. Its votes are not of `by` alone.
     #[serde(default)]
     pub urgent: bool,
     /// True if it may bring deprecated images.
@@ -706,6 +707,10 @@ pub(crate) fn check_strategy(at: &str, strategy: &Strategy) -> Result<(), KeyErr
     if percent >= 100 {
         let problem = format!("{percent} leaves no machine that could be changed, use at most 99");
         return Err(KeyError::new(&at("min_healthy_percent"), problem));
+    }
+    if (1..=strategy.min_duration_s).contains(&strategy.timeout_s) {
+        let problem = format!("{} leaves no time after min_duration_s", strategy.timeout_s);
+        return Err(KeyError::new(&at("timeout_s"), problem));
     }
     let mut windows = strategy.windows.iter().enumerate();
     windows.try_for_each(|(index, window)| window.check(&at(&format!("windows[{index}]"))))

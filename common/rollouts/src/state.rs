@@ -54,6 +54,9 @@ pub struct EnvironmentState {
     pub committed: Revision,
     /// The revisions that were committed before, the last one at the end.
     pub former: Vec<Revision>,
+    /// The highest revision that somebody has started.
+    #[serde(default)]
+    pub started: Revision,
     /// Of the environments that select a machine, the one with the lowest number applies.
     pub order: u64,
     pub active: bool,
@@ -76,6 +79,15 @@ pub struct StoredRevision {
 }
 
 impl StoredRevision {
+    /// True if some of its machines get this image.
+    #[must_use]
+    pub fn has_image(&self, image: &str) -> bool {
+        match &self.definition.source {
+            Source::Image(own) => own.as_str() == image,
+            Source::Mdb(_) => self.images.values().any(|own| own == image),
+        }
+    }
+
     /// Returns the image of a machine that the revision selects; empty if it has none.
     #[must_use]
     pub fn image_of(&self, hostname: &str) -> &str {

@@ -144,6 +144,9 @@ fn go_on(
         }
         _ => return,
     };
+    if state == StepState::Applying && step.state != state {
+        step.applying_for_s = Some(0);
+    }
     (step.state, step.cause) = (state, cause);
     step.applied |= step.state.is_on_machines();
 }

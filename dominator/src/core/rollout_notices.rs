@@ -98,7 +98,9 @@ fn notice(
                 step: step.id.clone(),
                 digest: step.digest.clone()?,
                 voter: voter.clone(),
-                expires: u64::try_from(since).unwrap_or_default() + lifetime_s(&approval),
+                expires: u64::try_from(since)
+                    .unwrap_or_default()
+                    .saturating_add(lifetime_s(&approval)),
                 proof: String::new(),
             });
             Some((voter.clone(), link?))

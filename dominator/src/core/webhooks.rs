@@ -17,6 +17,9 @@ pub const SECRET_BYTES_MIN: usize = 16;
 /// The longest title of a change that is kept, in bytes.
 const TITLE_BYTES_MAX: usize = 200;
 
+/// Of so many commits some may be missing in a push.
+const COMMITS_MAX: usize = 20;
+
 /// The file of `--webhooks`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -135,6 +138,12 @@ struct Push {
     after: String,
     #[serde(default)]
     commits: Vec<Commit>,
+    /// How many there are, of forges that leave some out.
+    #[serde(default)]
+    total_commits: Option<usize>,
+    /// True if the branch was moved to another history.
+    #[serde(default)]
+    forced: bool,
 }
 
 #[derive(Deserialize)]
@@ -161,9 +170,12 @@ fn push(webhook: &Webhook, push: Push) -> Result<Wish, String> {
         commit.added.iter().chain(&commit.removed).chain(&commit.modified).map(String::as_str)
     });
     let concerns = |path: &str| webhook.paths.iter().any(|beginning| path.starts_with(beginning));
-    // A forge leaves the commits out if they are many, or the branch was moved.
-    let is_known = !push.commits.is_empty() && !webhook.paths.is_empty();
-    if is_known && !changed.into_iter().any(concerns) {
+    let count = push.commits.len();
+    // A forge leaves commits out if they are many.
+    let are_all = (1..COMMITS_MAX).contains(&count)
+        && push.total_commits.is_none_or(|total| total == count)
+        && !push.forced;
+    if are_all && !webhook.paths.is_empty() && !changed.into_iter().any(concerns) {
         return Ok(Wish::Nothing("no file is changed that counts".to_owned()));
     }
     let title = push.commits.last().map(|commit| commit.message.as_str()).unwrap_or_default();
@@ -301,6 +313,12 @@ mod tests {
             let reference = format!("refs/heads/{branch}");
             said("push", serde_json::json!({"ref": reference, "after": after, "commits": commits}))
         };
+        let many = |more: serde_json::Value| {
+            let mut push = serde_json::json!({"ref": "refs/heads/main", "after": hash,
+                "commits": [{"message": "more", "modified": ["README"]}]});
+            push.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            said("push", push)
+        };
         let open = |action: &str, base: &str, sha: &str| {
             let body = serde_json::json!({"action": action, "number": 7, "pull_request":
                 {"title": "web 9", "base": {"ref": base}, "head": {"sha": sha}}});
@@ -310,6 +328,9 @@ mod tests {
             push("main", hash, &["fleet/web.json", "README"]),
             push("main", hash, &["README"]),
             push("main", hash, &[]),
+            many(serde_json::json!({"total_commits": 2})),
+            many(serde_json::json!({"total_commits": 1, "forced": true})),
+            many(serde_json::json!({"total_commits": 1})),
             push("other", hash, &["fleet/web.json"]),
             push("main", &"0".repeat(40), &[]),
             push("main", "--upload-pack=evil", &[]),
@@ -324,6 +345,9 @@ mod tests {
             0123: None New
             nothing: no file is changed that counts
             0123: None 
+            0123: None more
+            0123: None more
+            nothing: no file is changed that counts
             nothing: only the branch main counts
             nothing: the branch is gone
             error: a commit is not named by its hash

@@ -68,7 +68,8 @@ pub fn pages<S: Clone + Send + Sync + 'static>(
         .link("/timeline", "timeline")
         .link("/tasks", "tasks")
         .link("/events", "events");
-    router
+    let has_webhooks = !fleet.shared().webhooks.is_empty();
+    let router = router
         .frame(frame.clone())
         .with_state(Pages { fleet: Arc::clone(fleet), frame, machines: SharedPage::default() })
         .page("/", async |pages, request| machines_page(pages, &request.query).await)
@@ -81,9 +82,6 @@ pub fn pages<S: Clone + Send + Sync + 'static>(
         .page("/environments", async |pages, _| Ok(rollouts::environments(&pages)))
         .page("/rollouts", async |pages, request| Ok(rollouts::rollouts(&pages, &request.query)))
         .page("/rollouts/", async |pages, request| rollouts::rollout(&pages, &request))
-        .post("/webhook/", webhook::BYTES_MAX, async |pages, request| {
-            webhook::take(&pages, &request)
-        })
         .page("/timeline", async |pages, request| timeline::page(&pages, &request.query))
         .form::<VoteOnStep>("/vote", rollouts::read_vote)
         .page(vote_links::PAGE, async |pages, request| vote_link::page(&pages, &request))
@@ -97,7 +95,13 @@ pub fn pages<S: Clone + Send + Sync + 'static>(
         .page("/events", async |pages, request| {
             let body = events::EventsPage::find(&pages.fleet, &request.query).await?;
             Ok(pages.html("Events", &body))
-        })
+        });
+    if !has_webhooks {
+        return router;
+    }
+    router.post("/webhook/", webhook::BYTES_MAX, async |pages, request| {
+        webhook::take(&pages, &request)
+    })
 }
 
 /// What a machine database that is held would change.

@@ -4,24 +4,26 @@
 //! files as a user of its own, one is told what came of it.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use api::dominator::rollouts::{EditEnvironmentsRequest, StartRolloutRequest};
-use daemon::program::output_as;
+use daemon::program::output_of;
 use model::display::{counted, error_chain};
-use nix::unistd::{User, geteuid};
+use model::lock::locked;
+use nix::unistd::{User, getegid, geteuid};
 use rollouts::advance::StepPlan;
 use rollouts::definition::EnvironmentEdit;
 use rollouts::document::{Group, Scan};
 use serde::{Deserialize, Serialize};
-use tokio::sync::{Mutex, mpsc};
+use tokio::process::Command;
+use tokio::sync::Notify;
 
 use super::operator_program;
 use crate::core::webhooks::{Change, SECRET_BYTES_MIN, Webhook, WebhookFile};
 use crate::runtime::fleet::Fleet;
 
-/// How many changes may wait.
+/// How many open changes may wait.
 const WAITING_MAX: usize = 32;
 
 /// How long a fetch may take.
@@ -29,6 +31,9 @@ const FETCH_LIMIT: Duration = Duration::from_secs(300);
 
 /// The most that a fetch may print, in bytes.
 const FETCHED_BYTES_MAX: usize = 8 << 20;
+
+/// Where a fetch finds programs.
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Why webhooks cannot be taken.
 #[derive(Debug, thiserror::Error)]
@@ -53,12 +58,12 @@ pub struct KnownWebhook {
     user: User,
 }
 
-/// The webhooks, and the queue of what they ask for.
+/// The webhooks, and what they ask for.
 #[derive(Debug)]
 pub struct Webhooks {
     known: Vec<Arc<KnownWebhook>>,
-    sender: mpsc::Sender<(Arc<KnownWebhook>, Change)>,
-    receiver: Mutex<mpsc::Receiver<(Arc<KnownWebhook>, Change)>>,
+    waiting: Mutex<Vec<(Arc<KnownWebhook>, Change)>>,
+    added: Notify,
 }
 
 impl Webhooks {
@@ -73,17 +78,46 @@ impl Webhooks {
                 known.push(Arc::new(KnownWebhook::read(webhook)?));
             }
         }
-        let (sender, receiver) = mpsc::channel(WAITING_MAX);
-        Ok(Self { known, sender, receiver: Mutex::new(receiver) })
+        Ok(Self { known, waiting: Mutex::default(), added: Notify::new() })
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.known.is_empty()
     }
 
     pub fn find(&self, name: &str) -> Option<&Arc<KnownWebhook>> {
         self.known.iter().find(|known| known.webhook.name == name)
     }
 
-    /// Has a change planned or carried out after those that wait. Returns false if too many do.
+    /// Has a change planned or carried out after those that wait. It replaces one with the same
+    /// number, and for the branch the one that waits. Returns false if too many open changes wait.
     pub fn add(&self, known: &Arc<KnownWebhook>, change: Change) -> bool {
-        self.sender.try_send((Arc::clone(known), change)).is_ok()
+        let mut waiting = locked(&self.waiting);
+        let is_full = waiting.len() >= WAITING_MAX;
+        let same = waiting
+            .iter_mut()
+            .find(|(other, one)| Arc::ptr_eq(other, known) && one.number == change.number);
+        match same {
+            Some((_, former)) => *former = change,
+            None if change.number.is_some() && is_full => return false,
+            None => waiting.push((Arc::clone(known), change)),
+        }
+        self.added.notify_one();
+        true
+    }
+
+    /// Takes the next change: what is on a branch comes first.
+    async fn next(&self) -> (Arc<KnownWebhook>, Change) {
+        loop {
+            {
+                let mut waiting = locked(&self.waiting);
+                let first = waiting.iter().position(|(_, change)| change.number.is_none());
+                if !waiting.is_empty() {
+                    return waiting.remove(first.unwrap_or(0));
+                }
+            }
+            self.added.notified().await;
+        }
     }
 }
 
@@ -100,9 +134,13 @@ impl KnownWebhook {
         }
         let found = User::from_name(&webhook.user).map_err(|error| problem(error.to_string()))?;
         let user = found.ok_or_else(|| problem(format!("there is no user {}", webhook.user)))?;
-        if user.uid.is_root() || user.uid == geteuid() {
-            let text = "its user must be neither root nor that of the dominator, whose keys the \
-                        command could read";
+        if !geteuid().is_root() {
+            let text = "the dominator must run as root to run its fetch as another user";
+            return Err(problem(text.to_owned()));
+        }
+        if user.uid.is_root() || user.gid.as_raw() == 0 || user.gid == getegid() {
+            let text = "its user must be neither root nor in the group of the dominator, whose \
+                        keys the command could read";
             return Err(problem(text.to_owned()));
         }
         Ok(Self { webhook, secret, user })
@@ -143,8 +181,7 @@ struct StatusInput<'a> {
 /// Carries out what webhooks ask for. Never returns.
 pub async fn run(fleet: Arc<Fleet>) {
     loop {
-        let next = fleet.shared().webhooks.receiver.lock().await.recv().await;
-        let Some((known, change)) = next else { return };
+        let (known, change) = fleet.shared().webhooks.next().await;
         let name = &known.webhook.name;
         let done = match change.number {
             Some(_) => plan(&fleet, &known, &change).await,
@@ -169,7 +206,13 @@ pub async fn run(fleet: Arc<Fleet>) {
 async fn fetch(known: &KnownWebhook, change: &Change) -> Result<EditEnvironmentsRequest, String> {
     let Webhook { name, fetch, .. } = &known.webhook;
     let input = operator_program::line(&FetchInput { webhook: name, change });
-    let run = output_as(Some(&known.user), fetch, &input, FETCHED_BYTES_MAX);
+    let (program, arguments) = fetch.split_first().ok_or("there is no fetch command")?;
+    let User { name: user, uid, gid, dir, .. } = &known.user;
+    let mut command = Command::new(program);
+    // Root that becomes another user gives up its other groups and its capabilities.
+    command.args(arguments).uid(uid.as_raw()).gid(gid.as_raw()).env_clear();
+    command.envs([("PATH", PATH), ("LANG", "C.UTF-8"), ("USER", user)]).env("HOME", dir);
+    let run = output_of(command, &input, FETCHED_BYTES_MAX);
     let late = |_| format!("the fetch takes longer than {FETCH_LIMIT:?}");
     let printed = tokio::time::timeout(FETCH_LIMIT, run).await.map_err(late)?;
     let printed = printed.map_err(|error| format!("the fetch failed: {}", error_chain(&error)))?;

@@ -214,17 +214,22 @@ impl State {
     fn was_started(&self, name: &str, revision: Revision) -> bool {
         let Some(environment) = self.environments.get(name) else { return false };
         let mut steps = self.rollouts.values().flat_map(|record| &record.rollout.steps);
-        environment.committed == revision
+        revision <= environment.started
+            || environment.committed == revision
             || environment.former.contains(&revision)
             || environment.moved.values().any(|moved| *moved == revision)
             || steps.any(|step| step.environment == name && step.revision == Some(revision))
     }
 
-    /// Returns the newest revision of an environment, if nobody has started it yet.
+    /// Returns the newest revision of an environment, if nobody has started it yet. One that is not
+    /// active any more is left to people.
     #[must_use]
     pub fn not_started(&self, name: &str) -> Option<Revision> {
-        let newest = self.environments.get(name)?.newest();
-        (!self.was_started(name, newest)).then_some(newest)
+        let environment = self.environments.get(name)?;
+        let newest = environment.newest();
+        let is_new = environment.started == 0 && environment.committed == 0;
+        let is_due = (environment.active || is_new) && !self.was_started(name, newest);
+        is_due.then_some(newest)
     }
 
     /// Makes a new revision of each environment for which the machine database names other images

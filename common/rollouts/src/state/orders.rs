@@ -20,7 +20,7 @@ pub struct StartOrder {
     pub environments: Vec<String>,
     pub kind: Kind,
     pub scan: Scan,
-    /// True not to wait for windows, freezes and soaking.
+    /// True not to wait for windows, freezes, soaking, a least duration and the age of an image.
     pub urgent: bool,
     /// True to bring images although they are deprecated.
     pub allow_deprecated: bool,
@@ -74,10 +74,11 @@ impl State {
                 record.end(RolloutState::Canceled, format!("replaced by {id}"), by.now);
             }
         }
-        for name in names {
-            if let Some(environment) = self.environments.get_mut(name) {
+        for step in &rollout.steps {
+            if let Some(environment) = self.environments.get_mut(&step.environment) {
                 let environment = Arc::make_mut(environment);
                 (environment.active, environment.members) = (true, None);
+                environment.started = environment.started.max(step.revision.unwrap_or_default());
             }
         }
         let since = rollout.steps.iter().map(|step| (step.id.clone(), by.now)).collect();

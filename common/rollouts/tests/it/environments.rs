@@ -404,7 +404,7 @@ fn a_plan_is_held_up_by_what_its_images_are() {
     ];
     expect_test::expect![[r#"
         planning: the image server has not given web/unknown yet
-        planning: web/new was uploaded 59 s ago, and is taken after 60 s
+        planning: web/new is too new: it is taken from 1970-01-01T00:17:40Z
         succeeded: 2 of 2 machines are done
         succeeded: 2 of 2 machines are done
         failed: web/old is deprecated: too old; a start with --allow-deprecated brings it
@@ -449,4 +449,25 @@ fn a_machine_that_fails_within_what_is_allowed_does_not_hold_up_the_others() {
         (shown(&state, 1), step.cause.as_str()),
         ("succeeded: all steps are done".to_owned(), "3 of 4 machines are done")
     );
+}
+
+#[test]
+fn a_step_that_waits_for_its_image_changes_nothing_meanwhile() {
+    let mdb = mdb("web1 base");
+    let mut state = State::default();
+    let mut edited = environment("web", "web/new");
+    edited["strategy"] = json!({"min_image_age_s": 60});
+    edit(&mut state, &mdb, edited).unwrap();
+    assert_eq!(state.not_started("web"), Some(1));
+    start(&mut state, "web@1", Kind::User).unwrap();
+    assert_eq!(state.not_started("web"), None);
+    go_on(&mut state, &mdb, 1_000);
+    let now = effective(&state, &mdb);
+    assert!(!advance(&mut state, &mdb, &mut Instant(&mdb, now), at(1_001).now).changed);
+    // What somebody has made inactive is left to people.
+    edit(&mut state, &mdb, environment("web", "web/2")).unwrap();
+    state.set_active("web", false).unwrap();
+    assert_eq!(state.not_started("web"), None);
+    state.set_active("web", true).unwrap();
+    assert_eq!(state.not_started("web"), Some(2));
 }

@@ -47,6 +47,9 @@ fn machines_are_changed_evenly_over_the_least_duration() {
         said(5, 99),
         said(5, 100),
     ];
+    let begins = json!({"min_healthy_percent": 0, "min_duration_s": 100, "canary": 0});
+    let begins = self::said(&begins, 0, &json!({"state": "awaiting_approval", "applied": false}));
+    assert_eq!(begins, "go a: 1 of 5 left\n");
     expect![[r#"
         go a: 1 as canary, of 5 left
         wait : has taken 0 of at least 100 s

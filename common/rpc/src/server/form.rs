@@ -25,6 +25,9 @@ use api::fault::{Fault, FaultCode};
 /// The name of the field with the token.
 pub const TOKEN_FIELD: &str = "token";
 
+/// The longest form, in bytes.
+const FORM_BYTES_MAX: usize = 64 << 10;
+
 /// Makes a token for each caller. They are good until the daemon is restarted.
 #[derive(Clone)]
 pub(super) struct FormTokens(Arc<[u8; 32]>);
@@ -66,9 +69,8 @@ impl Service {
             if !form.has_proof {
                 self.admit(&caller, entry).await?;
             }
-            let (bytes, _held) = self
-                .read(&caller, entry.name, entry.request_bytes_max, request.into_body())
-                .await?;
+            let limit = entry.request_bytes_max.min(FORM_BYTES_MAX);
+            let (bytes, _held) = self.read(&caller, entry.name, limit, request.into_body()).await?;
             let fields = fields(&bytes)?;
             if !self.routes.form_tokens.is_of(&caller, fields.get(TOKEN_FIELD).unwrap_or_default())
             {

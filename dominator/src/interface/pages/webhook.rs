@@ -7,14 +7,13 @@ use super::Pages;
 use crate::core::webhooks::{Wish, is_signed, wish};
 
 /// The longest body, in bytes.
-pub(super) const BYTES_MAX: usize = 4 << 20;
+pub(super) const BYTES_MAX: usize = 1 << 20;
 
 /// Checks a webhook, and has done what it asks for after the answer.
 pub(super) fn take(pages: &Pages, request: &PostRequest) -> Result<Page, Fault> {
     let webhooks = &pages.fleet.shared().webhooks;
     let signature = request.header("x-hub-signature-256").unwrap_or_default();
     let known = webhooks.find(&request.below);
-    // Whoever has no secret does not learn which webhooks there are.
     let known = known.filter(|known| is_signed(&known.secret, &request.body, signature));
     let Some(known) = known else {
         let text = "there is no such webhook, or its signature is not that of its secret";

@@ -38,7 +38,7 @@ fn strategy() -> Strategy {
         soak_s: 60,
         timeout_s: 1_800,
         windows: vec![Window { zone: text("UTC"), begins: text("0 2 * * *"), minutes: 90 }],
-        min_duration_s: 3_600,
+        min_duration_s: 1_200,
         min_image_age_s: 86_400,
         requires_from: [super::name("web/4")].into(),
         analysis: Some([(text("limit"), text("2 %"))].into()),

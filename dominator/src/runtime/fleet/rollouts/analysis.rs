@@ -16,6 +16,9 @@ use crate::runtime::operator_program;
 /// An answer is asked for again when it is so old.
 const AGAIN: Duration = Duration::from_secs(10);
 
+/// An answer that is older counts for nothing.
+const FRESH: Duration = Duration::from_secs(30);
+
 /// The longest reason of the command that is shown, in bytes.
 const WHY_BYTES_MAX: usize = 300;
 
@@ -32,11 +35,10 @@ pub(in crate::runtime::fleet) struct AnalysisService {
 
 #[derive(Debug)]
 struct Asked {
-    /// The machines that the answer is about.
-    hosts: usize,
-    answer: Option<Analysis>,
-    /// When the command was called last.
-    at: Instant,
+    /// The question, as the command reads it.
+    question: Vec<u8>,
+    /// What the command has said, and when.
+    answer: Option<(Analysis, Instant)>,
     is_running: bool,
 }
 
@@ -59,42 +61,32 @@ impl AnalysisService {
             return Some(wait("the dominator has no --analysis-command".to_owned()));
         }
         let key = (question.number, question.step.to_owned());
-        let hosts = question.hosts.len();
+        let line = operator_program::line(question);
         let mut all = locked(&self.asked);
-        let former = all.remove(&key).filter(|former| former.hosts == hosts);
-        let is_fresh =
-            former.as_ref().is_some_and(|one| one.is_running || one.at.elapsed() < AGAIN);
-        let asked = match former {
-            Some(former) if is_fresh => former,
-            former => {
-                let answer = former.and_then(|former| former.answer);
-                self.call(program, question, key.clone(), hosts);
-                Asked { hosts, answer, at: Instant::now(), is_running: true }
-            }
-        };
-        let answer = asked.answer.clone();
+        let same = all.remove(&key).filter(|asked| asked.question == line);
+        let mut asked = same.unwrap_or(Asked { question: line, answer: None, is_running: false });
+        let age = asked.answer.as_ref().map(|(_, at)| at.elapsed());
+        if !asked.is_running && age.is_none_or(|age| age >= AGAIN) {
+            asked.is_running = true;
+            self.call(program, asked.question.clone(), key.clone());
+        }
+        let fresh = asked.answer.as_ref().filter(|(_, at)| at.elapsed() < FRESH);
+        let answer = fresh.map(|(answer, _)| answer.clone());
         all.insert(key, asked);
         answer
     }
 
-    fn call(
-        &self,
-        program: Vec<String>,
-        question: &Question<'_>,
-        key: (u64, String),
-        hosts: usize,
-    ) {
-        let input = operator_program::line(question);
+    fn call(&self, program: Vec<String>, question: Vec<u8>, key: (u64, String)) {
         let asked = Arc::clone(&self.asked);
         let work = async move {
-            let printed = operator_program::call(&program, &input).await;
+            let printed = operator_program::call(&program, &question).await;
             let answer = printed.and_then(|printed| read(&printed)).unwrap_or_else(|error| {
                 tracing::error!(rollout = key.0, step = key.1, "the analysis fails: {error}");
                 wait(format!("the analysis fails: {error}"))
             });
             let mut asked = locked(&asked);
-            if let Some(asked) = asked.get_mut(&key).filter(|asked| asked.hosts == hosts) {
-                (asked.answer, asked.is_running) = (Some(answer), false);
+            if let Some(asked) = asked.get_mut(&key).filter(|asked| asked.question == question) {
+                (asked.answer, asked.is_running) = (Some((answer, Instant::now())), false);
             }
         };
         self.tracker.spawn(self.stop.clone().run_until_cancelled_owned(work));
