@@ -1,5 +1,5 @@
 //! Calls programs of operators when alarms begin or end, and when rollouts go on. Others call their
-//! programs with [`call`] too.
+//! programs with `call` too.
 
 use std::sync::Arc;
 use std::time::Duration;
