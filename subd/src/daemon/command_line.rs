@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use clap::builder::{PathBufValueParser, TypedValueParser as _};
 use daemon::config::{self, ConfigArgs};
 use daemon::{
     EXIT_FAILED, EXIT_MISUSE, LogArgs, SecurityArgs, SecurityError, exit, ignore_hangup,
@@ -52,7 +53,8 @@ pub struct Options {
     pub listen: String,
 
     /// The directory to manage.
-    #[arg(long, value_name = "DIR", default_value = "/")]
+    #[arg(long, value_name = "DIR", default_value = "/",
+          value_parser = PathBufValueParser::new().try_map(std::path::absolute::<PathBuf>))]
     pub root: PathBuf,
 
     /// Never scan or change paths that match this regular expression, which is anchored at the
@@ -257,5 +259,19 @@ fn hints(error: &StartError) -> Vec<&'static str> {
         StartError::Root { .. } => vec!["--root must be a directory that root may write to"],
         StartError::Listen { .. } => vec!["choose another address with --listen"],
         _ => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    /// Guards of tasks have other working directories.
+    #[test]
+    fn a_relative_root_is_one_below_the_working_directory() {
+        let options = Options::try_parse_from(["subd", "--root", "roots/m1"]).unwrap();
+        assert_eq!(options.root, std::env::current_dir().unwrap().join("roots/m1"));
     }
 }
