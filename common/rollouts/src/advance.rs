@@ -42,7 +42,7 @@ pub struct Seen {
 
 /// What the image server says about an image, beside its content.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ImageRemarks {
+pub struct ImageNotes {
     /// When it was uploaded.
     pub uploaded: Time,
     /// Why it is deprecated, if it is.
@@ -72,7 +72,7 @@ pub trait View {
     /// Returns the digest of an image, if it is known.
     fn digest(&self, image: &str) -> Option<ObjectId>;
     /// Returns what the image server says about an image, if it is known.
-    fn remarks(&self, image: &str) -> Option<ImageRemarks>;
+    fn notes(&self, image: &str) -> Option<ImageNotes>;
     /// Returns what the analysis says about the machines that a step has changed, if it has
     /// answered. Has it asked otherwise.
     fn analysis(&mut self, question: Question<'_>) -> Option<Analysis>;
@@ -300,9 +300,9 @@ fn with_plans(
     record: &RolloutRecord,
     now: Time,
 ) -> Option<FailureEvent> {
-    let whole = rollout.clone();
     let mut failure = None;
-    for step in &mut rollout.steps {
+    let mut steps = std::mem::take(&mut rollout.steps);
+    for step in &mut steps {
         match step.state {
             StepState::Planning | StepState::AwaitingApproval => {
                 let revision = step.revision.unwrap_or_default();
@@ -311,7 +311,7 @@ fn with_plans(
                 // Machines that were moved have to come back although no image differs.
                 step.plan_is_empty = plan.is_empty() && !is_mixed(state, step);
                 let is_new = step.state == StepState::Planning;
-                match check_plan(state, view, &whole, step, &plan, now) {
+                match check_plan(state, view, rollout, step, &plan, now) {
                     Err(Obstacle::Refused(reason)) => {
                         failure = Some(FailureEvent { step: step.id.clone(), reason });
                     }
@@ -328,12 +328,13 @@ fn with_plans(
                     record.since.get(&step.id).filter(|_| step.state == StepState::Applying);
                 step.applying_for_s = since.map(|since| seconds_between(*since, now));
                 if healthy {
-                    step.analysis = analysis(view, document, &whole, step, record.number);
+                    step.analysis = analysis(view, document, rollout, step, record.number);
                 }
             }
             _ => {}
         }
     }
+    rollout.steps = steps;
     failure
 }
 
@@ -412,13 +413,13 @@ fn check_plan(
     let images: BTreeSet<&String> = classes().map(|class| &class.to).collect();
     for image in images {
         let not_known = || Obstacle::Waits(not_given(BTreeSet::from([image.clone()])));
-        let remarks = view.remarks(image).ok_or_else(not_known)?;
-        if let Some(why) = remarks.deprecated.filter(|_| !rollout.allow_deprecated) {
+        let notes = view.notes(image).ok_or_else(not_known)?;
+        if let Some(why) = notes.deprecated.filter(|_| !rollout.allow_deprecated) {
             let text = format!("{image} {why}; a start with --allow-deprecated brings it");
             return Err(Obstacle::Refused(text));
         }
         let least = i64::try_from(strategy.min_image_age_s).unwrap_or(i64::MAX);
-        let seconds = remarks.uploaded.seconds.saturating_add(least);
+        let seconds = notes.uploaded.seconds.saturating_add(least);
         if now.seconds < seconds && !rollout.urgent {
             let from = utc(Time { seconds, nanoseconds: 0 });
             return Err(Obstacle::Waits(format!("{image} is too new: it is taken from {from}")));

@@ -2,10 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use crate::document::{
-    Approval, Choice, Document, RollbackApproval, Rollout, Step, StepState, Vote, VoteEvent,
-};
+use crate::document::{Choice, Document, Rollout, Step, StepState, Vote, VoteEvent};
 use crate::steps::Said;
+use crate::strategy::{Approval, RollbackApproval};
 
 /// The votes of a step that count: those of voters, for its present plan, one of each.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

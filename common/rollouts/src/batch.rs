@@ -7,8 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::document::{
     Advice, Analysis, Direction, Document, Environment, Machine, MachineTask,
-    MachineTaskState as State, Rollout, Step, StepState, Strategy,
+    MachineTaskState as State, Rollout, Step, StepState,
 };
+use crate::strategy::Strategy;
 
 /// What a step does with its machines now.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

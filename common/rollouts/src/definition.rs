@@ -8,8 +8,9 @@ use model::names::check_name;
 use provisioning::version::{Range, Version};
 use serde::{Deserialize, Serialize};
 
-use crate::document::{Approval, Revision, Strategy, check_approval, check_strategy};
+use crate::document::Revision;
 use crate::selector::Selector;
+use crate::strategy::{Approval, Strategy, check_approval, check_strategy};
 
 /// What the machines of an environment must have.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

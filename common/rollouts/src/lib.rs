@@ -10,6 +10,7 @@
 //! * [`constraints`]: which versions environments require of each other.
 //! * [`steps`]: how the steps of a rollout go on, are aborted and rolled back.
 //! * [`mod@decide`]: all of it together.
+//! * [`strategy`]: how machines are changed, and who must say yes.
 //! * [`definition`], [`selector`]: what operators say about environments.
 //! * [`selector_index`]: which of many selectors select a machine.
 //! * [`state`]: what is remembered, and how orders change it.
@@ -42,6 +43,7 @@ pub mod selector;
 pub mod selector_index;
 pub mod state;
 pub mod steps;
+pub mod strategy;
 pub mod window;
 
 pub use decide::{Answer, decide};

@@ -136,6 +136,12 @@ impl EnvironmentState {
         self.revisions.keys().next_back().copied().unwrap_or_default()
     }
 
+    /// True if somebody has started this revision or a later one. The first one of
+    /// [`Source::Mdb`] is committed without a start.
+    pub(crate) fn was_started(&self, revision: Revision) -> bool {
+        revision <= self.started.max(self.committed)
+    }
+
     /// Returns the definition of the newest revision.
     #[must_use]
     pub fn definition(&self) -> Option<&Definition> {

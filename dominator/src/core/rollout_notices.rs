@@ -4,10 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use model::display::utc;
-use rollouts::document::{
-    Approval, Direction, Kind, Revision, Rollout, RolloutState, Step, StepState,
-};
+use rollouts::document::{Direction, Kind, Revision, Rollout, RolloutState, Step, StepState};
 use rollouts::state::{RolloutRecord, State};
+use rollouts::strategy::Approval;
 use serde::Serialize;
 
 use super::vote_links::{Ticket, VoteLinks};

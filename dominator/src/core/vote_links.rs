@@ -44,7 +44,8 @@ impl VoteLinks {
         Self { address: address.map(|text| text.trim_end_matches('/').to_owned()), key }
     }
 
-    /// Returns a link for a voter; `None` if the address of the pages is not known.
+    /// Returns a link for a voter; `None` if the address of the pages is not known. The proof of
+    /// `ticket` is not read.
     #[must_use]
     pub fn link(&self, ticket: Ticket) -> Option<String> {
         let address = self.address.as_ref()?;
@@ -67,8 +68,7 @@ impl VoteLinks {
         if now >= ticket.expires {
             return Err(Said::new(410, "the link has expired; `domtool approve` needs none"));
         }
-        let mut votes = step.into_iter().flat_map(|step| &step.votes);
-        let vote = votes.find(|vote| vote.voter == ticket.voter && vote.digest == ticket.digest);
+        let vote = step.and_then(|step| step.vote_of(&ticket.voter, &ticket.digest));
         if let Some(Vote { voter, vote, .. }) = vote {
             let text = format!(
                 "{voter} has voted: {}. A link is for one vote; domtool changes it",

@@ -18,7 +18,7 @@ use model::image::required::RequiredImage;
 use model::lock::locked;
 use model::object::ObjectId;
 use model::signing::Signature;
-use rollouts::advance::ImageRemarks;
+use rollouts::advance::ImageNotes;
 use rpc::client::{CallError, Client};
 use rpc::trees::{GetImageError, TreeReader};
 use tokio::sync::{Notify, watch};
@@ -102,7 +102,7 @@ struct WantedImage {
     /// Why machines should not depend on it any more.
     remark: Mutex<Option<String>>,
     /// What matters to rollouts; `None` while it is not known.
-    rollout_remarks: Mutex<Option<ImageRemarks>>,
+    rollout_notes: Mutex<Option<ImageNotes>>,
     /// The digest of what the image server has under this name, if it is not what was used.
     other: Mutex<Option<ObjectId>>,
     /// The ids of its resources of the fleet; `None` while they are not known.
@@ -193,7 +193,7 @@ impl Images {
             let image = Arc::new(WantedImage {
                 state: watch::Sender::new(missing),
                 remark: Mutex::default(),
-                rollout_remarks: Mutex::default(),
+                rollout_notes: Mutex::default(),
                 other: Mutex::default(),
                 fleet_resources: Mutex::default(),
                 reload: Notify::new(),
@@ -211,8 +211,8 @@ impl Images {
     }
 
     /// Returns what matters to rollouts about a wanted image; `None` while it is not known.
-    pub fn rollout_remarks(&self, name: &ImageName) -> Option<ImageRemarks> {
-        locked(&locked(&self.wanted).get(name)?.rollout_remarks).clone()
+    pub fn rollout_notes(&self, name: &ImageName) -> Option<ImageNotes> {
+        locked(&locked(&self.wanted).get(name)?.rollout_notes).clone()
     }
 
     /// Returns the resources of the fleet that a wanted image has; `None` while that is not known.
@@ -390,7 +390,7 @@ impl Images {
                     *locked(&wanted.remark) = changed
                         .map(|changed| changed.to_string())
                         .or_else(|| image_warning(&image.notes, self.clock.now().wall));
-                    *locked(&wanted.rollout_remarks) = Some(ImageRemarks {
+                    *locked(&wanted.rollout_notes) = Some(ImageNotes {
                         uploaded: image.notes.created_on,
                         deprecated: deprecation(&image.notes),
                     });

@@ -8,7 +8,7 @@ use anyhow::{Context as _, anyhow};
 use model::mdb::Machine;
 use model::object::{Algorithm, ObjectId};
 use model::tree::Time;
-use rollouts::advance::{ImageRemarks, Question, Seen, View, advance, plan};
+use rollouts::advance::{ImageNotes, Question, Seen, View, advance, plan};
 use rollouts::document::{Analysis, MachineTaskState};
 use rollouts::gate::effective;
 use rollouts::state::{Editor, Edits, SharedMachines, StartOrder, State};
@@ -34,8 +34,8 @@ impl View for Healthy {
         Some(Algorithm::Blake3.digest(image.as_bytes()))
     }
 
-    fn remarks(&self, _: &str) -> Option<ImageRemarks> {
-        Some(ImageRemarks { uploaded: Time::default(), deprecated: None })
+    fn notes(&self, _: &str) -> Option<ImageNotes> {
+        Some(ImageNotes { uploaded: Time::default(), deprecated: None })
     }
 
     fn analysis(&mut self, _: Question<'_>) -> Option<Analysis> {

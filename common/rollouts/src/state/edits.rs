@@ -210,17 +210,6 @@ impl State {
         Ok(())
     }
 
-    /// True if a rollout has brought this revision of an environment to machines, or was to do so.
-    fn was_started(&self, name: &str, revision: Revision) -> bool {
-        let Some(environment) = self.environments.get(name) else { return false };
-        let mut steps = self.rollouts.values().flat_map(|record| &record.rollout.steps);
-        revision <= environment.started
-            || environment.committed == revision
-            || environment.former.contains(&revision)
-            || environment.moved.values().any(|moved| *moved == revision)
-            || steps.any(|step| step.environment == name && step.revision == Some(revision))
-    }
-
     /// Returns the newest revision of an environment, if nobody has started it yet. One that is not
     /// active any more is left to people.
     #[must_use]
@@ -228,7 +217,7 @@ impl State {
         let environment = self.environments.get(name)?;
         let newest = environment.newest();
         let is_new = environment.started == 0 && environment.committed == 0;
-        let is_due = (environment.active || is_new) && !self.was_started(name, newest);
+        let is_due = (environment.active || is_new) && !environment.was_started(newest);
         is_due.then_some(newest)
     }
 
@@ -248,7 +237,7 @@ impl State {
             if images == newest.images {
                 continue;
             }
-            let is_draft = newest.author == MDB_AUTHOR && !self.was_started(&name, number);
+            let is_draft = newest.author == MDB_AUTHOR && !environment.was_started(number);
             let revision = StoredRevision {
                 definition: newest.definition.clone(),
                 author: MDB_AUTHOR.to_owned(),

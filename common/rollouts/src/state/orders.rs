@@ -217,10 +217,9 @@ impl State {
     ///
     /// [`Said`] has the code of HTTP: 404 or 410.
     pub fn expect_no_vote(&self, id: &str, vote: &VoteEvent) -> Result<(), Said> {
-        let steps = &self.find(id)?.rollout.steps;
-        let votes = steps.iter().filter(|step| step.id == vote.step).flat_map(|step| &step.votes);
-        let mut same = votes.filter(|one| one.voter == vote.voter && one.digest == vote.digest);
-        match same.next() {
+        let mut steps = self.find(id)?.rollout.steps.iter();
+        let step = steps.find(|step| step.id == vote.step);
+        match step.and_then(|step| step.vote_of(&vote.voter, &vote.digest)) {
             None => Ok(()),
             Some(_) => Err(Said::new(410, format!("{} has voted already", vote.voter))),
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use model::mdb::Machine;
 use model::object::{Algorithm, ObjectId};
 use model::tree::Time;
-use rollouts::advance::{ImageRemarks, Question, Seen, View, advance, plan};
+use rollouts::advance::{ImageNotes, Question, Seen, View, advance, plan};
 use rollouts::document::{Analysis, Choice, Kind, MachineTaskState, VoteEvent, name_of};
 use rollouts::gate::effective;
 use rollouts::state::{Editor, Edits, RolloutOrder, SharedMachines, StartOrder, State};
@@ -74,10 +74,10 @@ impl View for Instant<'_> {
         Some(Algorithm::Blake3.digest(image.as_bytes()))
     }
 
-    fn remarks(&self, image: &str) -> Option<ImageRemarks> {
+    fn notes(&self, image: &str) -> Option<ImageNotes> {
         let deprecated = image.ends_with("old").then(|| "is deprecated: too old".to_owned());
         let uploaded = at(if image.ends_with("new") { 1_000 } else { 0 }).now;
-        (!image.ends_with("unknown")).then_some(ImageRemarks { uploaded, deprecated })
+        (!image.ends_with("unknown")).then_some(ImageNotes { uploaded, deprecated })
     }
 
     fn analysis(&mut self, _: Question<'_>) -> Option<Analysis> {

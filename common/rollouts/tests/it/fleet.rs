@@ -5,8 +5,9 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 use rollouts::document::{
     Document, Environment, Machine, MachineTask, MachineTaskState, Rollout, RolloutState, Step,
-    StepState, Strategy,
+    StepState,
 };
+use rollouts::strategy::Strategy;
 use rollouts::{Answer, decide};
 
 /// A fleet: environments that depend on earlier ones, and how many machines each has.

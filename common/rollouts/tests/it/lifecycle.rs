@@ -8,7 +8,7 @@ use model::mdb::Machine;
 use model::object::{Algorithm, ObjectId};
 use model::tree::Time;
 use proptest::prelude::*;
-use rollouts::advance::{ImageRemarks, Question, Seen, View, advance};
+use rollouts::advance::{ImageNotes, Question, Seen, View, advance};
 use rollouts::definition::EnvironmentEdit;
 use rollouts::document::{
     Advice, Analysis, Choice, Direction, MachineTaskState as Task, Revision, RolloutState,
@@ -73,10 +73,10 @@ impl View for Fleet {
     }
 
     /// One image is deprecated, and one is new.
-    fn remarks(&self, image: &str) -> Option<ImageRemarks> {
+    fn notes(&self, image: &str) -> Option<ImageNotes> {
         let deprecated = (image == "i4").then(|| "is deprecated".to_owned());
         let seconds = if image == "i3" { 300 } else { 0 };
-        Some(ImageRemarks { uploaded: Time { seconds, nanoseconds: 0 }, deprecated })
+        Some(ImageNotes { uploaded: Time { seconds, nanoseconds: 0 }, deprecated })
     }
 
     fn analysis(&mut self, question: Question<'_>) -> Option<Analysis> {

@@ -16,7 +16,7 @@ use model::display::error_chain;
 use model::image::ImageName;
 use model::lock::locked;
 use model::object::ObjectId;
-use rollouts::advance::{Advanced, ImageRemarks, Question, Seen, View, advance};
+use rollouts::advance::{Advanced, ImageNotes, Question, Seen, View, advance};
 use rollouts::batch::Batch;
 use rollouts::definition::{Source, Start};
 use rollouts::document::{Analysis, Kind, Revision};
@@ -88,8 +88,8 @@ impl View for FleetView<'_> {
         digest_of(self.shared, image)
     }
 
-    fn remarks(&self, image: &str) -> Option<ImageRemarks> {
-        self.shared.images.rollout_remarks(&ImageName::new(image).ok()?)
+    fn notes(&self, image: &str) -> Option<ImageNotes> {
+        self.shared.images.rollout_notes(&ImageName::new(image).ok()?)
     }
 
     fn analysis(&mut self, question: Question<'_>) -> Option<Analysis> {

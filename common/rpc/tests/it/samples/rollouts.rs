@@ -11,6 +11,7 @@ use rollouts::definition::{Definition, EnvironmentEdit, Source, Start};
 use rollouts::document::*;
 use rollouts::selector::{HostPatterns, Selector};
 use rollouts::state::EditOutcome;
+use rollouts::strategy::*;
 use rollouts::window::Window;
 
 fn text(text: &str) -> String {
