@@ -4,6 +4,7 @@
 // tidy: core
 
 pub mod alarms;
+pub mod analysis;
 pub mod budget;
 pub mod changes;
 pub mod claims;

@@ -241,10 +241,12 @@ impl Arguments {
         EditLimits { drop_percent: self.mdb_drop_max, reimage_percent: self.mdb_reimage_max }
     }
 
-    /// Splits the alarm command and the rollout command into words. There is no word if there is no
-    /// command.
-    pub fn programs(&self) -> [Vec<String>; 2] {
-        [&self.alarm_command, &self.rollout_command].map(words)
+    /// Splits the alarm, the rollout and the analysis command into words. There is no word if there
+    /// is no command.
+    pub fn programs(&self) -> [Vec<String>; 3] {
+        [&self.alarm_command, &self.rollout_command, &self.analysis_command].map(|command| {
+            command.iter().flat_map(|line| line.split_whitespace()).map(str::to_owned).collect()
+        })
     }
 
     /// Returns the flags that differ in `new` and take effect only at a start.
@@ -345,11 +347,6 @@ impl ServerPeers {
     }
 }
 
-/// Splits a command into words. There is no word if there is no command.
-fn words(command: &Option<String>) -> Vec<String> {
-    command.iter().flat_map(|line| line.split_whitespace()).map(str::to_owned).collect()
-}
-
 /// Checks the address of the pages.
 fn pages_url(text: &str) -> Result<String, String> {
     let has_host = ["http://", "https://"].iter().any(|scheme| {
@@ -414,9 +411,10 @@ pub async fn run(
         security,
     );
     until_stop(reading.boxed());
-    fleet.set_analysis_command(words(&arguments.analysis_command));
+    let [alarm, rollout, analysis] = arguments.programs();
     let [(alarms, alarm_programs), (rollouts, rollout_programs)] =
-        arguments.programs().map(watch::channel);
+        [alarm, rollout].map(watch::channel);
+    fleet.set_analysis_command(analysis);
     until_stop(operator_program::tell_of_alarms(Arc::clone(&fleet), alarm_programs).boxed());
     until_stop(operator_program::tell_of_rollouts(Arc::clone(&fleet), rollout_programs).boxed());
     let private_pages = arguments.pages.private_pages;

@@ -15,6 +15,9 @@ use tokio::process::{Child, Command};
 /// How many bytes of the end of its standard error are kept.
 const STDERR_BYTES_MAX: usize = 2 << 10;
 
+/// Where another user finds programs.
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -49,7 +52,9 @@ pub async fn output(line: &[String], input: &[u8], limit: usize) -> Result<Vec<u
     output_as(None, line, input, limit).await
 }
 
-/// As [`output`], as another user with its primary group only.
+/// As [`output`], as another user with its primary group only, and with nothing of the environment
+/// but `PATH`, `HOME`, `USER` and `LANG`. Only root can run programs so; the capabilities of root
+/// go with the change of the user.
 pub async fn output_as(
     user: Option<&User>,
     line: &[String],
@@ -64,6 +69,8 @@ pub async fn output_as(
     command.args(arguments);
     if let Some(user) = user {
         command.uid(user.uid.as_raw()).gid(user.gid.as_raw());
+        command.env_clear().envs([("PATH", PATH), ("LANG", "C.UTF-8"), ("USER", &user.name)]);
+        command.env("HOME", &user.dir);
     }
     output_of(command, input, limit).await
 }

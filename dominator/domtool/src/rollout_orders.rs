@@ -64,7 +64,8 @@ pub(super) enum Command {
         /// graph: with all that depend on them; plan: only those that change
         #[arg(long, value_enum, default_value_t = ScanArgument::Graph)]
         scan: ScanArgument,
-        /// Do not wait for maintenance windows, freezes and soaking; the votes are not yours alone
+        /// Do not wait for maintenance windows, freezes, soaking, a least duration and the age of
+        /// an image; the votes are not yours alone
         #[arg(long)]
         urgent: bool,
         /// Bring images although they are deprecated

@@ -17,6 +17,9 @@ pub const SECRET_BYTES_MIN: usize = 16;
 /// The longest title of a change that is kept, in bytes.
 const TITLE_BYTES_MAX: usize = 200;
 
+/// How many changes wait at most, if open ones are among them.
+const WAITING_MAX: usize = 32;
+
 /// Of so many commits some may be missing in a push.
 const COMMITS_MAX: usize = 20;
 
@@ -97,7 +100,7 @@ pub fn is_signed(secret: &[u8], body: &[u8], signature: &str) -> bool {
 
 /// What a webhook asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Wish {
+pub enum Requested {
     /// Nothing, and why.
     Nothing(String),
     /// To say what an open change would do, or to carry out what the branch says now.
@@ -117,17 +120,43 @@ pub struct Change {
     pub title: String,
 }
 
+/// The changes that wait to be planned or carried out, each with the name of its webhook.
+#[derive(Clone, Debug, Default)]
+pub struct Queue(Vec<(String, Change)>);
+
+impl Queue {
+    /// Adds a change after those that wait. It replaces one of the webhook with the same number,
+    /// and for the branch the one that waits. Returns false if too many open changes wait.
+    #[must_use]
+    pub fn add(&mut self, webhook: &str, change: Change) -> bool {
+        let is_full = change.number.is_some() && self.0.len() >= WAITING_MAX;
+        let mut waiting = self.0.iter_mut();
+        match waiting.find(|(name, one)| name == webhook && one.number == change.number) {
+            Some((_, former)) => *former = change,
+            None if is_full => return false,
+            None => self.0.push((webhook.to_owned(), change)),
+        }
+        true
+    }
+
+    /// Takes the next one. What is on a branch comes first.
+    pub fn take(&mut self) -> Option<(String, Change)> {
+        let first = self.0.iter().position(|(_, change)| change.number.is_none());
+        (!self.0.is_empty()).then(|| self.0.remove(first.unwrap_or(0)))
+    }
+}
+
 /// Returns what a webhook asks for. `event` is the header `X-GitHub-Event`.
 ///
 /// # Errors
 ///
 /// Says what is wrong with the body.
-pub fn wish(webhook: &Webhook, event: &str, body: &[u8]) -> Result<Wish, String> {
+pub fn requested(webhook: &Webhook, event: &str, body: &[u8]) -> Result<Requested, String> {
     let wrong = |error: serde_json::Error| format!("the body is not as expected: {error}");
     match event {
         "push" => push(webhook, serde_json::from_slice(body).map_err(wrong)?),
         "pull_request" => open_change(webhook, serde_json::from_slice(body).map_err(wrong)?),
-        _ => Ok(Wish::Nothing("nothing is done about such events".to_owned())),
+        _ => Ok(Requested::Nothing("nothing is done about such events".to_owned())),
     }
 }
 
@@ -158,13 +187,13 @@ struct Commit {
     modified: Vec<String>,
 }
 
-fn push(webhook: &Webhook, push: Push) -> Result<Wish, String> {
+fn push(webhook: &Webhook, push: Push) -> Result<Requested, String> {
     if push.reference.strip_prefix("refs/heads/") != Some(&webhook.branch) {
-        return Ok(Wish::Nothing(format!("only the branch {} counts", webhook.branch)));
+        return Ok(Requested::Nothing(format!("only the branch {} counts", webhook.branch)));
     }
     let commit = commit_of(push.after)?;
     if commit.bytes().all(|digit| digit == b'0') {
-        return Ok(Wish::Nothing("the branch is gone".to_owned()));
+        return Ok(Requested::Nothing("the branch is gone".to_owned()));
     }
     let changed = push.commits.iter().flat_map(|commit| {
         commit.added.iter().chain(&commit.removed).chain(&commit.modified).map(String::as_str)
@@ -176,11 +205,11 @@ fn push(webhook: &Webhook, push: Push) -> Result<Wish, String> {
         && push.total_commits.is_none_or(|total| total == count)
         && !push.forced;
     if are_all && !webhook.paths.is_empty() && !changed.into_iter().any(concerns) {
-        return Ok(Wish::Nothing("no file is changed that counts".to_owned()));
+        return Ok(Requested::Nothing("no file is changed that counts".to_owned()));
     }
     let title = push.commits.last().map(|commit| commit.message.as_str()).unwrap_or_default();
     let title = safe_text(title.lines().next().unwrap_or_default(), TITLE_BYTES_MAX);
-    Ok(Wish::Change(Change { branch: webhook.branch.clone(), commit, number: None, title }))
+    Ok(Requested::Change(Change { branch: webhook.branch.clone(), commit, number: None, title }))
 }
 
 #[derive(Deserialize)]
@@ -209,17 +238,17 @@ struct Head {
     sha: String,
 }
 
-fn open_change(webhook: &Webhook, change: OpenChange) -> Result<Wish, String> {
+fn open_change(webhook: &Webhook, change: OpenChange) -> Result<Requested, String> {
     let OpenChange { action, number, pull_request: PullRequest { title, base, head } } = change;
     if base.reference != webhook.branch {
-        return Ok(Wish::Nothing(format!("only the branch {} counts", webhook.branch)));
+        return Ok(Requested::Nothing(format!("only the branch {} counts", webhook.branch)));
     }
     if !["opened", "reopened", "synchronize", "synchronized"].contains(&action.as_str()) {
-        return Ok(Wish::Nothing("its files have not changed".to_owned()));
+        return Ok(Requested::Nothing("its files have not changed".to_owned()));
     }
     let (branch, commit) = (base.reference, commit_of(head.sha)?);
     let title = safe_text(&title, TITLE_BYTES_MAX);
-    Ok(Wish::Change(Change { branch, commit, number: Some(number), title }))
+    Ok(Requested::Change(Change { branch, commit, number: Some(number), title }))
 }
 
 /// Checks that a commit is named by its hash: commands get it as a word.
@@ -294,13 +323,13 @@ mod tests {
     #[test]
     fn pushes_and_open_changes_are_told_apart() {
         let hash = "0123456789abcdef0123456789abcdef01234567";
-        let said = |event: &str, body: serde_json::Value| match wish(
+        let said = |event: &str, body: serde_json::Value| match requested(
             &webhook(),
             event,
             body.to_string().as_bytes(),
         ) {
-            Ok(Wish::Nothing(why)) => format!("nothing: {why}\n"),
-            Ok(Wish::Change(Change { commit, number, title, .. })) => {
+            Ok(Requested::Nothing(why)) => format!("nothing: {why}\n"),
+            Ok(Requested::Change(Change { commit, number, title, .. })) => {
                 format!("{}: {number:?} {title}\n", &commit[..4])
             }
             Err(error) => begin(&format!("error: {error}")),
@@ -359,5 +388,37 @@ mod tests {
             error: the body is not as expected: invalid type: integer `1`, expecte
         "#]]
         .assert_eq(&lines.concat());
+    }
+
+    #[test]
+    fn a_newer_change_replaces_the_one_that_waits_and_branches_come_first() {
+        let mut queue = Queue::default();
+        let change = |number: Option<u64>, title: &str| Change {
+            branch: "main".to_owned(),
+            commit: String::new(),
+            number,
+            title: title.to_owned(),
+        };
+        let added = [
+            queue.add("fleet", change(Some(7), "seven")),
+            queue.add("other", change(Some(7), "another")),
+            queue.add("fleet", change(Some(7), "seven anew")),
+            queue.add("fleet", change(None, "merged")),
+            queue.add("fleet", change(None, "merged later")),
+        ];
+        assert_eq!(added, [true; 5]);
+        let fill = (10..100).filter(|number| queue.add("fleet", change(Some(*number), "more")));
+        assert_eq!(fill.count(), WAITING_MAX - 3);
+        assert!(queue.add("other", change(None, "a branch never waits for open changes")));
+        let next = std::iter::from_fn(|| queue.take()).take(5);
+        let titles: Vec<String> = next.map(|(name, one)| format!("{name} {}", one.title)).collect();
+        let expected = [
+            "fleet merged later",
+            "other a branch never waits for open changes",
+            "fleet seven anew",
+            "other another",
+            "fleet more",
+        ];
+        assert_eq!(titles, expected);
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 
-use crate::daemon::{Arguments, NAME, StartError, run, words};
+use crate::daemon::{Arguments, NAME, StartError, run};
 use crate::runtime::fleet::Fleet;
 use daemon::{exit_on_error, raise_file_limit, set_log_filter, start_logging, stop_on_signals};
 
@@ -61,7 +61,7 @@ fn read_again_on_hangup() -> std::io::Result<mpsc::Receiver<Arguments>> {
 }
 
 /// Applies each configuration from `changed`, as far as that is possible without a restart.
-/// `programs` get the words of [`Arguments::programs`].
+/// `programs` get the words of the alarm and the rollout command.
 pub(super) async fn apply_changes(
     fleet: Arc<Fleet>,
     mut arguments: Arguments,
@@ -83,8 +83,9 @@ pub(super) async fn apply_changes(
         let settings = new.budgets.settings();
         fleet.shared().computed.set_limits(settings.failures);
         fleet.shared().claim_service.set(settings);
-        fleet.set_analysis_command(words(&new.analysis_command));
-        for (program, new) in programs.iter().zip(new.programs()) {
+        let [alarm, rollout, analysis] = new.programs();
+        fleet.set_analysis_command(analysis);
+        for (program, new) in programs.iter().zip([alarm, rollout]) {
             program.send_if_modified(|program| {
                 let is_other = *program != new;
                 *program = new;

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use api::dominator::rollouts::{EditEnvironmentsRequest, StartRolloutRequest};
-use daemon::program::output_of;
+use api::dominator::rollouts::{EditEnvironmentsRequest, PlanRolloutRequest, StartRolloutRequest};
+use daemon::program::output_as;
 use model::display::{counted, error_chain};
 use model::lock::locked;
 use nix::unistd::{User, getegid, geteuid};
@@ -16,24 +16,17 @@ use rollouts::advance::StepPlan;
 use rollouts::definition::EnvironmentEdit;
 use rollouts::document::{Group, Scan};
 use serde::{Deserialize, Serialize};
-use tokio::process::Command;
 use tokio::sync::Notify;
 
 use super::operator_program;
-use crate::core::webhooks::{Change, SECRET_BYTES_MIN, Webhook, WebhookFile};
+use crate::core::webhooks::{Change, Queue, SECRET_BYTES_MIN, Webhook, WebhookFile};
 use crate::runtime::fleet::Fleet;
-
-/// How many open changes may wait.
-const WAITING_MAX: usize = 32;
 
 /// How long a fetch may take.
 const FETCH_LIMIT: Duration = Duration::from_secs(300);
 
 /// The most that a fetch may print, in bytes.
 const FETCHED_BYTES_MAX: usize = 8 << 20;
-
-/// Where a fetch finds programs.
-const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Why webhooks cannot be taken.
 #[derive(Debug, thiserror::Error)]
@@ -61,8 +54,8 @@ pub struct KnownWebhook {
 /// The webhooks, and what they ask for.
 #[derive(Debug)]
 pub struct Webhooks {
-    known: Vec<Arc<KnownWebhook>>,
-    waiting: Mutex<Vec<(Arc<KnownWebhook>, Change)>>,
+    known: Vec<KnownWebhook>,
+    waiting: Mutex<Queue>,
     added: Notify,
 }
 
@@ -75,7 +68,7 @@ impl Webhooks {
             let invalid =
                 |problem| WebhookError::File { file: file.display().to_string(), problem };
             for webhook in WebhookFile::parse(&text).map_err(invalid)?.webhook {
-                known.push(Arc::new(KnownWebhook::read(webhook)?));
+                known.push(KnownWebhook::read(webhook)?);
             }
         }
         Ok(Self { known, waiting: Mutex::default(), added: Notify::new() })
@@ -85,36 +78,24 @@ impl Webhooks {
         self.known.is_empty()
     }
 
-    pub fn find(&self, name: &str) -> Option<&Arc<KnownWebhook>> {
+    pub fn find(&self, name: &str) -> Option<&KnownWebhook> {
         self.known.iter().find(|known| known.webhook.name == name)
     }
 
-    /// Has a change planned or carried out after those that wait. It replaces one with the same
-    /// number, and for the branch the one that waits. Returns false if too many open changes wait.
-    pub fn add(&self, known: &Arc<KnownWebhook>, change: Change) -> bool {
-        let mut waiting = locked(&self.waiting);
-        let is_full = waiting.len() >= WAITING_MAX;
-        let same = waiting
-            .iter_mut()
-            .find(|(other, one)| Arc::ptr_eq(other, known) && one.number == change.number);
-        match same {
-            Some((_, former)) => *former = change,
-            None if change.number.is_some() && is_full => return false,
-            None => waiting.push((Arc::clone(known), change)),
-        }
+    /// Has a change planned or carried out, after those that wait. Returns false if too many do.
+    pub fn add(&self, webhook: &str, change: Change) -> bool {
+        let is_added = locked(&self.waiting).add(webhook, change);
         self.added.notify_one();
-        true
+        is_added
     }
 
-    /// Takes the next change: what is on a branch comes first.
-    async fn next(&self) -> (Arc<KnownWebhook>, Change) {
+    async fn next(&self) -> (&KnownWebhook, Change) {
         loop {
+            let next = locked(&self.waiting).take();
+            if let Some((name, change)) = next
+                && let Some(known) = self.find(&name)
             {
-                let mut waiting = locked(&self.waiting);
-                let first = waiting.iter().position(|(_, change)| change.number.is_none());
-                if !waiting.is_empty() {
-                    return waiting.remove(first.unwrap_or(0));
-                }
+                return (known, change);
             }
             self.added.notified().await;
         }
@@ -184,8 +165,8 @@ pub async fn run(fleet: Arc<Fleet>) {
         let (known, change) = fleet.shared().webhooks.next().await;
         let name = &known.webhook.name;
         let done = match change.number {
-            Some(_) => plan(&fleet, &known, &change).await,
-            None => carry_out(&fleet, &known, &change).await,
+            Some(_) => plan(&fleet, known, &change).await,
+            None => carry_out(&fleet, known, &change).await,
         };
         let (state, summary, plans) = match done {
             Ok((summary, plans)) => ("success", summary, plans),
@@ -206,13 +187,7 @@ pub async fn run(fleet: Arc<Fleet>) {
 async fn fetch(known: &KnownWebhook, change: &Change) -> Result<EditEnvironmentsRequest, String> {
     let Webhook { name, fetch, .. } = &known.webhook;
     let input = operator_program::line(&FetchInput { webhook: name, change });
-    let (program, arguments) = fetch.split_first().ok_or("there is no fetch command")?;
-    let User { name: user, uid, gid, dir, .. } = &known.user;
-    let mut command = Command::new(program);
-    // Root that becomes another user gives up its other groups and its capabilities.
-    command.args(arguments).uid(uid.as_raw()).gid(gid.as_raw()).env_clear();
-    command.envs([("PATH", PATH), ("LANG", "C.UTF-8"), ("USER", user)]).env("HOME", dir);
-    let run = output_of(command, &input, FETCHED_BYTES_MAX);
+    let run = output_as(Some(&known.user), fetch, &input, FETCHED_BYTES_MAX);
     let late = |_| format!("the fetch takes longer than {FETCH_LIMIT:?}");
     let printed = tokio::time::timeout(FETCH_LIMIT, run).await.map_err(late)?;
     let printed = printed.map_err(|error| format!("the fetch failed: {}", error_chain(&error)))?;
@@ -242,7 +217,6 @@ async fn plan(fleet: &Arc<Fleet>, known: &KnownWebhook, change: &Change) -> Done
 async fn carry_out(fleet: &Arc<Fleet>, known: &KnownWebhook, change: &Change) -> Done {
     let request = fetch(known, change).await?;
     let (who, why) = (request.who.clone(), request.why.clone());
-    let plans = fleet.plan_edits(request.clone()).await.map_err(|error| error_chain(&error))?;
     let edited = fleet.edit_environments(request).await.map_err(|error| error_chain(&error))?;
     // Also what was not started because the dominator was killed in between.
     let state = fleet.rollout_state();
@@ -252,8 +226,10 @@ async fn carry_out(fleet: &Arc<Fleet>, known: &KnownWebhook, change: &Change) ->
     });
     let environments: Vec<String> = new.collect();
     if environments.is_empty() {
-        return Ok(("there is nothing to start".to_owned(), plans));
+        return Ok(("there is nothing to start".to_owned(), Vec::new()));
     }
+    let request = PlanRolloutRequest { environments: environments.clone(), machines: None };
+    let plans = fleet.plan_rollout(request).map_err(|error| error_chain(&error))?.plans;
     let named = environments.join(" ");
     let scan = Scan::default();
     let start = StartRolloutRequest { environments, scan, why, who, ..Default::default() };

@@ -227,7 +227,7 @@ pub struct StartRolloutRequest {
     /// True to go back.
     #[serde(default)]
     pub rollback: bool,
-    /// True not to wait for windows, freezes and soaking.
+    /// True not to wait for windows, freezes, soaking, a least duration and the age of an image.
     #[serde(default)]
     pub urgent: bool,
     /// True to bring images although they are deprecated.

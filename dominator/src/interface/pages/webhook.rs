@@ -4,7 +4,7 @@ use api::fault::{Fault, FaultCode};
 use rpc::server::{Page, PostRequest};
 
 use super::Pages;
-use crate::core::webhooks::{Wish, is_signed, wish};
+use crate::core::webhooks::{Requested, is_signed, requested};
 
 /// The longest body, in bytes.
 pub(super) const BYTES_MAX: usize = 1 << 20;
@@ -20,15 +20,15 @@ pub(super) fn take(pages: &Pages, request: &PostRequest) -> Result<Page, Fault> 
         return Err(Fault::new(FaultCode::Denied, text));
     };
     let event = request.header("x-github-event").unwrap_or_default();
-    let wish = wish(&known.webhook, event, &request.body)
+    let requested = requested(&known.webhook, event, &request.body)
         .map_err(|problem| Fault::new(FaultCode::BadRequest, problem))?;
-    let change = match wish {
-        Wish::Nothing(why) => return Ok(Page::Text(format!("{why}\n"))),
-        Wish::Change(change) => change,
+    let change = match requested {
+        Requested::Nothing(why) => return Ok(Page::Text(format!("{why}\n"))),
+        Requested::Change(change) => change,
     };
     let what = if change.number.is_some() { "planned" } else { "carried out" };
     let text = format!("{} is {what}\n", change.commit);
-    match webhooks.add(known, change) {
+    match webhooks.add(&known.webhook.name, change) {
         true => Ok(Page::Text(text)),
         false => Err(Fault::new(FaultCode::Unavailable, "too many webhooks wait: send it again")),
     }

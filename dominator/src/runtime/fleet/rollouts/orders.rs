@@ -13,7 +13,9 @@ use model::object::ObjectId;
 use rollouts::advance::{StepPlan, plan};
 use rollouts::definition::{EnvironmentEdit, Source};
 use rollouts::document::{Kind, Revision, VoteEvent};
-use rollouts::state::{Editor, Edits, RolloutOrder, StartOrder, State};
+use rollouts::state::{
+    EditOutcome, Editor, Edits, RolloutOrder, SharedMachines, StartOrder, State,
+};
 use rollouts::steps::Said;
 
 use super::{digest_of, images_in};
@@ -34,11 +36,7 @@ impl Fleet {
         let edits = Edits { groups, environments, whole };
         let edit = move |fleet: &Self| {
             if dry_run {
-                let mdb = fleet.locked().admission.current().machines().clone();
-                let mut next = State::clone(&fleet.state().rollouts.get());
-                let now = fleet.shared.clock.now().wall;
-                let editor = Editor { who, why, now };
-                return Ok(next.edit(edits, &editor, &mdb)?);
+                return Ok(fleet.try_edits(edits, who, why)?.2);
             }
             fleet.change_rollouts(&order, |state, mdb, editor| state.edit(edits, editor, mdb))
         };
@@ -54,16 +52,27 @@ impl Fleet {
         let given = self.expect_images(images_of_edits(&environments)).await?;
         let edits = Edits { groups, environments, whole };
         let planned = move |fleet: &Self| {
-            let mdb = fleet.locked().admission.current().machines().clone();
-            let mut next = State::clone(&fleet.state().rollouts.get());
-            let now = fleet.shared.clock.now().wall;
-            let outcomes = next.edit(edits, &Editor { who, why, now }, &mdb)?;
+            let (next, mdb, outcomes) = fleet.try_edits(edits, who, why)?;
             let new = outcomes.iter().filter_map(|one| Some((&one.name, one.revision?)));
             let digest =
                 |image: &str| digest_of(&fleet.shared, image).or_else(|| given.get(image).copied());
             Ok(new.map(|(name, revision)| plan(&next, &mdb, name, revision, digest)).collect())
         };
         self.on_thread(planned).await
+    }
+
+    /// Returns the state after edits that are not stored, the machine database, and what they do.
+    fn try_edits(
+        &self,
+        edits: Edits,
+        who: String,
+        why: String,
+    ) -> Result<(State, SharedMachines, Vec<EditOutcome>), OrderError> {
+        let mdb = self.locked().admission.current().machines().clone();
+        let mut next = State::clone(&self.state().rollouts.get());
+        let now = self.shared.clock.now().wall;
+        let outcomes = next.edit(edits, &Editor { who, why, now }, &mdb)?;
+        Ok((next, mdb, outcomes))
     }
 
     /// Returns the digests of images, by name. Fails if the image server does not give one.
