@@ -110,7 +110,8 @@ mod tests {
             Go
             Wait the analysis gives no answer: unknown variant `perhaps`
             Wait the analysis gives no answer: EOF while parsing a value at line 1 column 0
-        "#]].assert_eq(&(lines.join("\n") + "\n"));
+        "#]]
+        .assert_eq(&(lines.join("\n") + "\n"));
     }
 
     #[test]

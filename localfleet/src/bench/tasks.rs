@@ -112,13 +112,12 @@ fn start_of(fleet: &Fleet, root: &Path) -> anyhow::Result<f64> {
 ///
 /// If the machine does not do what it should.
 pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
-    let (trees, flags) =
-        ([tree_with(bench, 0)?, tree_with(bench, 1)?, tree_with(bench, MANY)?], ["--supervisor"]);
+    let trees = [tree_with(bench, 0)?, tree_with(bench, 1)?, tree_with(bench, MANY)?];
     let directory = bench.fleet_directory("tasks");
     fs::create_dir_all(directory.join("roots")).context("cannot make a directory")?;
     copy(&trees[0].0, &directory.join("roots/sub-1"))?;
-    let flags = flags.map(|flag| (flag, "direct".to_owned()));
-    let mut fleet = bench.fleet_at("tasks", Addresses::private()?, flags.into())?;
+    let flags = vec![("--supervisor", "direct".to_owned())];
+    let mut fleet = bench.fleet_at("tasks", Addresses::private()?, flags)?;
     for (name, (tree, triggers)) in ["none", "one", "many"].into_iter().zip(&trees) {
         upload_with(&fleet, name, tree, ["/var/log/.*\n", triggers], &[])?;
     }

@@ -173,24 +173,31 @@ fn revisions_come_step_by_step_and_a_bad_one_goes_back_by_itself() {
     assert!(!events.contains("sub-3") && !events.contains("sub-4"), "{events}");
 }
 
-/// Calls the dominator as a browser without a certificate does. Returns the status and the page.
-fn browse(scenario: &Scenario, path: &str, form: &[String]) -> (String, String) {
+/// Calls the dominator with curl, without a certificate. Returns the status and the content.
+pub fn curl(scenario: &Scenario, path: &str, arguments: &[&str]) -> (String, String) {
     let address = scenario.fleet.addresses().dominator;
-    let authority = scenario.fleet.certificates().authority_file().unwrap();
-    let mut curl = Command::new("curl");
-    curl.args(["--silent", "--show-error", "--write-out", "\n%{http_code}", "--cacert"]);
-    curl.arg(authority).arg(format!("https://{address}{path}"));
-    if !form.is_empty() {
-        curl.args(["--header", &format!("origin: https://{address}")]);
-    }
-    for field in form {
-        curl.args(["--data-urlencode", field]);
-    }
-    let output = curl.output().unwrap();
+    let output = Command::new("curl")
+        .args(["--silent", "--show-error", "--write-out", "\n%{http_code}", "--cacert"])
+        .arg(scenario.fleet.certificates().authority_file().unwrap())
+        .arg(format!("https://{address}{path}"))
+        .args(arguments)
+        .output()
+        .unwrap();
     assert!(output.status.success(), "{output:?}");
     let text = String::from_utf8(output.stdout).unwrap();
-    let (page, status) = text.rsplit_once('\n').unwrap();
-    (status.to_owned(), page.to_owned())
+    let (content, status) = text.rsplit_once('\n').unwrap();
+    (status.to_owned(), content.to_owned())
+}
+
+/// Gets a page as a browser does, or sends a form if there are fields.
+fn browse(scenario: &Scenario, path: &str, form: &[String]) -> (String, String) {
+    let origin = format!("origin: https://{}", scenario.fleet.addresses().dominator);
+    let mut arguments = Vec::new();
+    if !form.is_empty() {
+        arguments.extend(["--header", &origin]);
+    }
+    form.iter().for_each(|field| arguments.extend(["--data-urlencode", field]));
+    curl(scenario, path, &arguments)
 }
 
 #[test]

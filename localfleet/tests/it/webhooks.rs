@@ -11,6 +11,7 @@ use testing::eventually;
 
 use crate::converges::{CONVERGE_MAX, Scenario};
 use crate::orders::domtool;
+use crate::rollouts::curl;
 use crate::trees;
 
 const SECRET: &str = "a secret of the forge";
@@ -30,20 +31,11 @@ fn send(
     let digest = digest.args(["dgst", "-sha256", "-hmac", secret, "-r"]).arg(&file);
     let digest = String::from_utf8(digest.output().unwrap().stdout).unwrap();
     let signature = digest.split(' ').next().unwrap();
-    let address = scenario.fleet.addresses().dominator;
-    let output = Command::new("curl")
-        .args(["--silent", "--show-error", "--write-out", "\n%{http_code}", "--cacert"])
-        .arg(scenario.fleet.certificates().authority_file().unwrap())
-        .arg(format!("https://{address}/webhook/{name}"))
-        .args(["--header", &format!("x-hub-signature-256: sha256={signature}")])
-        .args(["--header", &format!("x-github-event: {event}")])
-        .arg("--data-binary")
-        .arg(format!("@{}", file.display()))
-        .output()
-        .unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
-    let (answer, status) = text.rsplit_once('\n').unwrap();
-    (status.to_owned(), answer.to_owned())
+    let (signed, event) =
+        (format!("x-hub-signature-256: sha256={signature}"), format!("x-github-event: {event}"));
+    let data = format!("@{}", file.display());
+    let arguments = ["--header", &signed, "--header", &event, "--data-binary", &data];
+    curl(scenario, &format!("/webhook/{name}"), &arguments)
 }
 
 fn write(path: &Path, text: &str) {

@@ -182,9 +182,9 @@ impl Service {
             return self.error_page(StatusCode::BAD_REQUEST, "The path has wrong escapes.");
         };
         if request.method() == Method::POST
-            && let Some((path, post)) = self.post_handler(&path)
+            && let Some((path, below, post)) = self.post_handler(&path)
         {
-            return self.posted(caller, path, post, request).await;
+            return self.posted(caller, path, below, post, request).await;
         }
         let form = self.routes.forms.get(path.as_str());
         let has_proof = form.is_some_and(|form| form.has_proof);
@@ -211,11 +211,12 @@ impl Service {
         response
     }
 
-    /// Returns what takes bodies at a path, with the path that it was added for.
-    fn post_handler(&self, path: &str) -> Option<((&'static str, String), Post)> {
+    /// Returns what takes bodies at a path: the path that it was added for, what follows that, and
+    /// the handler.
+    fn post_handler(&self, path: &str) -> Option<(&'static str, String, Post)> {
         self.routes.posts.iter().find_map(|(prefix, post)| {
             let below = path.strip_prefix(prefix)?;
-            Some(((*prefix, below.to_owned()), post.clone()))
+            Some((*prefix, below.to_owned(), post.clone()))
         })
     }
 
@@ -223,7 +224,8 @@ impl Service {
     async fn posted(
         &self,
         caller: Caller,
-        (path, below): (&'static str, String),
+        path: &'static str,
+        below: String,
         post: Post,
         request: Request<Incoming>,
     ) -> Response<Body> {
