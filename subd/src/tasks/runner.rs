@@ -418,6 +418,7 @@ impl Runner {
         let random = HEXLOWER.encode(&random_bytes::<8>());
         let mut pass = Pass { random, ..Pass::default() };
         let mut records = TaskRecords::clone(&self.records.get());
+        self.supervisor.reap();
         let known = self.supervisor.known().unwrap_or_else(|error| {
             tracing::error!(%error, "cannot look for tasks");
             BTreeSet::new()

@@ -217,7 +217,6 @@ impl Supervisor {
     /// Returns what is known of the attempt of `task` that was started last. If its guard was
     /// killed, what is left of it is killed first.
     pub fn observe(&self, task: &str) -> io::Result<Attempt> {
-        self.reap();
         let directory = self.directory_of(task);
         if !directory.0.exists() {
             return Ok(Attempt::None);
@@ -437,6 +436,7 @@ impl Supervisor {
         let mut failures = Vec::new();
         let mut asked = BTreeSet::new();
         loop {
+            self.reap();
             left.retain(|task| match self.stop_once(task, began, &mut asked) {
                 Ok(is_live) => is_live,
                 Err(why) => {
@@ -479,8 +479,9 @@ impl Supervisor {
         Ok(true)
     }
 
-    /// Takes the ends of guards that are children of this process.
-    fn reap(&self) {
+    /// Takes the ends of guards that are children of this process. One call for all tasks: each asks
+    /// for all children.
+    pub fn reap(&self) {
         locked(&self.children).retain_mut(|child| matches!(child.try_wait(), Ok(None)));
     }
 }
