@@ -7,8 +7,9 @@
 //! | [`accepted_image`] | the file with the image that was accepted last |
 //!
 //! A dominator offers the signed part of the image, its signatures and the address of an object
-//! server before it sends a plan. None of these is trusted: signatures are verified first, and each
-//! further digest is verified by the one before, from the signed part to its tree.
+//! server before it sends a plan; of a composed image those of each part. None of these is trusted:
+//! signatures are verified first, and each further digest is verified by the one before, from the
+//! signed part to its tree. The composed image is composed here.
 //!
 //! # Invariants
 //!
@@ -26,10 +27,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use api::fault::{Fault, FaultCode};
-use api::subd::{OfferImageRequest, PrepareRequest, SOURCES_MAX};
+use api::subd::{OfferImageRequest, OfferedPart, PrepareRequest, SOURCES_MAX};
 use model::display::error_chain;
 use model::filter::Patterns;
 use model::image::Content;
+use model::image::composition::{PARTS_MAX, compose};
 use model::image::required::RequiredImage;
 use model::lock::locked;
 use model::path::TreePath;
@@ -82,13 +84,6 @@ pub struct TrustArgs {
     pub allow_older_images: bool,
 }
 
-/// An image that was offered: signed by enough keys at that time, with its complete tree.
-#[derive(Debug)]
-struct OfferedImage {
-    image: RequiredImage,
-    signatures: Vec<Signature>,
-}
-
 /// Decides which images are accepted; holds the one that was offered last.
 #[derive(Debug)]
 pub struct Trust {
@@ -97,7 +92,8 @@ pub struct Trust {
     needed: u32,
     allow_older: bool,
     state: Arc<StateDirectory>,
-    offered: Mutex<Option<Arc<OfferedImage>>>,
+    /// It was signed by enough keys at that time, and has its complete tree.
+    offered: Mutex<Option<Arc<RequiredImage>>>,
     /// The signatures of the content of computed files that were offered last.
     contents: Mutex<Arc<[Signature]>>,
     /// Where the host name of the machine is read.
@@ -219,17 +215,21 @@ impl Trust {
         request: OfferImageRequest,
         scanned: Option<Tree>,
     ) -> Result<(), Fault> {
-        let OfferImageRequest { content, signatures, sources } = request;
-        if !IMAGE_SIGNATURES.allow(&signatures) || sources.len() > SOURCES_MAX {
-            let text = "the offer has too many signatures or sources";
+        let OfferImageRequest { parts, sources } = request;
+        let are_few = |part: &OfferedPart| IMAGE_SIGNATURES.allow(&part.signatures);
+        let is_small = parts.len() <= PARTS_MAX && sources.len() <= SOURCES_MAX;
+        if !is_small || !parts.iter().all(are_few) {
+            let text = "the offer has too many parts, signatures or sources";
             return Err(Fault::new(FaultCode::TooLarge, text));
         }
         let trust = Arc::clone(self);
-        let (content, signatures) = crate::blocking(move || {
+        let parts = crate::blocking(move || {
             let trust_state = trust.trust_state().map_err(|refusal| fault_of(&refusal))?;
-            verification::verify_signatures(&content, &signatures, &trust.policy(&trust_state))
-                .map_err(|refusal| fault_of(&refusal))?;
-            Ok((content, signatures))
+            for OfferedPart { content, signatures } in &parts {
+                verification::verify_part(content, signatures, &trust.policy(&trust_state))
+                    .map_err(|refusal| fault_of(&refusal))?;
+            }
+            Ok::<_, Fault>(parts)
         })
         .await?;
         let busy = || {
@@ -240,14 +240,14 @@ impl Trust {
         };
         let turn = tokio::time::timeout(OFFER_WAIT, Arc::clone(&self.turn).lock_owned());
         let turn = turn.await.map_err(|_| busy())?;
-        if self.take_signatures(&content, &signatures) {
+        if self.take_signatures(&parts)? {
             return Ok(());
         }
         // In a task of its own, so that it finishes even if the caller disconnects.
         let trust = Arc::clone(self);
         let getting = self.tasks.spawn(async move {
             let stop = trust.stop.clone();
-            let getting = trust.get(content, signatures, &sources, scanned);
+            let getting = trust.get(parts, &sources, scanned);
             let result = stop.run_until_cancelled(getting).await;
             drop(turn);
             result.unwrap_or_else(|| Err(Fault::new(FaultCode::Unavailable, "subd is stopping")))
@@ -284,29 +284,45 @@ impl Trust {
         forgotten.map_err(|error| Fault::new(FaultCode::Internal, error_chain(&error)))
     }
 
-    /// Replaces the signatures of the image that was offered last; false if `content` is another
+    /// Replaces the signatures of the image that was offered last; false if `parts` are another
     /// image.
-    fn take_signatures(&self, content: &Content, signatures: &[Signature]) -> bool {
+    fn take_signatures(&self, parts: &[OfferedPart]) -> Result<bool, Fault> {
         let mut slot = locked(&self.offered);
-        let Some(offered) = slot.as_ref().filter(|offered| offered.image.content == *content)
-        else {
-            return false;
-        };
-        let (image, signatures) = (offered.image.clone(), signatures.to_vec());
-        *slot = Some(Arc::new(OfferedImage { image, signatures }));
-        true
+        let Some(offered) = slot.as_ref() else { return Ok(false) };
+        let contents = offered.signed_parts().map(|part| &part.content);
+        if !contents.eq(parts.iter().map(|part| &part.content)) {
+            return Ok(false);
+        }
+        let signed = offered.signed_parts().zip(parts).map(|(part, offered)| {
+            Arc::new(part.clone().with_signatures(offered.signatures.clone()))
+        });
+        let image = composed(signed.collect())?;
+        *slot = Some(Arc::new(image));
+        Ok(true)
     }
 
     async fn get(
         &self,
-        content: Content,
-        signatures: Vec<Signature>,
+        parts: Vec<OfferedPart>,
         sources: &[String],
         scanned: Option<Tree>,
     ) -> Result<(), Fault> {
         if let Some(scanned) = &scanned {
             self.reader.store.share(scanned);
         }
+        let mut images = Vec::new();
+        for OfferedPart { content, signatures } in parts {
+            let tree = self.tree(&content, sources).await?;
+            let image = verified(content, tree).await?;
+            images.push(Arc::new(image.with_signatures(signatures)));
+        }
+        let image = crate::blocking(move || composed(images)).await?;
+        *locked(&self.offered) = Some(Arc::new(image));
+        Ok(())
+    }
+
+    /// Fetches the tree of a signed image from the first source that has it.
+    async fn tree(&self, content: &Content, sources: &[String]) -> Result<Tree, Fault> {
         let mut troubles = Vec::new();
         for source in sources {
             let got = match Peer::parse(source, SOURCE_PORT) {
@@ -318,13 +334,7 @@ impl Trust {
                 Err(error) => Err(error_chain(&error)),
             };
             match got {
-                Ok(tree) => {
-                    let image = verified(content, tree).await?;
-                    let offered = Arc::new(OfferedImage { image, signatures });
-                    let mut slot = locked(&self.offered);
-                    *slot = Some(offered);
-                    return Ok(());
-                }
+                Ok(tree) => return Ok(tree),
                 Err(why) => troubles.push(format!("{source}: {why}")),
             }
         }
@@ -362,13 +372,17 @@ impl Trust {
         let trust_state = self.trust_state()?;
         let offered = locked(&self.offered).clone();
         let offered = offered
-            .filter(|offered| offered.image.digest == request.image_digest)
+            .filter(|offered| offered.digest == request.image_digest)
             .ok_or_else(|| Refusal::Unsigned { image: request.image.clone() })?;
-        let OfferedImage { image, signatures } = &*offered;
-        let contents = &*Arc::clone(&locked(&self.contents));
-        let case = UpdateCase { request, image, signatures, contents, scan, refused, exclusions };
+        let (image, contents) = (&*offered, &*Arc::clone(&locked(&self.contents)));
+        let case = UpdateCase { request, image, contents, scan, refused, exclusions };
         verification::verify_update(&case, &self.policy(&trust_state))
     }
+}
+
+/// Composes the image of these parts.
+fn composed(parts: Vec<Arc<RequiredImage>>) -> Result<RequiredImage, Fault> {
+    compose(parts).map_err(|error| Fault::new(FaultCode::BadRequest, error.to_string()))
 }
 
 /// Returns the image, if content and tree belong together.

@@ -3,6 +3,7 @@
 //! An image has a signed part ([`Content`]), which never changes and has its own digest, and an
 //! unsigned part ([`Notes`]), which may change.
 
+pub mod composition;
 pub mod computed;
 mod encoding;
 pub mod required;
@@ -55,6 +56,12 @@ pub enum ImageNameError {
         component: String,
         why: &'static str,
     },
+    /// The name is that of an image with too many parts.
+    #[error("an image is composed of at most {} others, this of {count}", composition::PARTS_MAX)]
+    Parts {
+        /// How many it has.
+        count: usize,
+    },
 }
 
 /// The longest name of a new image, in bytes.
@@ -88,7 +95,8 @@ pub enum NewImageError {
     Trigger { service: String, source: PatternError },
 }
 
-/// The name of an image: a path such as `base/debian-12.7`, without a leading slash.
+/// The name of an image: a path such as `base/debian-12.7`, without a leading slash; or several of
+/// them, for an image that is [composed](composition).
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct ImageName(String);
@@ -101,6 +109,15 @@ impl ImageName {
     /// [`ImageNameError`] names the component that is not allowed.
     pub fn new(text: &str) -> Result<Self, ImageNameError> {
         let name = text.strip_prefix('/').unwrap_or(text);
+        composition::split(name).try_for_each(Self::check)?;
+        match composition::split(name).count() {
+            count if count > composition::PARTS_MAX => Err(ImageNameError::Parts { count }),
+            _ => Ok(Self(name.to_owned())),
+        }
+    }
+
+    /// Checks the name of one image, which has no leading slash.
+    fn check(name: &str) -> Result<(), ImageNameError> {
         if name.is_empty() {
             return Err(ImageNameError::Empty);
         }
@@ -121,7 +138,7 @@ impl ImageName {
                 why,
             });
         }
-        Ok(Self(name.to_owned()))
+        Ok(())
     }
 
     /// Refuses a name that shells or tables cannot carry, or that is too long for a file name. Only

@@ -129,15 +129,11 @@ pub fn files(triggers: &Triggers, tree: &Tree) -> Result<Vec<ImageFile>, ImageEr
         return Err(ImageError::NoTrigger { path: path.clone() });
     }
     let resource = |path| regular(tree, path, false).transpose();
-    let files = found.into_iter().filter_map(resource).collect::<Result<Vec<_>, _>>()?;
-    if !files.is_empty() {
-        bindings_file(tree)?;
-    }
-    Ok(files)
+    found.into_iter().filter_map(resource).collect()
 }
 
-/// Returns the files that say what an image asks for: its resource files and its bindings.
-/// Empty if it has no resources.
+/// Returns the files that say what an image asks for: its resource files, and its bindings if it
+/// has any. Empty if it has no resources.
 ///
 /// # Errors
 ///
@@ -145,7 +141,7 @@ pub fn files(triggers: &Triggers, tree: &Tree) -> Result<Vec<ImageFile>, ImageEr
 pub fn texts(triggers: &Triggers, tree: &Tree) -> Result<Vec<ImageFile>, ImageError> {
     let mut files = files(triggers, tree)?;
     if !files.is_empty() {
-        files.push(bindings_file(tree)?);
+        files.extend(regular(tree, constant(BINDINGS), false)?);
     }
     Ok(files)
 }
@@ -165,6 +161,9 @@ pub fn definition<E: From<ImageError>>(
         return Ok(None);
     };
     let (resources, bindings) = definition.read()?;
+    if definition.bindings.is_empty() {
+        return Err(ImageError::NoBindings.into());
+    }
     check(&resources, &bindings)?;
     for name in definition.plugins.keys() {
         if let Some(file) = plugin(tree, name)? {
@@ -269,11 +268,6 @@ fn resource_files(tree: &Tree) -> Vec<TreePath> {
         |name: &[u8]| std::str::from_utf8(name).is_ok_and(|name| name.ends_with(SUFFIX));
     let names = entries.entries().iter().map(|entry| entry.name.as_bytes());
     names.filter(|name| is_resource(name)).filter_map(|name| directory.join(name).ok()).collect()
-}
-
-fn bindings_file(tree: &Tree) -> Result<ImageFile, ImageError> {
-    let file = regular(tree, constant(BINDINGS), false)?;
-    file.ok_or(ImageError::NoBindings)
 }
 
 /// Finds the plugin of a provisioner in an image.

@@ -17,7 +17,7 @@ use crate::document::{
     Rollout, Step, StepState, name_of,
 };
 use crate::gate::Gate;
-use crate::state::{RolloutRecord, SharedMachines, State};
+use crate::state::{RolloutRecord, SharedMachines, State, StoredRevision};
 use crate::{Answer, decide};
 
 /// How often a rollout is decided about in one go at most: a plan may lead to the next state.
@@ -31,6 +31,8 @@ const NAMED_MAX: usize = 5;
 pub struct Seen {
     /// The required image as the machine is being brought to it; empty for none.
     pub image: String,
+    /// The bundles in the name of that image that are left out of it, because they do not fit.
+    pub left_out: BTreeSet<String>,
     /// How the machine is, with that image.
     pub state: MachineTaskState,
     pub reachable: bool,
@@ -71,6 +73,9 @@ pub trait View {
     fn machine(&self, hostname: &str) -> Option<Seen>;
     /// Returns the digest of an image, if it is known.
     fn digest(&self, image: &str) -> Option<ObjectId>;
+    /// Returns the bundles that do not fit into a composed image, each with the reason; `None`
+    /// while that is not known.
+    fn left_out(&self, image: &str) -> Option<BTreeMap<String, String>>;
     /// Returns what the image server says about an image, if it is known.
     fn notes(&self, image: &str) -> Option<ImageNotes>;
     /// Returns what the analysis says about the machines that a step has changed, if it has
@@ -169,8 +174,8 @@ pub fn plan(
     }
 }
 
-/// Returns the image of a machine now, and with `revision`; `None` if the environment does not
-/// concern it.
+/// Returns the image of a machine now, and with `revision`; of an environment with bundles the
+/// bundle. `None` if the environment does not concern it.
 fn change(
     state: &State,
     gate: &Gate<'_>,
@@ -180,27 +185,57 @@ fn change(
 ) -> Option<(String, String)> {
     let one = state.environments.get(environment)?;
     let new = one.revisions.get(&revision);
-    let is_selected = new.is_some_and(|new| new.definition.select.selects(machine));
-    let has_it = one.revision_on(machine).is_some();
-    if !is_selected && !has_it {
+    let new = new.filter(|new| new.definition.select.selects(machine));
+    let old = one.revision_on(machine);
+    if new.is_none() && old.is_none() {
         return None;
     }
-    let now = gate.gated(machine);
+    let image = |stored: &StoredRevision| stored.image_of(&machine.hostname).to_owned();
+    if one.has_bundles() {
+        let from = old.map(|(_, old)| image(old)).unwrap_or_default();
+        return Some((from, new.map(image).unwrap_or_default()));
+    }
+    let now = gate.gated(machine).and_then(|gated| gated.base);
     // An older environment applies.
     let order_of =
         |name: &str| state.environments.get(name).map(|other| (other.order, name.to_owned()));
-    let is_other = now.as_ref().is_some_and(|gated| {
-        gated.environment != environment && order_of(&gated.environment) < order_of(environment)
+    let is_other = now.as_ref().is_some_and(|base| {
+        base.environment != environment && order_of(&base.environment) < order_of(environment)
     });
     if is_other {
         return None;
     }
-    let from = now.map_or_else(|| machine.required_image.clone(), |gated| gated.image);
-    let to = match new.filter(|_| is_selected) {
-        Some(new) => new.image_of(&machine.hostname).to_owned(),
-        None => machine.required_image.clone(),
-    };
-    Some((from, to))
+    let of_mdb = || machine.required_image.clone();
+    Some((now.map_or_else(of_mdb, |base| base.image), new.map_or_else(of_mdb, image)))
+}
+
+/// Refuses a step by which machines would lose a bundle that does not fit any more, or not get it.
+fn check_bundles(
+    (state, mdb): (&State, &SharedMachines),
+    view: &impl View,
+    environment: &str,
+    revision: Revision,
+) -> Result<(), Obstacle> {
+    let gate = Gate::new(state);
+    let next = Gate::ahead(state, BTreeMap::from([(environment, revision)]));
+    let concerned =
+        mdb.values().filter(|one| change(state, &gate, environment, revision, one).is_some());
+    let mut hosts: BTreeMap<(String, String), &String> = BTreeMap::new();
+    for machine in concerned {
+        let images = (gate.image_of(machine), next.image_of(machine));
+        hosts.entry(images).or_insert(&machine.hostname);
+    }
+    for ((from, to), host) in hosts {
+        let before = view.left_out(&from).unwrap_or_default();
+        let after = view.left_out(&to);
+        let after = after.ok_or_else(|| Obstacle::Waits(format!("waits for {to} to be loaded")))?;
+        let lost = after.iter().find(|(bundle, _)| !before.contains_key(*bundle));
+        if let Some((bundle, why)) = lost {
+            let text = format!("{host} cannot have {bundle} in {to}: {why}");
+            return Err(Obstacle::Refused(text));
+        }
+    }
+    Ok(())
 }
 
 /// What came of [`advance`].
@@ -311,7 +346,7 @@ fn with_plans(
                 // Machines that were moved have to come back although no image differs.
                 step.plan_is_empty = plan.is_empty() && !is_mixed(state, step);
                 let is_new = step.state == StepState::Planning;
-                match check_plan(state, view, rollout, step, &plan, now) {
+                match check_plan((state, mdb), view, rollout, step, &plan, now) {
                     Err(Obstacle::Refused(reason)) => {
                         failure = Some(FailureEvent { step: step.id.clone(), reason });
                     }
@@ -384,7 +419,7 @@ enum Obstacle {
 /// Checks that the images of a plan may be brought to its machines. What goes back was there
 /// before.
 fn check_plan(
-    state: &State,
+    (state, mdb): (&State, &SharedMachines),
     view: &impl View,
     rollout: &Rollout,
     step: &Step,
@@ -394,6 +429,9 @@ fn check_plan(
     let environment = state.environments.get(&step.environment);
     let revision = environment.and_then(|one| one.revisions.get(&step.revision?));
     let Some(revision) = revision.filter(|_| !rollout.goes_back(step)) else { return Ok(()) };
+    if step.state == StepState::Planning {
+        check_bundles((state, mdb), view, &step.environment, plan.revision)?;
+    }
     let strategy = &revision.definition.strategy;
     let from = &strategy.requires_from;
     // Machines that leave the environment get what others say.
@@ -487,8 +525,11 @@ fn concerns(state: &State, gate: &Gate<'_>, step: &Step, machine: &Record) -> bo
         return false;
     };
     let stored = |revision| state.environments.get(&step.environment)?.revisions.get(&revision);
+    let has_bundles =
+        state.environments.get(&step.environment).is_some_and(|one| one.has_bundles());
     let before = match stored(step.from.unwrap_or_default()) {
         Some(from) if from.definition.select.selects(machine) => from.image_of(&machine.hostname),
+        _ if has_bundles => "",
         _ => &machine.required_image,
     };
     now != after || before != after
@@ -514,8 +555,15 @@ fn machine(
     }
     let image = gate.image_of(machine);
     let task = |name: &String| {
-        let revision = state.environments.get(name)?.number_on(&machine.hostname);
+        let one = state.environments.get(name)?;
+        let revision = one.number_on(&machine.hostname);
         let seen = seen.as_ref()?;
+        let stored = one.revisions.get(&revision).filter(|_| one.has_bundles());
+        let bundle = stored.map(|stored| stored.image_of(&machine.hostname));
+        if seen.image == image && bundle.is_some_and(|bundle| seen.left_out.contains(bundle)) {
+            let (environment, state) = (name.clone(), MachineTaskState::Failed);
+            return Some(MachineTask { environment, revision, state });
+        }
         // It is to have no image, and has none.
         if image.is_empty() && seen.state == MachineTaskState::Stopped {
             let mut steps = record.rollout.steps.iter().filter(|step| step.environment == *name);

@@ -21,6 +21,25 @@ pub enum Source {
     /// The image that the machine database names for each: an edit of `RequiredImage` waits as a
     /// new revision. Always true.
     Mdb(bool),
+    /// This image beside the one that they have: a sparse one, with files of its own.
+    Bundle(ImageName),
+}
+
+impl Source {
+    /// True if it adds to the image of a machine.
+    #[must_use]
+    pub fn is_bundle(&self) -> bool {
+        matches!(self, Self::Bundle(_))
+    }
+
+    /// Returns the image that it names.
+    #[must_use]
+    pub fn image(&self) -> Option<&ImageName> {
+        match self {
+            Self::Image(image) | Self::Bundle(image) => Some(image),
+            Self::Mdb(_) => None,
+        }
+    }
 }
 
 /// When an edit of the machine database is carried out, with [`Source::Mdb`].
@@ -66,6 +85,10 @@ impl Definition {
         self.select.check(&format!("{name}.select"))?;
         if self.source == Source::Mdb(false) {
             return Err(KeyError::new(&format!("{name}.source.mdb"), "can only be true"));
+        }
+        if self.source.image().is_some_and(ImageName::is_composed) {
+            let why = "names more than one image: bundles have environments of their own";
+            return Err(KeyError::new(&format!("{name}.source"), why));
         }
         check_strategy(name, &self.strategy)?;
         check_approval(name, self.approval.as_ref())
@@ -138,6 +161,10 @@ impl EnvironmentEdit {
         let group = definition.group.filter(|group| !group.is_empty());
         let definition = Definition { group, ..definition };
         definition.check()?;
+        if before.is_some_and(|one| one.source.is_bundle() != definition.source.is_bundle()) {
+            let why = "an environment has bundles for ever, or never: make another one";
+            return Err(KeyError::new(&format!("{}.source", definition.name), why));
+        }
         Ok(definition)
     }
 }

@@ -1,4 +1,5 @@
-//! Which image each machine must have: that of the machine database, or that of an environment.
+//! Which image each machine must have: that of the machine database, or that of an environment;
+//! with the bundles of other environments.
 //!
 //! Only `RequiredImage` and an empty `PlannedImage` are changed; all else is as in the machine
 //! database. A machine in no environment has just the record of the machine database.
@@ -6,6 +7,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use model::image::ImageName;
+use model::image::composition::PARTS_MAX;
 use model::mdb::Machine;
 
 use crate::document::{Direction, Revision};
@@ -15,18 +18,40 @@ use crate::state::{EnvironmentState, SharedMachines, State, StoredRevision};
 /// What environments say about a machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Gated {
-    /// The environment that applies, and the revision of it that the machine has.
-    pub environment: String,
-    pub revision: Revision,
+    /// The environment that gives the machine its image, if one does.
+    pub base: Option<Applied>,
+    /// Those that give it a bundle, in the order in which these are composed.
+    pub bundles: Vec<Applied>,
     /// The required image; empty for none.
     pub image: String,
     /// Other environments that select the machine too, and are not applied.
     pub conflicts: Vec<String>,
 }
 
+/// An environment that applies to a machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Applied {
+    pub environment: String,
+    /// The revision that the machine has.
+    pub revision: Revision,
+    /// What it gives: an image, which may be empty, or a bundle.
+    pub image: String,
+}
+
+impl Gated {
+    /// Returns all environments that apply.
+    pub fn applied(&self) -> impl Iterator<Item = &Applied> {
+        self.base.iter().chain(&self.bundles)
+    }
+}
+
 /// Decides about machines, given what is remembered.
 #[derive(Debug)]
-pub struct Gate<'a>(SelectorIndex<'a, InUse<'a>>);
+pub struct Gate<'a> {
+    in_use: SelectorIndex<'a, InUse<'a>>,
+    /// Revisions that all machines are taken to have, by environment.
+    ahead: BTreeMap<&'a str, Revision>,
+}
 
 /// A revision that machines may have.
 #[derive(Clone, Copy, Debug)]
@@ -37,20 +62,39 @@ struct InUse<'a> {
     stored: &'a StoredRevision,
 }
 
+impl InUse<'_> {
+    fn applied(&self, hostname: &str) -> Applied {
+        let (environment, revision) = (self.name.clone(), self.number);
+        Applied { environment, revision, image: self.stored.image_of(hostname).to_owned() }
+    }
+}
+
 impl<'a> Gate<'a> {
     /// Makes it of what is remembered.
     #[must_use]
     pub fn new(state: &'a State) -> Self {
+        Self::ahead(state, BTreeMap::new())
+    }
+
+    /// Makes it of what is remembered, as if these revisions, by environment, had come to all
+    /// machines.
+    #[must_use]
+    pub fn ahead(state: &'a State, ahead: BTreeMap<&'a str, Revision>) -> Self {
         let in_use = state.environments.iter().flat_map(|(name, environment)| {
-            let moved = environment.moved.values().copied();
-            let numbers: BTreeSet<Revision> = moved.chain([environment.committed]).collect();
+            let numbers: BTreeSet<Revision> = match ahead.get(name.as_str()) {
+                Some(&number) => [number].into(),
+                None => {
+                    environment.moved.values().copied().chain([environment.committed]).collect()
+                }
+            };
             numbers.into_iter().filter_map(move |number| {
                 let stored = environment.revisions.get(&number)?;
                 let selector = &stored.definition.select;
                 Some((selector, InUse { name, environment, number, stored }))
             })
         });
-        Self(SelectorIndex::new(in_use))
+        let in_use = SelectorIndex::new(in_use.collect::<Vec<_>>());
+        Self { in_use, ahead }
     }
 
     /// Returns what environments say about the machine with this record; `None` if the image of
@@ -58,18 +102,32 @@ impl<'a> Gate<'a> {
     #[must_use]
     pub fn gated(&self, machine: &Machine) -> Option<Gated> {
         let hostname = &machine.hostname;
-        let mut selecting = self.0.selecting(machine);
+        let mut selecting = self.in_use.selecting(machine);
         selecting.retain(|one| {
-            one.environment.number_on(hostname) == one.number && one.environment.has(hostname)
+            let ahead = self.ahead.get(one.name.as_str()).copied();
+            let number = ahead.unwrap_or_else(|| one.environment.number_on(hostname));
+            number == one.number && one.environment.has(hostname)
         });
+        if selecting.is_empty() {
+            return None;
+        }
         selecting.sort_by_key(|one| (one.environment.order, one.name));
-        let mut selecting = selecting.into_iter();
-        let InUse { name, number, stored, .. } = selecting.next()?;
+        let is_bundle = |one: &InUse<'_>| one.stored.definition.source.is_bundle();
+        let (bundles, bases): (Vec<_>, Vec<_>) = selecting.into_iter().partition(is_bundle);
+        let mut bases = bases.into_iter();
+        let base = bases.next().map(|one| one.applied(hostname));
+        let image = base.as_ref().map_or(&machine.required_image, |base| &base.image);
+        let mut parts: Vec<ImageName> = ImageName::new(image).into_iter().collect();
+        let room = PARTS_MAX - parts.iter().flat_map(ImageName::parts).count();
+        let (fitting, surplus) = bundles.split_at(bundles.len().min(room));
+        let of_bundles = fitting.iter().filter_map(|one| one.stored.definition.source.image());
+        parts.extend(of_bundles.cloned());
+        let composed = ImageName::composed(&parts).map(String::from);
         Some(Gated {
-            environment: name.clone(),
-            revision: number,
-            image: stored.image_of(hostname).to_owned(),
-            conflicts: selecting.map(|one| one.name.clone()).collect(),
+            image: composed.unwrap_or_else(|_| image.clone()),
+            base,
+            bundles: fitting.iter().map(|one| one.applied(hostname)).collect(),
+            conflicts: bases.chain(surplus.iter().copied()).map(|one| one.name.clone()).collect(),
         })
     }
 
@@ -86,48 +144,34 @@ pub fn effective(state: &State, mdb: &SharedMachines) -> SharedMachines {
     if state.environments.is_empty() {
         return mdb.clone();
     }
-    let (gate, pending) = (Gate::new(state), pending(state));
+    let (gate, next) = (Gate::new(state), Gate::ahead(state, pending(state)));
     let record = |(hostname, machine): (&String, &Arc<Machine>)| {
-        (hostname.clone(), effective_record(&gate, &pending, machine))
+        (hostname.clone(), effective_record(&gate, &next, machine))
     };
     mdb.iter().map(record).collect()
 }
 
 /// Returns the revisions that environments get.
-fn pending(state: &State) -> SelectorIndex<'_, &StoredRevision> {
-    let mut pending = BTreeMap::new();
-    for step in state.unfinished().flat_map(|record| &record.rollout.steps) {
-        let wanted = step.revision.filter(|_| step.direction == Direction::Forward);
-        if let Some(revision) = wanted.filter(|_| !step.state.is_finished()) {
-            pending.insert(step.environment.as_str(), revision);
-        }
-    }
-    SelectorIndex::new(pending.into_iter().filter_map(|(name, revision)| {
-        let stored = state.environments.get(name)?.revisions.get(&revision)?;
-        Some((&stored.definition.select, stored))
-    }))
+fn pending(state: &State) -> BTreeMap<&str, Revision> {
+    let steps = state.unfinished().flat_map(|record| &record.rollout.steps);
+    let open =
+        steps.filter(|step| step.direction == Direction::Forward && !step.state.is_finished());
+    open.filter_map(|step| Some((step.environment.as_str(), step.revision?))).collect()
 }
 
-fn effective_record(
-    gate: &Gate<'_>,
-    pending: &SelectorIndex<'_, &StoredRevision>,
-    machine: &Arc<Machine>,
-) -> Arc<Machine> {
+fn effective_record(gate: &Gate<'_>, next: &Gate<'_>, machine: &Arc<Machine>) -> Arc<Machine> {
     let required = gate.image_of(machine);
     let planned = match machine.planned_image.as_str() {
-        "" => {
-            let next = pending.selecting(machine).into_iter();
-            let mut images = next.map(|stored| stored.image_of(&machine.hostname));
-            images.find(|image| !image.is_empty() && **image != required).unwrap_or_default()
-        }
-        planned => planned,
+        "" if next.ahead.is_empty() => String::new(),
+        "" => Some(next.image_of(machine)).filter(|next| *next != required).unwrap_or_default(),
+        planned => planned.to_owned(),
     };
     if required == machine.required_image && planned == machine.planned_image {
         return Arc::clone(machine);
     }
     Arc::new(Machine {
         required_image: required,
-        planned_image: planned.to_owned(),
+        planned_image: planned,
         ..Machine::clone(machine)
     })
 }

@@ -14,7 +14,7 @@ use model::mdb::Machine;
 use model::tree::Time;
 use serde::{Deserialize, Serialize};
 
-use crate::definition::{Definition, Source};
+use crate::definition::Definition;
 use crate::document::{
     Environment, Group, LockMode, Other, Revision, Rollout, RolloutState, Step, StepState,
 };
@@ -57,7 +57,7 @@ pub struct EnvironmentState {
     /// The highest revision that somebody has started.
     #[serde(default)]
     pub started: Revision,
-    /// Of the environments that select a machine, the one with the lowest number applies.
+    /// Of the environments that select a machine, the one with the lowest number gives its image.
     pub order: u64,
     pub active: bool,
     /// While it is not active: the machines that have it; others get nothing.
@@ -73,7 +73,7 @@ pub struct StoredRevision {
     pub author: String,
     pub why: String,
     pub at: Time,
-    /// With [`Source::Mdb`]: the image of each machine.
+    /// With [`crate::definition::Source::Mdb`]: the image of each machine.
     #[serde(default)]
     pub images: BTreeMap<String, String>,
 }
@@ -82,18 +82,19 @@ impl StoredRevision {
     /// True if some of its machines get this image.
     #[must_use]
     pub fn has_image(&self, image: &str) -> bool {
-        match &self.definition.source {
-            Source::Image(own) => own.as_str() == image,
-            Source::Mdb(_) => self.images.values().any(|own| own == image),
+        match self.definition.source.image() {
+            Some(own) => own.as_str() == image,
+            None => self.images.values().any(|own| own == image),
         }
     }
 
-    /// Returns the image of a machine that the revision selects; empty if it has none.
+    /// Returns the image, or the bundle, of a machine that the revision selects; empty if it has
+    /// none.
     #[must_use]
     pub fn image_of(&self, hostname: &str) -> &str {
-        match &self.definition.source {
-            Source::Image(image) => image.as_str(),
-            Source::Mdb(_) => self.images.get(hostname).map_or("", String::as_str),
+        match self.definition.source.image() {
+            Some(image) => image.as_str(),
+            None => self.images.get(hostname).map_or("", String::as_str),
         }
     }
 }
@@ -137,9 +138,15 @@ impl EnvironmentState {
     }
 
     /// True if somebody has started this revision or a later one. The first one of
-    /// [`Source::Mdb`] is committed without a start.
+    /// [`crate::definition::Source::Mdb`] is committed without a start.
     pub(crate) fn was_started(&self, revision: Revision) -> bool {
         revision <= self.started.max(self.committed)
+    }
+
+    /// True if it adds bundles to the images of machines.
+    #[must_use]
+    pub fn has_bundles(&self) -> bool {
+        self.definition().is_some_and(|definition| definition.source.is_bundle())
     }
 
     /// Returns the definition of the newest revision.

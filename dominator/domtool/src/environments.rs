@@ -303,6 +303,7 @@ fn source_text(source: &Source) -> String {
     match source {
         Source::Image(image) => image.to_string(),
         Source::Mdb(_) => "the machine database".to_owned(),
+        Source::Bundle(image) => format!("bundle {image}"),
     }
 }
 

@@ -350,7 +350,7 @@ fn planned(reply: &PlanRolloutReply) -> String {
 
 fn classes(plan: &StepPlan) -> String {
     let mut text = String::new();
-    let named = |image: &str| if image.is_empty() { "no image" } else { image }.to_owned();
+    let named = |image: &str| if image.is_empty() { "nothing" } else { image }.to_owned();
     for Class { from, to, machines, hosts } in &plan.classes {
         let more = if hosts.len() < *machines as usize { ", ..." } else { "" };
         let (from, to, hosts) = (named(from), named(to), hosts.join(", "));

@@ -280,7 +280,7 @@ impl Sub {
             self.machine = machine;
             self.clear_failures();
         }
-        if self.image.signatures() != image.signatures() {
+        if !self.image.is_signed_as(&image) {
             self.clear_failures();
         }
         if is_other_image {

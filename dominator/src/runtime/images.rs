@@ -1,6 +1,7 @@
 //! Loads the images that machines must have from the image server, and caches others.
 
 mod cache;
+mod composed;
 mod definition;
 mod small_file;
 
@@ -14,6 +15,7 @@ use api::image_server::expiry::{HoldImages, HoldImagesRequest, NAMES_MAX};
 use api::image_server::{GetImage, GetImageRequest};
 use model::display::error_chain;
 use model::image::ImageName;
+use model::image::composition::{LeftOut, compose};
 use model::image::required::RequiredImage;
 use model::lock::locked;
 use model::object::ObjectId;
@@ -168,9 +170,11 @@ impl Images {
         })
     }
 
-    /// Starts to load the images of `names` that are new, and stops watching images that are not
-    /// named.
+    /// Starts to load the images of `names` that are new, with the parts of those that are
+    /// composed, and stops watching images that are not named.
     pub fn want(self: &Arc<Self>, names: &BTreeSet<ImageName>) {
+        let parts = names.iter().filter(|name| name.is_composed()).flat_map(ImageName::parts);
+        let names: &BTreeSet<ImageName> = &parts.chain(names.iter().cloned()).collect();
         let mut wanted = locked(&self.wanted);
         let mut troubles = locked(&self.troubles);
         wanted.retain(|name, image| {
@@ -205,14 +209,42 @@ impl Images {
             let (images, name) = (Arc::clone(self), name.clone());
             self.tracker.spawn(async move {
                 let cancel = image.cancel.clone();
-                cancel.run_until_cancelled(images.follow_image(name, &image)).await;
+                let follow = async {
+                    match name.is_composed() {
+                        true => images.follow_composed(&name, &image).await,
+                        false => images.follow_image(name, &image).await,
+                    }
+                };
+                cancel.run_until_cancelled(follow).await;
             });
         }
     }
 
     /// Returns what matters to rollouts about a wanted image; `None` while it is not known.
     pub fn rollout_notes(&self, name: &ImageName) -> Option<ImageNotes> {
-        locked(&locked(&self.wanted).get(name)?.rollout_notes).clone()
+        let wanted = locked(&self.wanted);
+        let mut parts = name.parts();
+        let mut of_part = || Some(locked(&wanted.get(&parts.next()?)?.rollout_notes).clone());
+        let mut notes = of_part()??;
+        while let Some(part) = of_part() {
+            let part = part?;
+            notes.uploaded = notes.uploaded.max(part.uploaded);
+            notes.deprecated = notes.deprecated.or(part.deprecated);
+        }
+        Some(notes)
+    }
+
+    /// Returns the bundles that do not fit into an image whose parts are wanted; `None` while they
+    /// are not loaded. May take some milliseconds.
+    pub fn left_out(&self, name: &ImageName) -> Option<Vec<LeftOut>> {
+        if !name.is_composed() {
+            return Some(Vec::new());
+        }
+        if let Some(image) = self.loaded(name) {
+            return Some(image.left_out.clone());
+        }
+        let parts: Option<Vec<_>> = name.parts().map(|part| self.loaded(&part)).collect();
+        compose(parts?).ok().map(|image| image.left_out)
     }
 
     /// Returns the resources of the fleet that a wanted image has; `None` while that is not known.
@@ -247,7 +279,9 @@ impl Images {
             let names: Vec<_> = {
                 let (wanted, kept) = (locked(&self.wanted), locked(&self.kept));
                 let kept = kept.iter().filter(|name| !wanted.contains_key(*name));
-                wanted.keys().chain(kept).take(NAMES_MAX).cloned().collect()
+                let all = wanted.keys().chain(kept);
+                // Their parts are wanted too.
+                all.filter(|name| !name.is_composed()).take(NAMES_MAX).cloned().collect()
             };
             // Without a machine database the holds from before the start stay.
             if !names.is_empty() {
@@ -370,9 +404,9 @@ impl Images {
 
     /// Has the notes of a wanted image, such as its signatures, read now.
     pub fn read_notes(&self, name: &ImageName) {
-        if let Some(image) = locked(&self.wanted).get(name) {
-            image.read_notes.notify_one();
-        }
+        let wanted = locked(&self.wanted);
+        let parts = name.parts().filter_map(|part| wanted.get(&part));
+        parts.for_each(|part| part.read_notes.notify_one());
     }
 
     /// Reads the notes of a loaded image again and again. Returns when the image was deleted: no

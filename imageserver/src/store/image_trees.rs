@@ -15,7 +15,7 @@ use model::path::TreePath;
 use model::tree::assembly::Assembly;
 use model::tree::encode::{DIRECTORY_BYTES_MAX, references};
 use model::tree::{Leaf, Node, Totals, Tree};
-use provisioning::image::{ImageFile, definition};
+use provisioning::image::{ImageError, ImageFile, definition};
 
 use super::error::{AdmissionError, WalkError};
 use crate::core::collection::removal::NeededObjects;
@@ -86,14 +86,21 @@ fn check_tasks(store: &dyn Objects, content: &Content, tree: &Tree) -> Result<()
     Ok(())
 }
 
-/// Refuses resources that no machine could provision.
+/// Refuses resources that no machine could provision. A bundle may need the bindings of its base.
 fn check_resources(
     store: &dyn Objects,
     content: &Content,
     tree: &Tree,
 ) -> Result<(), AdmissionError> {
     let read = |file: &ImageFile| read_file(store, &file.path, file.object);
-    definition(&content.triggers, tree, read).map(drop)
+    match definition(&content.triggers, tree, read) {
+        Err(AdmissionError::Resources { source: ImageError::NoBindings })
+            if content.is_sparse() =>
+        {
+            Ok(())
+        }
+        checked => checked.map(drop),
+    }
 }
 
 fn read_file(

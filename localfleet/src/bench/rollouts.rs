@@ -1,6 +1,7 @@
 //! What decisions about environments and rollouts of many machines cost: the functions that a
 //! dominator calls, without one.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -27,7 +28,12 @@ impl View for Healthy {
     fn machine(&self, hostname: &str) -> Option<Seen> {
         let image = self.0.get(hostname)?.required_image.clone();
         let state = MachineTaskState::Synced;
-        Some(Seen { image, state, reachable: true, unknown: false, held_out: false })
+        let (left_out, unknown, held_out) = (<_>::default(), false, false);
+        Some(Seen { image, left_out, state, reachable: true, unknown, held_out })
+    }
+
+    fn left_out(&self, _: &str) -> Option<BTreeMap<String, String>> {
+        Some(BTreeMap::new())
     }
 
     fn digest(&self, image: &str) -> Option<ObjectId> {

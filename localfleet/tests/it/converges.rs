@@ -139,15 +139,18 @@ impl Scenario {
 
     /// Fails unless each machine is equal to `tree`, and has what it keeps.
     pub fn verify(&self, tree: &Path) {
-        for sub in &self.fleet.subs {
-            let differences = compare(tree, &sub.root, &is_kept).unwrap();
-            assert_eq!(differences, Vec::<String>::new(), "{}", sub.hostname);
-            if let Some(differences) = rsync(tree, &sub.root) {
-                assert_eq!(differences, "", "{}: rsync", sub.hostname);
-            }
-            for kept in ["var/log/own", "srv/data/deep/own"] {
-                assert_eq!(fs::read_to_string(sub.root.join(kept)).unwrap(), sub.hostname);
-            }
+        self.fleet.subs.iter().for_each(|sub| Self::verify_one(sub, tree));
+    }
+
+    /// Fails unless a machine is equal to `tree`, and has what it keeps.
+    pub fn verify_one(sub: &Sub, tree: &Path) {
+        let differences = compare(tree, &sub.root, &is_kept).unwrap();
+        assert_eq!(differences, Vec::<String>::new(), "{}", sub.hostname);
+        if let Some(differences) = rsync(tree, &sub.root) {
+            assert_eq!(differences, "", "{}: rsync", sub.hostname);
+        }
+        for kept in ["var/log/own", "srv/data/deep/own"] {
+            assert_eq!(fs::read_to_string(sub.root.join(kept)).unwrap(), sub.hostname);
         }
     }
 

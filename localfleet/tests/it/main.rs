@@ -6,6 +6,7 @@ mod ahead;
 mod audit;
 mod bad_input;
 mod blocked;
+mod bundles;
 mod computed;
 mod contracts;
 mod converges;

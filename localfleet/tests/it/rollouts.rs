@@ -14,14 +14,14 @@ use crate::orders::domtool;
 use crate::trees;
 
 /// Runs domtool, which must succeed. Returns its data as JSON.
-fn asked(scenario: &Scenario, words: &[&str]) -> Value {
+pub fn asked(scenario: &Scenario, words: &[&str]) -> Value {
     let (code, out, said) = domtool(scenario, &[&["--format", "json"], words].concat());
     assert_eq!(code, 0, "{words:?}: {said}");
     serde_json::from_str(&out).unwrap()
 }
 
 /// Runs domtool with a file.
-fn with_file(scenario: &Scenario, words: &[&str], content: &Value) -> (i32, String, String) {
+pub fn with_file(scenario: &Scenario, words: &[&str], content: &Value) -> (i32, String, String) {
     let file = scenario.directory.path().join("input.json");
     fs::write(&file, content.to_string()).unwrap();
     domtool(scenario, &[words, &[file.to_str().unwrap()]].concat())
@@ -44,7 +44,7 @@ fn wait_for(scenario: &Scenario, id: &str, what: &str, is_so: impl Fn(&Value) ->
     }
 }
 
-fn wait_for_state(scenario: &Scenario, id: &str, state: &str) -> Value {
+pub fn wait_for_state(scenario: &Scenario, id: &str, state: &str) -> Value {
     wait_for(scenario, id, state, |shown| shown["rollout"]["state"] == state)
 }
 

@@ -1,6 +1,7 @@
 //! Machines that take only signed images, with a dominator and an image server that somebody has
 //! stolen. Nothing unsigned gets onto a machine, and the honest update passes after.
 
+mod bundles;
 mod contents;
 mod store;
 mod thief;
@@ -163,10 +164,21 @@ impl Site {
     fn add_signed(&self, image: &str, version: &str) {
         self.add(image, version, true);
         self.sign_elsewhere(image);
-        // Of two that are signed in one second neither is newer.
+        Self::next_second();
+    }
+
+    /// Of two images that are signed in one second neither is newer.
+    fn next_second() {
         let second = || std::time::UNIX_EPOCH.elapsed().unwrap().as_secs();
         let signed = second();
         testing::eventually("the next second begins", || second() != signed);
+    }
+
+    /// Has both sign an image again.
+    fn sign_again(&self, image: &str) {
+        self.imagetool(&["sign", image, "--key", &self.path("alice")]);
+        self.sign_elsewhere(image);
+        Self::next_second();
     }
 
     fn image(&self, image: &str) -> Image {

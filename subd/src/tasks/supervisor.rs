@@ -479,8 +479,7 @@ impl Supervisor {
         Ok(true)
     }
 
-    /// Takes the ends of guards that are children of this process. One call for all tasks: each asks
-    /// for all children.
+    /// Takes the ends of guards that are children of this process, of all tasks in one call.
     pub fn reap(&self) {
         locked(&self.children).retain_mut(|child| matches!(child.try_wait(), Ok(None)));
     }

@@ -17,7 +17,7 @@ use system::durable::{Durable, DurableError, PrettyJson};
 use crate::root::{Directory, RootError};
 use crate::state::persisted_state::{PersistError, StateDirectory};
 use crate::trust::contents;
-use crate::trust::verification::AcceptedImage;
+use crate::trust::verification::{self, AcceptedImage};
 
 const NAME: &str = "accepted.json";
 
@@ -65,13 +65,15 @@ pub fn load(state: &StateDirectory) -> Result<Option<AcceptedImage>, UnreadableE
 }
 
 /// Writes which image was accepted last, with the content that was accepted with it, durably. Of
-/// other computed files what was accepted before stays.
+/// other computed files and bundles what was accepted before stays.
 pub fn store(state: &StateDirectory, accepted: &AcceptedImage) -> Result<(), PersistError> {
     let _turn = locked(&TURN);
     let before = load(state).ok().flatten();
-    let mut contents = before.map(|before| before.contents).unwrap_or_default();
+    let (mut lines, mut contents) =
+        before.map(|before| (before.lines, before.contents)).unwrap_or_default();
+    verification::merge_lines(&mut lines, &accepted.lines);
     contents::merge(&mut contents, &accepted.contents);
-    write(state, state.directory(), Some(AcceptedImage { contents, ..accepted.clone() }))
+    write(state, state.directory(), Some(AcceptedImage { lines, contents, ..accepted.clone() }))
 }
 
 /// Why it cannot be forgotten when content was signed.

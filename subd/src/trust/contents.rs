@@ -82,11 +82,14 @@ pub fn verify_contents(
     policy: &ContentsPolicy<'_>,
 ) -> Result<AcceptedContents, Refusal> {
     let mut accepted = AcceptedContents::new();
-    if image.content.signers.is_empty() {
+    let parts = || image.used_parts().filter(|part| !part.content.signers.is_empty());
+    if parts().next().is_none() {
         return Ok(accepted);
     }
     let checked: Vec<_> = signatures.iter().map(Signature::check_contents).collect();
-    for rule in &image.content.computed {
+    // The keys of each part sign the files of that part.
+    let rules = parts().flat_map(|part| part.content.computed.iter().map(move |rule| (part, rule)));
+    for (image, rule) in rules {
         // What the machine excludes is not in the tree.
         let Some(file) = after.file(&rule.path) else { continue };
         let object = file.object.id();

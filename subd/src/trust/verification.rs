@@ -42,19 +42,92 @@ use crate::state::Snapshot;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AcceptedImage {
     pub image: ImageName,
-    /// The digest of its signed part.
+    /// The digest of its signed part, or of what is composed of signed parts.
     pub digest: ObjectId,
-    /// When it was signed by as many keys as are needed, in seconds after 1970-01-01 UTC.
+    /// When it was signed by as many keys as are needed, in seconds after 1970-01-01 UTC; of a
+    /// composed image when the newest part was.
     pub signed: u64,
+    /// The digests of what it is composed of, or its own.
+    #[serde(default)]
+    pub parts: BTreeSet<ObjectId>,
+    /// Of each [line](line_of) of parts the one that was signed last. In the file also of lines
+    /// that it does not have.
+    #[serde(default)]
+    pub lines: BTreeMap<String, AcceptedPart>,
     /// In the file: the signed content that computed files have, or had last. Of an update: what
     /// is accepted with it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub contents: AcceptedContents,
 }
 
+/// A signed image that was accepted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AcceptedPart {
+    pub image: ImageName,
+    pub digest: ObjectId,
+    pub signed: u64,
+}
+
 impl fmt::Display for AcceptedImage {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{}, signed at {}", self.image, time_text(self.signed))
+    }
+}
+
+impl fmt::Display for AcceptedPart {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}, signed at {}", self.image, time_text(self.signed))
+    }
+}
+
+impl AcceptedImage {
+    /// True if the machine has the image with this digest, or an image that is composed of it.
+    fn has(&self, digest: &ObjectId) -> bool {
+        self.digest == *digest || self.parts.contains(digest)
+    }
+
+    /// Returns what was accepted last of a line.
+    fn last_of(&self, line: &str) -> Option<AcceptedPart> {
+        match self.lines.get(line) {
+            // The record of an earlier release.
+            None if self.lines.is_empty() && line == FULL => {
+                let (image, digest) = (self.image.clone(), self.digest);
+                Some(AcceptedPart { image, digest, signed: self.signed })
+            }
+            part => part.cloned(),
+        }
+    }
+}
+
+/// The line of images with a filter.
+const FULL: &str = "/";
+
+/// The most lines that are remembered.
+const LINES_MAX: usize = 1_000;
+
+/// Returns the line of an image: none is accepted that was signed before another one of its line.
+/// All images with a filter are one line, and the bundles of each directory.
+fn line_of(content: &Content) -> &str {
+    match content.is_sparse() {
+        true => content.name.directory().unwrap_or("."),
+        false => FULL,
+    }
+}
+
+/// Adds what is newly accepted to what lines had before. If that is too much, forgets the lines
+/// whose image was signed first.
+pub fn merge_lines(
+    before: &mut BTreeMap<String, AcceptedPart>,
+    new: &BTreeMap<String, AcceptedPart>,
+) {
+    before.extend(new.iter().map(|(line, part)| (line.clone(), part.clone())));
+    let surplus = before.len().saturating_sub(LINES_MAX);
+    let others = before.iter().filter(|(line, _)| !new.contains_key(*line));
+    let mut others: Vec<(u64, String)> =
+        others.map(|(line, part)| (part.signed, line.clone())).collect();
+    others.sort();
+    for (_, line) in others.into_iter().take(surplus) {
+        before.remove(&line);
     }
 }
 
@@ -83,10 +156,8 @@ pub struct SigningPolicy<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct UpdateCase<'a> {
     pub request: &'a PrepareRequest,
-    /// The signed image, whose tree is known to be its tree.
+    /// The signed image, whose tree is known to be its tree, with its signatures.
     pub image: &'a RequiredImage,
-    /// The signatures of the image.
-    pub signatures: &'a [Signature],
     /// The signatures of the content of its computed files.
     pub contents: &'a [Signature],
     /// The scan that the plan is staged upon.
@@ -131,7 +202,7 @@ pub enum Refusal {
         "{image} was signed at {}, and {} was accepted before ({last}): sign it again if the \
          machine is to go back", time_text(*.signed), newness(*.signed, last)
     )]
-    Older { image: ImageName, signed: u64, last: AcceptedImage },
+    Older { image: ImageName, signed: u64, last: AcceptedPart },
     #[error("the {what} of the update are not those that are signed with {image}")]
     Other { what: &'static str, image: ImageName },
     #[error("the machine does not scan with the settings of {image}, so they cannot be compared")]
@@ -164,7 +235,7 @@ pub enum Refusal {
     },
 }
 
-fn newness(signed: u64, last: &AcceptedImage) -> &'static str {
+fn newness(signed: u64, last: &AcceptedPart) -> &'static str {
     if signed == last.signed { "one of the same second" } else { "a newer one" }
 }
 
@@ -172,33 +243,57 @@ fn others(more: usize) -> String {
     if more == 0 { String::new() } else { format!(", nor would {more} others") }
 }
 
-/// Returns the record of the image, if enough trusted keys have signed it and it is not older than
-/// the image that was accepted last.
-pub fn verify_signatures(
+/// Returns the record of an image that is not composed, if enough trusted keys have signed it and
+/// it is not older than what was accepted last of its line.
+///
+/// # Errors
+///
+/// [`Refusal::Unendorsed`], [`Refusal::Older`].
+pub fn verify_part(
     content: &Content,
     signatures: &[Signature],
     policy: &SigningPolicy<'_>,
-) -> Result<AcceptedImage, Refusal> {
+) -> Result<AcceptedPart, Refusal> {
     let (image, digest) = (&content.name, content.digest());
-    let is_last = policy.last.is_some_and(|last| last.digest == digest);
+    let last = policy.last.and_then(|last| last.last_of(line_of(content)));
+    let is_last = policy.last.is_some_and(|last| last.has(&digest));
     let passed = policy.last.map_or(0, |last| last.signed);
     let SigningPolicy { keys, needed, now, .. } = *policy;
     // The present image may be repaired even when its signatures have expired.
     let endorsing = Policy { keys, needed, now, passed, even_expired: is_last };
     let Endorsed { signed, .. } = endorse(image, &digest, signatures, &endorsing)
         .map_err(|error| Refusal::Unendorsed { why: error.to_string() })?;
-    // An accepted image stays as new as it was when it was accepted.
-    let signed = if is_last { signed.max(passed) } else { signed };
-    match policy.last {
-        // Of two images that were signed in the same second it is not known which is newer.
-        Some(last) if signed <= last.signed && !is_last && !policy.allow_older => {
-            Err(Refusal::Older { image: image.clone(), signed, last: last.clone() })
+    match last {
+        // An accepted image stays as new as it was when it was accepted.
+        Some(last) if is_last => {
+            Ok(AcceptedPart { image: image.clone(), digest, signed: signed.max(last.signed) })
         }
-        _ => {
-            let (image, contents) = (image.clone(), AcceptedContents::new());
-            Ok(AcceptedImage { image, digest, signed, contents })
+        // Of two images that were signed in the same second it is not known which is newer.
+        Some(last) if signed <= last.signed && !policy.allow_older => {
+            Err(Refusal::Older { image: image.clone(), signed, last })
+        }
+        _ => Ok(AcceptedPart { image: image.clone(), digest, signed }),
+    }
+}
+
+/// Returns the record of an image, if each of its parts is accepted.
+fn verify_image(
+    image: &RequiredImage,
+    policy: &SigningPolicy<'_>,
+) -> Result<AcceptedImage, Refusal> {
+    let (mut parts, mut lines) = (BTreeSet::new(), BTreeMap::<String, AcceptedPart>::new());
+    for part in image.signed_parts() {
+        let accepted = verify_part(&part.content, &part.signatures, policy)?;
+        parts.insert(accepted.digest);
+        let newest = lines.entry(line_of(&part.content).to_owned()).or_insert(accepted.clone());
+        if newest.signed < accepted.signed {
+            *newest = accepted;
         }
     }
+    let signed = lines.values().map(|part| part.signed).max().unwrap_or_default();
+    let (image, digest) = (image.name().clone(), image.digest);
+    let contents = AcceptedContents::new();
+    Ok(AcceptedImage { image, digest, signed, parts, lines, contents })
 }
 
 /// Verifies an update.
@@ -206,8 +301,8 @@ pub fn verify_update(
     case: &UpdateCase<'_>,
     policy: &SigningPolicy<'_>,
 ) -> Result<VerifiedUpdate, Refusal> {
-    let UpdateCase { request, image, signatures, contents, scan, refused, exclusions } = *case;
-    let mut accepted = verify_signatures(&image.content, signatures, policy)?;
+    let UpdateCase { request, image, contents, scan, refused, exclusions } = *case;
+    let mut accepted = verify_image(image, policy)?;
     expect_same_order(request, image)?;
     let name = || image.name().clone();
     let (Some(have), Some(report)) = (&scan.tree, &scan.report) else {

@@ -271,14 +271,10 @@ async fn update(
 
 /// Offers a signed image to the machine. False if the machine cannot take it now.
 async fn offer(machine: &Machine, order: &Order) -> Result<bool, ToolError> {
-    if order.image.signatures.is_empty() {
+    if !order.image.is_signed() {
         return Ok(true);
     }
-    let request = OfferImageRequest {
-        content: order.image.content.clone(),
-        signatures: order.image.signatures.clone(),
-        sources: order.sources.clone(),
-    };
+    let request = OfferImageRequest::new(&order.image, order.sources.clone());
     match machine.call::<OfferImage>(&request).await {
         // A machine without this method accepts unsigned images.
         Err(error) if error.code() == Some(FaultCode::NoMethod) => Ok(true),

@@ -74,15 +74,16 @@ pub enum ImageSource {
     Nobody,
     /// The order of an operator, although the record or the default is another one.
     Rollback(Rollback),
-    /// An environment, whatever the record says.
+    /// Environments, whatever the record says.
     Environment(EnvironmentImage),
 }
 
-/// What an environment says about a machine.
+/// What environments say about a machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EnvironmentImage {
-    pub environment: String,
-    pub revision: u64,
+    /// Those that apply, each as `NAME@REVISION`: the one that gives the image, if one does, and
+    /// those that give bundles.
+    pub environments: Vec<String>,
     /// The image that the machine database names; empty if none.
     pub record: String,
     /// Other environments that select the machine too, and are not applied.

@@ -282,16 +282,17 @@ fn sums(differs: &DifferenceSummary) -> String {
 /// The longest value, in bytes. Most come from the machine.
 const VALUE_BYTES_MAX: usize = 1_000;
 
-/// Returns which environment gives a machine its image, and what it overrides.
+/// Returns which environments give a machine its image and bundles, and what they override.
 #[must_use]
 pub fn environment_text(image: &EnvironmentImage) -> String {
-    let EnvironmentImage { environment, revision, record, conflicts } = image;
+    let EnvironmentImage { environments, record, conflicts } = image;
     let record = if record.is_empty() { "no image" } else { record };
     let conflict = match conflicts.as_slice() {
         [] => String::new(),
         others => format!("; conflict: {} too, not applied", others.join(", ")),
     };
-    format!("by {environment}@{revision}; the machine database says {record}{conflict}")
+    let environments = environments.join(", ");
+    format!("by {environments}; the machine database says {record}{conflict}")
 }
 
 /// Returns what is displayed of one machine, as names and values in order; `source` is where its

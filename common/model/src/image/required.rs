@@ -3,7 +3,10 @@
 //! It is the tree of its image without the machine's own exclusions. Computed files that were not
 //! filled in block the plan.
 
+use std::sync::Arc;
+
 use crate::filter::Patterns;
+use crate::image::composition::LeftOut;
 use crate::image::{Content, ImageName};
 use crate::object::ObjectId;
 use crate::scope::{ScanSettings, visible};
@@ -21,8 +24,13 @@ pub struct RequiredImage {
     pub tree: Tree,
     /// How a sub must scan to be compared with it.
     pub scan: ScanSettings,
-    /// The signatures, unverified, because only machines know which keys they trust.
+    /// The signatures, unverified, because only machines know which keys they trust. A composed
+    /// image has none of its own.
     pub signatures: Vec<Signature>,
+    /// What it is composed of, in the order of its name; empty if it is not composed.
+    pub parts: Vec<Arc<RequiredImage>>,
+    /// The parts that do not fit, and are not in its tree.
+    pub left_out: Vec<LeftOut>,
 }
 
 impl RequiredImage {
@@ -30,7 +38,27 @@ impl RequiredImage {
     #[must_use]
     pub fn new(content: Content, tree: Tree) -> Self {
         let scan = content.scan_settings(&tree);
-        Self { digest: content.digest(), content, tree, scan, signatures: Vec::new() }
+        let (digest, signatures) = (content.digest(), Vec::new());
+        Self { digest, content, tree, scan, signatures, parts: Vec::new(), left_out: Vec::new() }
+    }
+
+    /// Returns the images that it is composed of; itself if it is not composed.
+    pub fn signed_parts(&self) -> impl Iterator<Item = &Self> {
+        let itself = self.parts.is_empty().then_some(self);
+        itself.into_iter().chain(self.parts.iter().map(|part| &**part))
+    }
+
+    /// True if there are signatures of it, or of a part.
+    #[must_use]
+    pub fn is_signed(&self) -> bool {
+        self.signed_parts().any(|part| !part.signatures.is_empty())
+    }
+
+    /// True if `other` has the same signatures.
+    #[must_use]
+    pub fn is_signed_as(&self, other: &Self) -> bool {
+        let own = self.signed_parts().map(|part| &part.signatures);
+        own.eq(other.signed_parts().map(|part| &part.signatures))
     }
 
     /// Returns the image with these signatures; without any if they are too many or too long.
@@ -38,6 +66,14 @@ impl RequiredImage {
     pub fn with_signatures(self, signatures: Vec<Signature>) -> Self {
         let signatures = if IMAGE_SIGNATURES.allow(&signatures) { signatures } else { Vec::new() };
         Self { signatures, ..self }
+    }
+
+    /// Returns the images that are in the tree: those of [`RequiredImage::signed_parts`] that are
+    /// not left out.
+    pub fn used_parts(&self) -> impl Iterator<Item = &Self> {
+        let is_used = |index| self.left_out.iter().all(|left_out| left_out.index != index);
+        let parts = self.signed_parts().enumerate();
+        parts.filter(move |(index, _)| is_used(*index)).map(|(_, part)| part)
     }
 
     #[must_use]

@@ -159,7 +159,11 @@ impl State {
             ));
         }
         let mut shared: BTreeMap<&str, u64> = BTreeMap::new();
-        for (other, state) in self.environments.iter().filter(|(other, _)| *other != name) {
+        // Bundles go with each other, and with an image.
+        let is_other = |(other, state): &(&String, &Arc<EnvironmentState>)| {
+            *other != name && !environment.has_bundles() && !state.has_bundles()
+        };
+        for (other, state) in self.environments.iter().filter(is_other) {
             let Some(theirs) = state.definition() else { continue };
             let both = selected.iter().filter(|one| theirs.select.selects(one)).count() as u64;
             if both > 0 {

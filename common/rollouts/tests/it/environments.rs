@@ -13,6 +13,8 @@ use rollouts::state::{Editor, Edits, RolloutOrder, SharedMachines, StartOrder, S
 use rollouts::steps::Said;
 use serde_json::{Value, json};
 
+use crate::left_out;
+
 /// Machines, each as `HOST IMAGE`. The tag `tier` is the name without its last digit.
 fn mdb(text: &str) -> SharedMachines {
     let machine = |words: &str| {
@@ -64,10 +66,21 @@ impl View for Instant<'_> {
         let image = self.1[hostname].required_image.clone();
         let state = match image.as_str() {
             "" => MachineTaskState::Stopped,
-            image if image.ends_with("bad") && hostname.ends_with('2') => MachineTaskState::Failed,
+            image if image.contains("bad") && hostname.ends_with('2') => MachineTaskState::Failed,
             _ => MachineTaskState::Synced,
         };
-        Some(Seen { image, state, reachable: true, unknown: false, held_out: false })
+        Some(Seen {
+            image,
+            left_out: left_out(&self.1[hostname].required_image).into_keys().collect(),
+            state,
+            reachable: true,
+            unknown: false,
+            held_out: false,
+        })
+    }
+
+    fn left_out(&self, image: &str) -> Option<BTreeMap<String, String>> {
+        Some(left_out(image))
     }
 
     fn digest(&self, image: &str) -> Option<ObjectId> {
@@ -189,7 +202,10 @@ fn the_environment_that_was_made_first_applies_once_it_is_started() {
     go_on(&mut state, &mdb, 0);
     assert_eq!(images(&state, &mdb), "db1 c, web1 b, web2 b");
     let gated = rollouts::gate::Gate::new(&state).gated(&mdb["web1"]).unwrap();
-    assert_eq!((gated.environment.as_str(), gated.conflicts), ("web", vec!["all".to_owned()]));
+    assert_eq!(
+        (gated.base.unwrap().environment.as_str(), gated.conflicts),
+        ("web", vec!["all".to_owned()])
+    );
     // What joins gets it at once, unless the environment is not active.
     let more = self::mdb("web1 a, web2 a, web3 a, db1 a");
     assert_eq!(images(&state, &more), "db1 c, web1 b, web2 b, web3 b");
@@ -470,4 +486,115 @@ fn a_step_that_waits_for_its_image_changes_nothing_meanwhile() {
     assert_eq!(state.not_started("web"), None);
     state.set_active("web", true).unwrap();
     assert_eq!(state.not_started("web"), Some(2));
+}
+
+fn bundle(name: &str, tiers: &[&str], image: &str) -> Value {
+    json!({"name": name, "select": {"tags": {"tier": tiers}}, "source": {"bundle": image}})
+}
+
+/// Carries out a rollout, and returns how it ended.
+fn carried_out(state: &mut State, mdb: &SharedMachines, what: &str, kind: Kind) -> String {
+    let number = start(state, what, kind).unwrap();
+    go_on(state, mdb, 0);
+    shown(state, number)
+}
+
+const DONE: &str = "succeeded: all steps are done";
+
+#[test]
+fn bundles_are_added_to_the_image_of_a_machine() {
+    let mdb = mdb("web1 i0, web2 i0, db1 i0, bare1");
+    let mut state = State::default();
+    let log = || bundle("log", &["web", "db", "bare"], "l0");
+    edit(&mut state, &mdb, log()).unwrap();
+    edit(&mut state, &mdb, bundle("met", &["web"], "m0")).unwrap();
+    assert_eq!(edit(&mut state, &mdb, environment("web", "i2")), ok("web@1 created"));
+    for what in ["met@1", "log@1"] {
+        assert_eq!(carried_out(&mut state, &mdb, what, Kind::User), DONE);
+    }
+    // In the order in which their environments were made.
+    let both = "bare1 l0, db1 i0 + l0, web1 i0 + l0 + m0, web2 i0 + l0 + m0";
+    assert_eq!(images(&state, &mdb), both);
+    // Another image for the same machines, and back.
+    assert_eq!(carried_out(&mut state, &mdb, "web@1", Kind::User), DONE);
+    let after = "bare1 l0, db1 i0 + l0, web1 i2 + l0 + m0, web2 i2 + l0 + m0";
+    assert_eq!(images(&state, &mdb), after);
+    assert_eq!(carried_out(&mut state, &mdb, "web@0", Kind::Rollback), DONE);
+    assert_eq!(images(&state, &mdb), both);
+    assert_eq!(carried_out(&mut state, &mdb, "log@0", Kind::Rollback), DONE);
+    assert_eq!(images(&state, &mdb), "bare1, db1 i0, web1 i0 + m0, web2 i0 + m0");
+    // A bad bundle goes back by itself.
+    assert_eq!(carried_out(&mut state, &mdb, "log@1", Kind::User), DONE);
+    edit(&mut state, &mdb, bundle("log", &["web", "db", "bare"], "lbad")).unwrap();
+    let mut bad = self::mdb("web1 i0, web2 i0, db1 i0, bare1");
+    bad.remove("web1");
+    let ended = carried_out(&mut state, &bad, "log@2", Kind::User);
+    assert_eq!(ended, "rolled_back: log failed: failed: 1 machine, 0 may: web2");
+    assert_eq!(images(&state, &bad), "bare1 l0, db1 i0 + l0, web2 i0 + l0 + m0");
+    // What leaves loses it, what joins gets it, and an edit of the machine database passes.
+    let moved = self::mdb("web1 i5, cache1 i0, db2 i0");
+    assert_eq!(images(&state, &moved), "cache1 i0, db2 i0 + l0, web1 i5 + l0 + m0");
+    assert_eq!(state.delete("met", false, &mdb).unwrap_err().code, 409);
+}
+
+#[test]
+fn machines_fetch_what_a_rollout_is_about_to_bring() {
+    let mdb = mdb("web1 i0, db1 i0");
+    let mut state = State::default();
+    let mut log = bundle("log", &["web"], "l0");
+    log["approval"] = json!({"voters": ["bob"], "min_approvals": 1});
+    edit(&mut state, &mdb, log).unwrap();
+    edit(&mut state, &mdb, environment("web", "i2")).unwrap();
+    let planned = |state: &State| -> Vec<String> {
+        let machines = effective(state, &mdb);
+        machines.values().map(|one| one.planned_image.clone()).collect()
+    };
+    assert_eq!(planned(&state), ["", ""]);
+    start(&mut state, "log@1", Kind::User).unwrap();
+    go_on(&mut state, &mdb, 0);
+    assert_eq!(planned(&state), ["", "i0 + l0"]);
+    start(&mut state, "web@1", Kind::User).unwrap();
+    assert_eq!(planned(&state), ["", "i2 + l0"]);
+}
+
+#[test]
+fn what_does_not_fit_together_is_refused_before_a_machine_changes() {
+    let mdb = mdb("web1 i0, web2 i0");
+    let mut state = State::default();
+    edit(&mut state, &mdb, bundle("log", &["web"], "l4")).unwrap();
+    let refused = "rolled_back: log failed: web1 cannot have l4 in i0 + l4: /x is taken";
+    assert_eq!(carried_out(&mut state, &mdb, "log@1", Kind::User), refused);
+    assert_eq!(images(&state, &mdb), "web1 i0, web2 i0");
+    edit(&mut state, &mdb, bundle("log", &["web"], "l3")).unwrap();
+    assert_eq!(carried_out(&mut state, &mdb, "log@2", Kind::User), DONE);
+    edit(&mut state, &mdb, environment("web", "i1")).unwrap();
+    let refused = "rolled_back: web failed: web1 cannot have l3 in i1 + l3: /x is taken";
+    assert_eq!(carried_out(&mut state, &mdb, "web@1", Kind::User), refused);
+    assert_eq!(images(&state, &mdb), "web1 i0 + l3, web2 i0 + l3");
+    // Where it is so already, because the machine database was edited, it is in nobody's way.
+    let edited = self::mdb("web1 i1, web2 i1");
+    edit(&mut state, &edited, bundle("met", &["web"], "m0")).unwrap();
+    assert_eq!(carried_out(&mut state, &edited, "met@1", Kind::User), DONE);
+    assert_eq!(images(&state, &edited), "web1 i1 + l3 + m0, web2 i1 + l3 + m0");
+}
+
+#[test]
+fn an_environment_has_bundles_or_images() {
+    let mdb = mdb("web1 i0");
+    let mut state = State::default();
+    edit(&mut state, &mdb, environment("web", "i1")).unwrap();
+    let other = |source: Value| json!({"name": "web", "source": source});
+    let table = [
+        (
+            other(json!({"bundle": "l0"})),
+            "web.source: an environment has bundles for ever, or never: make another one",
+        ),
+        (
+            other(json!({"image": "i1 + l0"})),
+            "web.source: names more than one image: bundles have environments of their own",
+        ),
+    ];
+    for (change, message) in table {
+        assert_eq!(edit(&mut state, &mdb, change), said(400, message));
+    }
 }

@@ -19,6 +19,8 @@ use rollouts::state::{
     ALL, Editor, Edits, RolloutOrder, RolloutRecord, SharedMachines, StartOrder, State,
 };
 
+use crate::left_out;
+
 /// Numbers that look random, of a seed.
 struct Random(u64);
 
@@ -44,8 +46,11 @@ struct Host {
 }
 
 impl Host {
-    fn is_healthy(&self) -> bool {
-        !self.is_cut && self.state == Some(Task::Synced) && self.has == self.wants
+    /// True if it has what an environment is to give it, and is healthy.
+    fn is_healthy(&self, environment: &str) -> bool {
+        let is_without = environment == "log" && !left_out(&self.wants).is_empty();
+        let is_there = self.state == Some(Task::Synced) && self.has == self.wants;
+        !self.is_cut && is_there && !is_without
     }
 }
 
@@ -61,11 +66,16 @@ impl View for Fleet {
         let host = self.hosts.get(hostname)?;
         Some(Seen {
             image: host.wants.clone(),
+            left_out: left_out(&host.wants).into_keys().collect(),
             state: host.state.unwrap_or(Task::Starting),
             reachable: !host.is_cut,
             unknown: host.state.is_none(),
             held_out: false,
         })
+    }
+
+    fn left_out(&self, image: &str) -> Option<BTreeMap<String, String>> {
+        Some(left_out(image))
     }
 
     fn digest(&self, image: &str) -> Option<ObjectId> {
@@ -100,7 +110,8 @@ impl View for Fleet {
     }
 }
 
-const ENVIRONMENTS: [&str; 3] = ["web", "db", "gate"];
+/// `log` brings bundles to all tiers.
+const ENVIRONMENTS: [&str; 4] = ["web", "db", "gate", "log"];
 
 struct World {
     random: Random,
@@ -141,7 +152,7 @@ impl World {
 
     /// Somebody does something.
     fn disturb(&mut self) {
-        let name = ENVIRONMENTS[self.random.below(3)];
+        let name = ENVIRONMENTS[self.random.below(4)];
         let ids: Vec<String> =
             self.state.rollouts.values().rev().map(|record| record.rollout.id.clone()).collect();
         let id = ids.first().cloned().unwrap_or_default();
@@ -151,6 +162,7 @@ impl World {
                 let image = self.random.below(6);
                 let source = match name {
                     "gate" => r#"{"mdb": true}"#.to_owned(),
+                    "log" => format!(r#"{{"bundle": "l{image}"}}"#),
                     _ => format!(r#"{{"image": "i{image}"}}"#),
                 };
                 let voters = if self.random.one_in(2) { 1 } else { 0 };
@@ -159,10 +171,11 @@ impl World {
                 let duration = self.random.below(2) * 60;
                 let age = self.random.below(2) * 200;
                 let analysis = ["null", "{}"][self.random.below(2)];
-                let from = ["[]", r#"["i0", "i1", "i2"]"#][self.random.below(2)];
+                let from = ["[]", r#"["i0", "i1", "i2", "l0", "l1"]"#][self.random.below(2)];
+                let tiers = if name == "log" { "web\", \"db\", \"gate" } else { name };
                 let text = format!(
                     r#"{{"name": "{name}", "source": {source},
-                        "select": {{"tags": {{"tier": ["{name}"]}}}},
+                        "select": {{"tags": {{"tier": ["{tiers}"]}}}},
                         "strategy": {{"soak_s": {soak}, "min_healthy_percent": {percent},
                             "min_duration_s": {duration}, "min_image_age_s": {age},
                             "analysis": {analysis}, "requires_from": {from}}},
@@ -295,8 +308,8 @@ impl World {
             if host.has == host.wants {
                 host.state = Some(Task::Synced);
             } else if self.random.one_in(2) {
-                // The last image is bad.
-                let is_bad = host.wants == "i5" && self.random.one_in(2);
+                // The last image is bad, and the last bundle.
+                let is_bad = host.wants.contains('5') && self.random.one_in(2);
                 host.state = Some(if is_bad { Task::Failed } else { Task::Synced });
                 if !is_bad {
                     host.has.clone_from(&host.wants);
@@ -316,7 +329,23 @@ impl World {
         };
         let members = self.mdb.values().filter(is_member);
         let hosts: Vec<&Host> = members.map(|one| &self.fleet.hosts[&one.hostname]).collect();
-        (hosts.iter().filter(|host| host.is_healthy()).count(), hosts.len())
+        (hosts.iter().filter(|host| host.is_healthy(environment)).count(), hosts.len())
+    }
+
+    /// True if an environment has given a machine another revision.
+    fn is_moved(&self, before: &State, environment: &str, host: &str) -> bool {
+        let now = &self.state.environments[environment];
+        let former = before.environments.get(environment);
+        former.is_some_and(|former| former.number_on(host) != now.number_on(host))
+    }
+
+    /// Returns the number of the rollout that is on the machines of an environment.
+    fn mover(&self, environment: &str) -> Option<u64> {
+        let mut records = self.state.rollouts.values().filter(|record| {
+            let mut steps = record.rollout.steps.iter();
+            steps.any(|step| step.environment == environment && step.state.is_on_machines())
+        });
+        records.next().map(|record| record.number)
     }
 
     fn check(&self, before: &State) -> Result<(), TestCaseError> {
@@ -365,18 +394,20 @@ impl World {
                 prop_assert!(done.contains(&Some(committed)), "{what}");
             }
             // As many stay healthy as the definition asks for.
-            let image = |state: &State, host: &str| {
-                let machine = &self.mdb[host];
-                Gate::new(state)
-                    .gated(machine)
-                    .map_or_else(|| machine.required_image.clone(), |gated| gated.image)
+            let image = |state: &State, host: &str| Gate::new(state).image_of(&self.mdb[host]);
+            // Where a bundle and an image come at once, the earlier rollout has taken the machine.
+            let is_first = |host: &str| {
+                let others = self.state.environments.keys().filter(|other| *other != name);
+                let mut others = others.filter(|other| self.is_moved(before, other, host));
+                others.all(|other| self.mover(name) < self.mover(other))
             };
-            let serving = taken.iter().filter(|name| {
-                if image(before, name) == image(&self.state, name) {
+            let serving = taken.iter().filter(|hostname| {
+                let is_same = image(before, hostname) == image(&self.state, hostname);
+                if is_same || !is_first(hostname) {
                     return false;
                 }
-                let host = &self.fleet.hosts[name.as_str()];
-                host.is_healthy() && host.wants == image(before, name)
+                let host = &self.fleet.hosts[hostname.as_str()];
+                host.is_healthy(name) && host.wants == image(before, hostname)
             });
             // A step back has the strategy of the revision that it takes back.
             let strategies = self.state.rollouts.values().filter(|record| {

@@ -14,6 +14,8 @@ mod steps;
 mod votes;
 mod windows;
 
+use std::collections::BTreeMap;
+
 use rollouts::{Answer, Document, decide};
 use serde_json::{Value, json};
 
@@ -40,4 +42,12 @@ fn states(answer: &Answer) -> String {
 fn machine(host: &str, revision: u64, state: &str) -> Value {
     let tasks = json!([{"environment": "e", "revision": revision, "state": state}]);
     json!({"host": host, "environments": ["e"], "tasks": tasks})
+}
+
+/// Returns the bundles that are left out of an image: `l4` fits nowhere, `l3` not with `i1`.
+fn left_out(image: &str) -> BTreeMap<String, String> {
+    let parts: Vec<&str> = image.split(" + ").collect();
+    let fits = |bundle: &str| bundle != "l4" && !(bundle == "l3" && parts.contains(&"i1"));
+    let left_out = parts.iter().filter(|bundle| parts.len() > 1 && !fits(bundle));
+    left_out.map(|bundle| ((*bundle).to_owned(), "/x is taken".to_owned())).collect()
 }

@@ -110,7 +110,7 @@ impl OfferedImage {
     fn is_of(&self, instance: u64, image: &RequiredImage) -> bool {
         self.instance == instance
             && self.image.digest == image.digest
-            && self.image.signatures == image.signatures
+            && self.image.is_signed_as(image)
     }
 }
 
@@ -365,14 +365,11 @@ impl Sub {
     ) -> Check<()> {
         let instance = view.report.version.instance;
         let is_known = |offer: &OfferedImage| offer.is_of(instance, image);
-        if image.signatures.is_empty() || self.offer.accepted.as_ref().is_some_and(is_known) {
+        if !image.is_signed() || self.offer.accepted.as_ref().is_some_and(is_known) {
             return Continue(());
         }
-        let request = OfferImageRequest {
-            content: image.content.clone(),
-            signatures: image.signatures.clone(),
-            sources: step.context.sources.iter().take(SOURCES_MAX).cloned().collect(),
-        };
+        let sources = step.context.sources.iter().take(SOURCES_MAX).cloned().collect();
+        let request = OfferImageRequest::new(image, sources);
         let call = Call::Offer(Box::new(request));
         if self.call(CallPurpose::OfferSignatures, call, step) {
             self.offer.sent = Some(OfferedImage { instance, image: Arc::clone(image) });

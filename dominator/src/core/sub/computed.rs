@@ -201,14 +201,16 @@ impl Sub {
 
     /// Returns what is to be signed before an update to `image`, if it names signers.
     pub(super) fn contents_to_sign(&self, image: &RequiredImage) -> Option<ContentsToSign> {
-        if image.content.signers.is_empty() {
+        let parts = image.used_parts().filter(|part| !part.content.signers.is_empty());
+        let rules: Vec<&ComputedRule> = parts.flat_map(|part| &part.content.computed).collect();
+        if rules.is_empty() {
             return None;
         }
         let known = |rule: &ComputedRule| {
             let file = self.computed.files.get(&rule.path, &rule.source)?;
             Some((Arc::clone(&file.rule), file.object.id()))
         };
-        let files = image.content.computed.iter().filter_map(known).collect();
+        let files = rules.into_iter().filter_map(known).collect();
         Some(ContentsToSign { hostname: self.machine.hostname.clone(), files })
     }
 

@@ -17,7 +17,6 @@ use model::image::{ComputedRule, ImageName};
 use model::mdb::Machine;
 use model::object::ObjectId;
 use model::plan::RefusedChanges;
-use model::signing::Signature;
 use model::tree::Tree;
 
 use crate::core::changes::OrderedUpdate;
@@ -67,9 +66,13 @@ impl ImageState {
         }
     }
 
-    /// The signatures of the image; none if it is not available.
-    pub(super) fn signatures(&self) -> &[Signature] {
-        self.ready().map_or(&[], |image| &image.signatures)
+    /// True if `other` has the same signatures; an image that is not available has none.
+    #[must_use]
+    pub fn is_signed_as(&self, other: &Self) -> bool {
+        match (self.ready(), other.ready()) {
+            (Some(own), Some(other)) => own.is_signed_as(other),
+            (own, other) => !own.or(other).is_some_and(|image| image.is_signed()),
+        }
     }
 
     /// The digest of the image, if it is available.

@@ -246,7 +246,8 @@ impl Sub {
             write!(detail, ", but {failed}").expect("writing to a String cannot fail");
             return Continue((Status::TriggerFailed, detail));
         }
-        let more = unchecked_health(view, image).into_iter().chain(left_alone(view));
+        let left_out = image.left_out.iter().map(ToString::to_string);
+        let more = left_out.chain(unchecked_health(view, image)).chain(left_alone(view));
         let rollback = self.rollback().map(rollback_text);
         let held = self.computed.held.clone();
         for more in more.chain(held).chain(prefetch).chain(rollback).chain(self.pause_text()) {

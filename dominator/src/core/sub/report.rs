@@ -15,6 +15,7 @@ use api::subd::{Activity, ScanReport};
 use model::display::safe_text;
 use model::filter::Patterns;
 use model::image::ImageName;
+use model::image::composition::LeftOut;
 use model::mdb::Machine;
 use model::object::ObjectSet;
 use model::plan::RefusedChanges;
@@ -196,6 +197,12 @@ impl Sub {
     #[must_use]
     pub fn loaded_image(&self) -> Option<&ImageName> {
         self.image.ready().map(|image| image.name())
+    }
+
+    /// Returns the bundles that are left out of the required image, if it is loaded.
+    #[must_use]
+    pub fn left_out(&self) -> &[LeftOut] {
+        self.image.ready().map_or(&[], |image| &image.left_out)
     }
 
     /// Returns the image of the machine's last update, if the right machine answers.

@@ -67,6 +67,7 @@ fn environment_row(environment: &EnvironmentInfo) -> Vec<Cell> {
     let source = definition.map(|definition| match &definition.source {
         Source::Image(image) => image.to_string(),
         Source::Mdb(_) => "the machine database".to_owned(),
+        Source::Bundle(image) => format!("bundle {image}"),
     });
     let group = definition.and_then(|definition| definition.group.clone());
     let rollout = match environment.rollout.as_str() {

@@ -15,10 +15,10 @@ use api::dominator::Status;
 use model::display::error_chain;
 use model::image::ImageName;
 use model::lock::locked;
-use model::object::ObjectId;
+use model::object::{Algorithm, ObjectId};
 use rollouts::advance::{Advanced, ImageNotes, Question, Seen, View, advance};
 use rollouts::batch::Batch;
-use rollouts::definition::{Source, Start};
+use rollouts::definition::Start;
 use rollouts::document::{Analysis, Kind, Revision};
 use rollouts::gate::effective;
 use rollouts::state::{Editor, SharedMachines, StartOrder, State, StoredRevision};
@@ -28,7 +28,7 @@ use tokio::sync::Notify;
 pub(super) use analysis::AnalysisService;
 pub use reports::RolloutCounts;
 
-use super::{Fleet, FleetState, OrderError};
+use super::{DrivenMachine, Fleet, FleetState, OrderError};
 use crate::core::orders::Order;
 use crate::core::rollouts::machine_state;
 use crate::runtime::shared::Shared;
@@ -62,26 +62,35 @@ struct FleetView<'a> {
 
 /// Returns what is seen of machines now.
 fn seen(machines: &FleetState) -> HashMap<String, Seen> {
-    let seen = machines.watched.iter().map(|(hostname, watched)| {
-        let seen = watched.handle.with_sub(|sub| {
-            let has_trouble = sub.task_troubles().next().is_some();
-            let (state, reachable) = machine_state(sub.status(), has_trouble);
-            Seen {
-                image: sub.required().map_or_else(String::new, String::from),
-                state,
-                reachable,
-                unknown: sub.status() == Status::Connecting,
-                held_out: watched.machine.disable_updates || sub.rollback().is_some(),
-            }
-        });
-        (hostname.clone(), seen)
-    });
-    seen.collect()
+    let watched = machines.watched.iter();
+    watched.map(|(hostname, watched)| (hostname.clone(), seen_of(watched))).collect()
+}
+
+/// Returns what is seen of a machine now.
+fn seen_of(watched: &DrivenMachine) -> Seen {
+    watched.handle.with_sub(|sub| {
+        let has_trouble = sub.task_troubles().next().is_some();
+        let (state, reachable) = machine_state(sub.status(), has_trouble);
+        Seen {
+            image: sub.required().map_or_else(String::new, String::from),
+            left_out: sub.left_out().iter().map(|one| one.bundle.to_string()).collect(),
+            state,
+            reachable,
+            unknown: sub.status() == Status::Connecting,
+            held_out: watched.machine.disable_updates || sub.rollback().is_some(),
+        }
+    })
 }
 
 impl View for FleetView<'_> {
     fn machine(&self, hostname: &str) -> Option<Seen> {
         self.machines.get(hostname).cloned()
+    }
+
+    fn left_out(&self, image: &str) -> Option<BTreeMap<String, String>> {
+        let Ok(name) = ImageName::new(image) else { return Some(BTreeMap::new()) };
+        let left_out = self.shared.images.left_out(&name)?.into_iter();
+        Some(left_out.map(|one| (one.bundle.to_string(), one.why.to_string())).collect())
     }
 
     fn digest(&self, image: &str) -> Option<ObjectId> {
@@ -106,8 +115,18 @@ impl View for FleetView<'_> {
     }
 }
 
+/// Returns the digest of an image; of a composed one that of the digests of its parts.
 fn digest_of(shared: &Shared, image: &str) -> Option<ObjectId> {
-    shared.state.known_images.get().get(&ImageName::new(image).ok()?).copied()
+    let (name, known) = (ImageName::new(image).ok()?, shared.state.known_images.get());
+    let digests: Option<Vec<ObjectId>> =
+        name.parts().map(|part| known.get(&part).copied()).collect();
+    match digests?.as_slice() {
+        [digest] => Some(*digest),
+        digests => {
+            let texts: Vec<String> = digests.iter().map(ToString::to_string).collect();
+            Some(Algorithm::Blake3.digest(texts.join(" ").as_bytes()))
+        }
+    }
 }
 
 impl Fleet {
@@ -298,10 +317,11 @@ fn start_by_itself(state: &mut State, name: &str, revision: Revision, now: model
 }
 
 fn images_in(revision: &StoredRevision) -> BTreeSet<ImageName> {
-    match &revision.definition.source {
-        Source::Image(image) => BTreeSet::from([image.clone()]),
-        Source::Mdb(_) => {
-            revision.images.values().filter_map(|one| ImageName::new(one).ok()).collect()
+    match revision.definition.source.image() {
+        Some(image) => BTreeSet::from([image.clone()]),
+        None => {
+            let images = revision.images.values().filter_map(|one| ImageName::new(one).ok());
+            images.flat_map(|image| image.parts().collect::<Vec<_>>()).collect()
         }
     }
 }

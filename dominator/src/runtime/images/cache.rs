@@ -108,6 +108,9 @@ impl Images {
         if let Some(image) = self.find_loaded(name, purpose) {
             return image;
         }
+        if name.is_composed() {
+            return self.get_composed(name, purpose).await;
+        }
         // Drivers must not wait for the questions of operators.
         let _asking = match purpose {
             Purpose::Record => Some(self.asking.lock().await),
@@ -129,6 +132,20 @@ impl Images {
             self.remember(name.clone(), image.clone());
         }
         image
+    }
+
+    async fn get_composed(
+        self: &Arc<Self>,
+        name: &ImageName,
+        purpose: Purpose,
+    ) -> Result<Arc<RequiredImage>, String> {
+        let mut parts = Vec::new();
+        for part in name.parts() {
+            parts.push(Box::pin(self.get(&part, purpose)).await?);
+        }
+        let image = Self::compose_of(parts).await?;
+        self.remember(name.clone(), Ok(Arc::clone(&image)));
+        Ok(image)
     }
 
     /// Caches an image that machines had until now.
@@ -173,16 +190,19 @@ impl Images {
 
     /// Returns the triggers of the image `name` without reading its tree. The error says why they
     /// are not known.
-    pub async fn triggers(&self, name: &ImageName) -> Result<Triggers, String> {
+    pub async fn triggers(self: &Arc<Self>, name: &ImageName) -> Result<Triggers, String> {
         if let Some(image) = self.loaded(name) {
             return Ok(image.content.triggers.clone());
         }
         self.get_content(name).await.map(|content| content.triggers)
     }
 
-    /// Asks the image server for the content of the image `name`, without its tree. The error says
-    /// why it is not known.
-    pub async fn get_content(&self, name: &ImageName) -> Result<Content, String> {
+    /// Asks the image server for the content of the image `name`, without its tree unless it is
+    /// composed. The error says why it is not known.
+    pub async fn get_content(self: &Arc<Self>, name: &ImageName) -> Result<Content, String> {
+        if name.is_composed() {
+            return self.look_up(name).await.map(|image| image.content.clone());
+        }
         let request = GetImageRequest { name: name.clone(), wait_ms: 0 };
         match self.client.call_within::<GetImage>(&request, NOTES_LIMIT).await {
             Ok(image) if image.content.name == *name => Ok(image.content),

@@ -1,10 +1,11 @@
 //! Reads what images ask for of provisioning.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use model::display::error_chain;
 use model::image::required::RequiredImage;
-use provisioning::image::{Definition, ImageError, texts, unchecked_definition};
+use model::path::TreePath;
+use provisioning::image::{BINDINGS, Definition, ImageError, texts, unchecked_definition};
 
 use model::lock::locked;
 
@@ -16,6 +17,13 @@ impl Images {
     pub(super) async fn read_fleet_resources(&self, wanted: &WantedImage) {
         let ImageState::Ready(image) = wanted.state.borrow().clone() else { return };
         if locked(&wanted.fleet_resources).is_some() {
+            return;
+        }
+        // A bundle without bindings provisions nothing by itself.
+        let has_bindings =
+            image.tree.get(&TreePath::new(BINDINGS).expect("the constant is a path")).is_some();
+        if image.content.is_sparse() && !has_bindings {
+            *locked(&wanted.fleet_resources) = Some(BTreeSet::new());
             return;
         }
         match self.definition(&image).await {

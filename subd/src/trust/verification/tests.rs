@@ -57,7 +57,6 @@ fn path(text: &str) -> TreePath {
 /// Everything that verification needs.
 struct World {
     image: RequiredImage,
-    signatures: Vec<Signature>,
     contents: Vec<Signature>,
     scan: Snapshot,
     refused: RefusedChanges,
@@ -106,7 +105,7 @@ impl World {
 
     fn of(have: &Tree, want: &Tree, content: Content) -> Self {
         let signatures = vec![sign(&content, 0, 900, None), sign(&content, 1, 800, Some(2_000))];
-        let image = RequiredImage::new(content, want.clone());
+        let image = RequiredImage::new(content, want.clone()).with_signatures(signatures);
         let exclusions = Patterns::new::<&str>([]).unwrap();
         let scan = snapshot(have, &image, &exclusions);
         let line = |who: &&str| SigningKey::read(who, None).unwrap().public_line().unwrap();
@@ -115,7 +114,7 @@ impl World {
         let refused = RefusedChanges::default();
         let (last, allow_older) = (None, false);
         let contents = Vec::new();
-        Self { image, signatures, contents, scan, refused, exclusions, keys, last, allow_older }
+        Self { image, contents, scan, refused, exclusions, keys, last, allow_older }
     }
 
     fn have(&self) -> &Tree {
@@ -146,8 +145,8 @@ impl World {
     }
 
     fn verify(&self, request: &PrepareRequest) -> Result<VerifiedUpdate, Refusal> {
-        let Self { image, signatures, contents, scan, refused, exclusions, .. } = self;
-        let case = UpdateCase { request, image, signatures, contents, scan, refused, exclusions };
+        let Self { image, contents, scan, refused, exclusions, .. } = self;
+        let case = UpdateCase { request, image, contents, scan, refused, exclusions };
         let (keys, allow_older, last) = (&self.keys, self.allow_older, self.last.as_ref());
         let names = &["web1.example".to_owned(), "10.0.0.1".to_owned()];
         verify_update(&case, &SigningPolicy { keys, needed: 2, now: NOW, allow_older, last, names })
@@ -159,7 +158,10 @@ impl World {
 }
 
 fn accepted(image: &str, digest: ObjectId, signed: u64) -> AcceptedImage {
-    AcceptedImage { image: image.parse().unwrap(), digest, signed, contents: Default::default() }
+    let image: ImageName = image.parse().unwrap();
+    let part = AcceptedPart { image: image.clone(), digest, signed };
+    let (parts, lines) = ([digest].into(), [(FULL.to_owned(), part)].into());
+    AcceptedImage { image, digest, signed, parts, lines, contents: Default::default() }
 }
 
 fn drifted() -> Tree {

@@ -66,6 +66,8 @@ fn journal() -> Journal {
             image: ImageName::new("web/1").unwrap(),
             digest: object,
             signed: u64::MAX,
+            parts: [object].into(),
+            lines: <_>::default(),
             contents: Default::default(),
         }),
         resources: <_>::default(),

@@ -333,7 +333,9 @@ impl Script {
                         Call::RetryTriggers => "run triggers again".to_owned(),
                         Call::Cleanup(request) => format!("cleanup of {}", request.objects.len()),
                         Call::Offer(request) => {
-                            format!("offer with {} signatures", request.signatures.len())
+                            let count: usize =
+                                request.parts.iter().map(|part| part.signatures.len()).sum();
+                            format!("offer with {count} signatures")
                         }
                         Call::SetConfiguration(_) => "set-configuration".to_owned(),
                         Call::OrderTask(request) => {

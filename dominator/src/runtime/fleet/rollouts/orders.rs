@@ -11,7 +11,7 @@ use api::dominator::rollouts::{
 use model::image::ImageName;
 use model::object::ObjectId;
 use rollouts::advance::{StepPlan, plan};
-use rollouts::definition::{EnvironmentEdit, Source};
+use rollouts::definition::EnvironmentEdit;
 use rollouts::document::{Kind, Revision, VoteEvent};
 use rollouts::state::{
     EditOutcome, Editor, Edits, RolloutOrder, SharedMachines, StartOrder, State,
@@ -213,9 +213,5 @@ impl Fleet {
 
 /// Returns the images that edits name.
 fn images_of_edits(edits: &[EnvironmentEdit]) -> BTreeSet<ImageName> {
-    let images = edits.iter().filter_map(|edit| match &edit.source {
-        Source::Image(image) => Some(image.clone()),
-        Source::Mdb(_) => None,
-    });
-    images.collect()
+    edits.iter().filter_map(|edit| edit.source.image().cloned()).collect()
 }

@@ -19,8 +19,7 @@ use rollouts::selector_index::SelectorIndex;
 use rollouts::state::{EnvironmentState, RolloutRecord, State};
 use rollouts::steps::Said;
 
-use super::digest_of;
-use crate::core::rollouts::machine_state;
+use super::{digest_of, seen_of};
 use crate::core::vote_links::Ticket;
 use crate::runtime::fleet::{Fleet, OrderError};
 
@@ -91,7 +90,10 @@ impl Fleet {
             let gate = Gate::new(&state);
             let mdb = self.locked().admission.current().machines().clone();
             for gated in mdb.values().filter_map(|machine| gate.gated(machine)) {
-                *counts.machines.entry((gated.environment, gated.revision)).or_default() += 1;
+                for one in gated.applied() {
+                    let key = (one.environment.clone(), one.revision);
+                    *counts.machines.entry(key).or_default() += 1;
+                }
             }
         }
         counts
@@ -123,23 +125,25 @@ impl Fleet {
                 environments.entry(name).and_modify(|info| info.selected += 1);
             }
             let Some(gated) = gate.gated(machine) else { continue };
-            for name in &gated.conflicts {
+            let mut conflict = |name: &String| {
                 let info = environments.get_mut(name);
                 if let Some(info) = info.filter(|info| info.conflicts.len() < CONFLICTS_MAX) {
                     info.conflicts.push(machine.hostname.clone());
                 }
+            };
+            gated.conflicts.iter().for_each(&mut conflict);
+            let seen = inner.watched.get(&machine.hostname).map(seen_of);
+            let is_left_out =
+                |image: &String| seen.as_ref().is_some_and(|seen| seen.left_out.contains(image));
+            let is_healthy =
+                seen.as_ref().is_some_and(|seen| seen.reachable && seen.state.is_healthy());
+            let left_out = gated.applied().filter(|one| is_left_out(&one.image));
+            left_out.for_each(|one| conflict(&one.environment));
+            for one in gated.applied() {
+                let Some(info) = environments.get_mut(&one.environment) else { continue };
+                info.machines += 1;
+                info.healthy += u32::from(is_healthy && !is_left_out(&one.image));
             }
-            let Some(info) = environments.get_mut(&gated.environment) else { continue };
-            info.machines += 1;
-            let watched = inner.watched.get(&machine.hostname);
-            let is_healthy = watched.is_some_and(|watched| {
-                watched.handle.with_sub(|sub| {
-                    let has_trouble = sub.task_troubles().next().is_some();
-                    let (state, reachable) = machine_state(sub.status(), has_trouble);
-                    reachable && state.is_healthy()
-                })
-            });
-            info.healthy += u32::from(is_healthy);
         }
         ListEnvironmentsReply {
             groups: state.groups.values().map(|group| (**group).clone()).collect(),
@@ -207,9 +211,9 @@ impl Fleet {
     ) -> Option<EnvironmentImage> {
         let record = self.locked().admission.current().machines().get(hostname).cloned()?;
         let gated = Gate::new(&self.state().rollouts.get()).gated(&record)?;
+        let applied = gated.applied().map(|one| format!("{}@{}", one.environment, one.revision));
         Some(EnvironmentImage {
-            environment: gated.environment,
-            revision: gated.revision,
+            environments: applied.collect(),
             record: record.required_image.clone(),
             conflicts: gated.conflicts,
         })

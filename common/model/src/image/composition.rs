@@ -1,0 +1,378 @@
+//! Images that are composed of others: a base, and *bundles* that add to it.
+//!
+//! The name of a composed image has those of its parts with ` + ` in between, such as
+//! `base/12 + logd/7`. No image server has such an image: whoever needs it composes it, and gets
+//! the same one.
+//!
+//! # Invariants
+//!
+//! * The first part is there whole. A bundle is there whole, or it is left out with a reason.
+//! * No path is that of two parts, but those of directories; these have equal metadata in both.
+//! * The filter and the health check are those of the first part. So that no other part needs one,
+//!   bundles are sparse, and bring the health checks of their tasks.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::required::RequiredImage;
+use super::{Content, FORMAT, ImageName, ImageNameError, computed_rules};
+use crate::filter::Filter;
+use crate::object::Algorithm;
+use crate::path::TreePath;
+use crate::tree::{Child, Directory, Entry, Tree, TreeError};
+
+/// What is between the names of parts. Names of new images have no blanks.
+const SEPARATOR: &str = " + ";
+
+/// The most parts of an image.
+pub const PARTS_MAX: usize = 32;
+
+/// Why a bundle cannot be added to what comes before it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Misfit {
+    #[error("it has a filter, and only the first part may have one")]
+    Filter,
+    #[error("it has a health check: give one to its tasks instead")]
+    HealthCheck,
+    #[error("its digests are {own}, and those of {first} are {other}")]
+    Algorithm { own: Algorithm, first: ImageName, other: Algorithm },
+    #[error("{path} is kept by the filter of {first}")]
+    Kept { path: TreePath, first: ImageName },
+    #[error("{path} is in {other} too")]
+    Shared { path: TreePath, other: ImageName },
+    #[error("the directory {path} has another mode, owner or attribute in {other}")]
+    Directory { path: TreePath, other: ImageName },
+    #[error("together they are no tree")]
+    Tree {
+        #[source]
+        source: TreeError,
+    },
+}
+
+/// A bundle that is not there, because it does not fit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeftOut {
+    /// Its place among the parts.
+    pub index: usize,
+    pub bundle: ImageName,
+    pub why: Misfit,
+}
+
+impl fmt::Display for LeftOut {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "conflict: {} is left out: {}", self.bundle, self.why)
+    }
+}
+
+impl ImageName {
+    /// Returns the name of the image that is composed of these.
+    ///
+    /// # Errors
+    ///
+    /// [`ImageNameError::Empty`] if there are none, [`ImageNameError::Parts`] if they are too many.
+    pub fn composed<'a>(parts: impl IntoIterator<Item = &'a Self>) -> Result<Self, ImageNameError> {
+        Self::new(&parts.into_iter().map(Self::as_str).collect::<Vec<_>>().join(SEPARATOR))
+    }
+
+    /// True if the image is composed of others.
+    #[must_use]
+    pub fn is_composed(&self) -> bool {
+        self.0.contains(SEPARATOR)
+    }
+
+    /// Returns the names of the parts; that of the image itself if it is not composed.
+    pub fn parts(&self) -> impl Iterator<Item = Self> {
+        split(&self.0).map(|part| Self(part.to_owned()))
+    }
+}
+
+/// Returns the parts of a name.
+pub(super) fn split(name: &str) -> impl Iterator<Item = &str> {
+    name.split(SEPARATOR)
+}
+
+/// Composes an image of these parts, the first one first.
+///
+/// # Errors
+///
+/// [`ImageNameError::Empty`] if there are none, [`ImageNameError::Parts`] if there are too many.
+pub fn compose(parts: Vec<Arc<RequiredImage>>) -> Result<RequiredImage, ImageNameError> {
+    let name = ImageName::composed(parts.iter().map(|part| part.name()))?;
+    let [first, bundles @ ..] = &parts[..] else { return Err(ImageNameError::Empty) };
+    if bundles.is_empty() {
+        return Ok(RequiredImage::clone(first));
+    }
+    let (mut tree, mut triggers) = (first.tree.clone(), first.content.triggers.clone());
+    let mut used = vec![first];
+    let mut left_out = Vec::new();
+    for (index, bundle) in parts.iter().enumerate().skip(1) {
+        match with_bundle(&tree, &used, bundle) {
+            Ok(with_it) => {
+                tree = with_it;
+                triggers.0.extend_from_slice(&bundle.content.triggers.0);
+                used.push(bundle);
+            }
+            Err(why) => left_out.push(LeftOut { index, bundle: bundle.name().clone(), why }),
+        }
+    }
+    let content = Content {
+        format: FORMAT,
+        name,
+        root: tree.digest(),
+        computed: if tree.root().totals().computed > 0 {
+            computed_rules(&tree)
+        } else {
+            Vec::new()
+        },
+        triggers,
+        // Those of each part sign the files of that part alone.
+        signers: Vec::new(),
+        ..first.content.clone()
+    };
+    Ok(RequiredImage { left_out, parts, ..RequiredImage::new(content, tree) })
+}
+
+/// Returns `tree`, which is composed of `used`, with a bundle.
+fn with_bundle(
+    tree: &Tree,
+    used: &[&Arc<RequiredImage>],
+    bundle: &RequiredImage,
+) -> Result<Tree, Misfit> {
+    let first = used[0];
+    let Content { filter, health_check, .. } = &bundle.content;
+    if filter.is_some() {
+        return Err(Misfit::Filter);
+    }
+    if health_check.is_some() {
+        return Err(Misfit::HealthCheck);
+    }
+    let (own, other) = (bundle.tree.algorithm(), tree.algorithm());
+    if own != other {
+        return Err(Misfit::Algorithm { own, first: first.name().clone(), other });
+    }
+    if let Some(filter) = &first.content.filter
+        && let Some(path) = first_kept(filter, &bundle.tree)
+    {
+        return Err(Misfit::Kept { path, first: first.name().clone() });
+    }
+    let merged = merge(tree.root(), bundle.tree.root(), &TreePath::root());
+    merged.map(Tree::new).map_err(|clash| clash.named(used))
+}
+
+/// Returns the first path of `tree` that machines keep.
+fn first_kept(filter: &Filter, tree: &Tree) -> Option<TreePath> {
+    let mut paths = tree.nodes().map(|(path, _)| path).filter(|path| !path.is_root());
+    // Parents come first, so a match of an ancestor was found before.
+    paths.find(|path| filter.keeps_below_unkept(path))
+}
+
+/// Why two directories cannot be one.
+enum Clash {
+    Shared(TreePath),
+    Directory(TreePath),
+    Tree(TreeError),
+}
+
+impl Clash {
+    /// Names the part that is in the way.
+    fn named(self, used: &[&Arc<RequiredImage>]) -> Misfit {
+        let holder = |path: &TreePath| {
+            let holder = used.iter().rev().find(|part| part.tree.get(path).is_some());
+            holder.unwrap_or(&used[0]).name().clone()
+        };
+        match self {
+            Self::Shared(path) => Misfit::Shared { other: holder(&path), path },
+            Self::Directory(path) => Misfit::Directory { other: holder(&path), path },
+            Self::Tree(source) => Misfit::Tree { source },
+        }
+    }
+}
+
+/// Returns the directory at `path` with the entries of both.
+fn merge(
+    left: &Arc<Directory>,
+    right: &Arc<Directory>,
+    path: &TreePath,
+) -> Result<Arc<Directory>, Clash> {
+    if left.metadata() != right.metadata() {
+        return Err(Clash::Directory(path.clone()));
+    }
+    let mut entries = Vec::with_capacity(left.entries().len() + right.entries().len());
+    for entry in left.entries() {
+        let child = match (&entry.child, right.get(entry.name.as_bytes())) {
+            (_, None) => entry.child.clone(),
+            (Child::Directory(own), Some(Child::Directory(other))) => {
+                Child::Directory(merge(own, other, &path.join_name(entry.name.as_bytes()))?)
+            }
+            (_, Some(_)) => return Err(Clash::Shared(path.join_name(entry.name.as_bytes()))),
+        };
+        entries.push(Entry { name: entry.name.clone(), child });
+    }
+    let is_new = |entry: &&Entry| left.get(entry.name.as_bytes()).is_none();
+    entries.extend(right.entries().iter().filter(is_new).cloned());
+    let algorithm = left.digest().algorithm();
+    let merged = Directory::new(algorithm, left.metadata().clone(), entries);
+    merged.map(Arc::new).map_err(Clash::Tree)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::image::HealthCheck;
+    use crate::tree::text::{from_text, to_text};
+    use crate::trigger::Triggers;
+
+    fn name(text: &str) -> ImageName {
+        ImageName::new(text).unwrap()
+    }
+
+    fn file(path: &str) -> String {
+        format!("f 644 0:0 1.000000000 3 blake3:{} {path}\n", "07".repeat(32))
+    }
+
+    fn image(of: &str, filter: Option<&[&str]>, text: &str) -> RequiredImage {
+        let tree = from_text(Algorithm::Blake3, text).unwrap();
+        let service = of.split('/').next().unwrap();
+        let triggers = format!(r#"[{{"MatchLines": ["/opt/.*"], "Service": "{service}"}}]"#);
+        let content = Content {
+            format: FORMAT,
+            name: name(of),
+            root: tree.digest(),
+            filter: filter.map(|lines| Filter::new(lines).unwrap()),
+            triggers: Triggers::from_json(&triggers).unwrap(),
+            computed: computed_rules(&tree),
+            health_check: None,
+            signers: Vec::new(),
+        };
+        content.verify(&tree).unwrap();
+        RequiredImage::new(content, tree)
+    }
+
+    fn base() -> RequiredImage {
+        let text = format!("d 755 0:0 /etc\n{}d 755 0:0 /opt\n", file("/etc/passwd"));
+        image("base/1", Some(&["/var/.*"]), &text)
+    }
+
+    /// A bundle with these files, in directories of the base.
+    fn bundle(of: &str, files: &[&str]) -> RequiredImage {
+        let text: String = files.iter().map(|path| file(path)).collect();
+        image(of, None, &format!("d 755 0:0 /etc\nd 755 0:0 /opt\n{text}"))
+    }
+
+    fn composed(parts: &[&RequiredImage]) -> RequiredImage {
+        let parts = parts.iter().map(|part| Arc::new(RequiredImage::clone(part)));
+        compose(parts.collect()).unwrap()
+    }
+
+    fn services(image: &RequiredImage) -> Vec<&str> {
+        image.content.triggers.0.iter().map(|trigger| &*trigger.service).collect()
+    }
+
+    #[test]
+    fn names_of_composed_images_have_those_of_their_parts() {
+        let parts = |text: &str| name(text).parts().collect::<Vec<_>>();
+        assert_eq!(parts("base/1 + logd/7"), [name("base/1"), name("logd/7")]);
+        assert_eq!(parts("base/1+logd"), [name("base/1+logd")]);
+        let both = [name("base/1"), name("logd/7")];
+        assert_eq!(ImageName::composed(&both).unwrap(), name("base/1 + logd/7"));
+        assert!(name("base/1 + logd/7").is_composed() && !name("base/1").is_composed());
+        assert!(ImageName::composed(&[]).is_err());
+        for bad in ["a + ", " + a", "a +  + b", "a + ../b", "a + /b", "/a + b/"] {
+            assert!(ImageName::new(bad).is_err(), "{bad}");
+        }
+        let many = |count: usize| ImageName::composed(&vec![name(&"x".repeat(200)); count]);
+        assert!(many(PARTS_MAX).is_ok());
+        assert_eq!(many(PARTS_MAX + 1), Err(ImageNameError::Parts { count: PARTS_MAX + 1 }));
+    }
+
+    #[test]
+    fn bundles_add_their_files_and_triggers_to_a_base() {
+        let (logd, metricd) = (bundle("logd/7", &["/opt/logd"]), bundle("metricd/1", &["/opt/m"]));
+        let image = composed(&[&base(), &logd, &metricd]);
+        assert_eq!(image.left_out, []);
+        let text = format!(
+            "d 755 0:0 /\nd 755 0:0 /etc\n{}d 755 0:0 /opt\n{}{}",
+            file("/etc/passwd"),
+            file("/opt/logd"),
+            file("/opt/m")
+        );
+        assert_eq!(to_text(&image.tree), text);
+        assert_eq!(services(&image), ["base", "logd", "metricd"]);
+        assert_eq!(image.content.filter, base().content.filter);
+        assert_eq!(image.content.verify(&image.tree).ok(), Some(()));
+        let scan = image.content.scan_settings(&image.tree);
+        assert_eq!(image.scan, scan);
+        // The order of bundles does not matter to the tree, and what is shared stays shared.
+        let other = composed(&[&base(), &metricd, &logd]);
+        assert_eq!(other.tree, image.tree);
+        let etc = |image: &RequiredImage| image.tree.get(&"/etc".parse().unwrap());
+        assert_eq!(etc(&image), etc(&base()));
+        // Without a base the image is sparse.
+        let alone = composed(&[&logd, &metricd]);
+        assert!(alone.content.is_sparse());
+        assert_eq!(composed(&[&logd]).digest, logd.digest);
+    }
+
+    #[test]
+    fn a_bundle_that_does_not_fit_is_left_out() {
+        let first = || name("base/1");
+        let path = |text: &str| text.parse::<TreePath>().unwrap();
+        let sha = from_text(Algorithm::Sha512, "d 755 0:0 /opt\n").unwrap();
+        let of_sha = Content { root: sha.digest(), ..bundle("logd/7", &[]).content };
+        let logd = || bundle("logd/7", &["/opt/logd"]);
+        let mut checked = logd();
+        checked.content.health_check =
+            Some(HealthCheck { command: vec!["/x".to_owned()], within_seconds: 1, undo: true });
+        let table = [
+            (image("logd/7", Some(&[]), ""), Misfit::Filter),
+            (checked, Misfit::HealthCheck),
+            (
+                RequiredImage::new(of_sha, sha),
+                Misfit::Algorithm {
+                    own: Algorithm::Sha512,
+                    first: first(),
+                    other: Algorithm::Blake3,
+                },
+            ),
+            (
+                image("logd/7", None, "d 755 0:0 /var\nd 755 0:0 /var/log\n"),
+                Misfit::Kept { path: path("/var/log"), first: first() },
+            ),
+            (
+                bundle("logd/7", &["/etc/passwd"]),
+                Misfit::Shared { path: path("/etc/passwd"), other: first() },
+            ),
+            (
+                bundle("logd/7", &["/opt/m"]),
+                Misfit::Shared { path: path("/opt/m"), other: name("metricd/1") },
+            ),
+            (
+                image("logd/7", None, "d 700 0:0 /opt\n"),
+                Misfit::Directory { path: path("/opt"), other: name("metricd/1") },
+            ),
+            (
+                image("logd/7", None, &file("/opt")),
+                Misfit::Shared { path: path("/opt"), other: name("metricd/1") },
+            ),
+        ];
+        let metricd = bundle("metricd/1", &["/opt/m"]);
+        let without = composed(&[&base(), &metricd]);
+        for (bundle, why) in table {
+            let image = composed(&[&base(), &metricd, &bundle, &self::bundle("z/1", &["/opt/z"])]);
+            let left_out = [LeftOut { index: 2, bundle: name("logd/7"), why }];
+            assert_eq!(image.left_out, left_out);
+            assert_eq!(services(&image), ["base", "metricd", "z"], "{left_out:?}");
+            let again = composed(&[&without, &self::bundle("z/1", &["/opt/z"])]);
+            assert_eq!(image.tree, again.tree, "{left_out:?}");
+        }
+        // One that is there twice counts once.
+        let image = composed(&[&base(), &metricd, &metricd]);
+        let why = Misfit::Shared { path: path("/opt/m"), other: name("metricd/1") };
+        assert_eq!(image.left_out, [LeftOut { index: 2, bundle: name("metricd/1"), why }]);
+        let used: Vec<String> = image.used_parts().map(|part| part.name().to_string()).collect();
+        assert_eq!(used, ["base/1", "metricd/1"]);
+        let image = composed(&[&base(), &bundle("logd/7", &["/etc/passwd"])]);
+        let said = "conflict: logd/7 is left out: /etc/passwd is in base/1 too";
+        assert_eq!(image.left_out[0].to_string(), said);
+    }
+}

@@ -1,0 +1,153 @@
+//! Bundles beside the images of machines: a task of its own, brought by a rollout, repaired,
+//! updated and taken away, and one that does not fit.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+
+use api::dominator::{Status, SubSummary};
+use model::mdb::Machine;
+use serde_json::json;
+use testing::eventually;
+
+use crate::converges::Scenario;
+use crate::orders::domtool;
+use crate::rollouts::{asked, wait_for_state, with_file};
+use crate::tasks::{TRIGGERS, add_task, lines, make_tree};
+
+/// Adds a sparse image with a task, which says `version` when it starts.
+fn add_bundle(scenario: &Scenario, name: &str, version: &str, more: &[&str]) {
+    let place = scenario.directory.path();
+    let tree = place.join(format!("bundle-{version}"));
+    add_task(&tree, version);
+    for path in more {
+        fs::create_dir_all(tree.join(path).parent().unwrap()).unwrap();
+        fs::write(tree.join(path), version).unwrap();
+    }
+    let triggers = place.join("task-triggers");
+    fs::write(&triggers, TRIGGERS).unwrap();
+    let words = ["--format", "json", "add", name].map(Into::into);
+    let files = [tree.into_os_string(), "-".into(), triggers.into_os_string()];
+    scenario.imagetool(&[&words[..], &files[..]].concat());
+}
+
+/// Adds an image without tasks. Returns its tree.
+fn add_base(scenario: &Scenario, version: u32) -> PathBuf {
+    let tree = scenario.directory.path().join(format!("base-{version}"));
+    make_tree(&tree);
+    fs::write(tree.join("etc/version"), version.to_string()).unwrap();
+    scenario.add(&format!("base/{version}"), &tree);
+    tree
+}
+
+/// Requires an image of all machines; the tag `logs` says which get the bundle.
+fn require(scenario: &Scenario, image: &str, with_logs: &[&str]) {
+    let machine = |sub: &localfleet::fleet::Sub| {
+        let logs = with_logs.contains(&sub.hostname.as_str()).to_string();
+        let tags = BTreeMap::from([("logs".to_owned(), logs)]);
+        Machine { required_image: image.to_owned(), tags, ..sub.record() }
+    };
+    let machines: Vec<Machine> = scenario.fleet.subs.iter().map(machine).collect();
+    scenario.fleet.replace_mdb(&machines).unwrap();
+}
+
+/// Waits until each machine has verified its image.
+fn until_synced(scenario: &mut Scenario, images: &[&str]) {
+    scenario.wait_until("the machines are synced", |subs| {
+        let is_so = |(sub, image): (&SubSummary, &&str)| {
+            sub.status == Status::Synced && sub.required_image == **image
+        };
+        subs.len() == images.len() && subs.iter().zip(images).all(is_so)
+    });
+}
+
+fn starts(scenario: &Scenario, index: usize, versions: &[&str]) {
+    eventually("the task starts", || match lines(&scenario.fleet.subs[index], "starts") {
+        starts if starts == versions => Ok(()),
+        starts => Err(starts),
+    });
+}
+
+/// Starts a rollout, and returns how it ended.
+fn roll_out(scenario: &Scenario, what: &str, state: &str) -> String {
+    let id = asked(scenario, &["rollout", "start", what, "--why", "next"])["id"].clone();
+    let ended = wait_for_state(scenario, id.as_str().unwrap(), state);
+    ended["rollout"]["cause"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_bundle_comes_beside_the_image_of_a_machine_and_goes_with_its_files_and_task() {
+    let mut scenario = Scenario::start_with_tasks(3);
+    let first = add_base(&scenario, 1);
+    add_base(&scenario, 2);
+    add_bundle(&scenario, "bundles/job/1", "1", &[]);
+    add_bundle(&scenario, "bundles/job/2", "2", &[]);
+    add_bundle(&scenario, "bundles/job/3", "3", &["etc/version"]);
+    let logs = ["sub-1", "sub-2"];
+    require(&scenario, "base/1", &logs);
+    until_synced(&mut scenario, &["base/1"; 3]);
+
+    let job = |revision: u32| {
+        json!({"name": "job", "select": {"tags": {"logs": ["true"]}},
+            "source": {"bundle": format!("bundles/job/{revision}")},
+            "strategy": {"min_healthy_percent": 50}})
+    };
+    assert_eq!(with_file(&scenario, &["env", "create"], &job(1)).0, 0);
+    let (code, plan, said) = domtool(&scenario, &["rollout", "plan", "job"]);
+    assert_eq!(code, 3, "{said}");
+    assert!(plan.contains("2 machines: nothing -> bundles/job/1 (sub-1, sub-2)"), "{plan}");
+    roll_out(&scenario, "job@1", "succeeded");
+    let with_job = "base/1 + bundles/job/1";
+    until_synced(&mut scenario, &[with_job, with_job, "base/1"]);
+    (0..2).for_each(|index| starts(&scenario, index, &["1"]));
+    starts(&scenario, 2, &[]);
+    let explained = domtool(&scenario, &["explain", "sub-1"]).1;
+    assert!(explained.contains("by job@1; the machine database says base/1"), "{explained}");
+
+    // Drift in the bundle's files is repaired, also by a dominator that was killed.
+    scenario.fleet.dominator.kill().unwrap();
+    let program = scenario.fleet.subs[0].root.join("opt/job/run");
+    fs::write(&program, "#!/bin/sh\n").unwrap();
+    scenario.fleet.dominator.start_again().unwrap();
+    scenario.fleet.wait_ready().unwrap();
+    eventually("the program is as it was", || match fs::read_to_string(&program) {
+        Ok(text) if text.contains("starts") => Ok(()),
+        other => Err(format!("{other:?}")),
+    });
+    until_synced(&mut scenario, &[with_job, with_job, "base/1"]);
+
+    // The bundle and the image change each for itself.
+    require(&scenario, "base/2", &logs);
+    let with_job = "base/2 + bundles/job/1";
+    until_synced(&mut scenario, &[with_job, with_job, "base/2"]);
+    assert_eq!(fs::read_to_string(scenario.fleet.subs[1].root.join("etc/version")).unwrap(), "2");
+    starts(&scenario, 1, &["1"]);
+    assert_eq!(with_file(&scenario, &["env", "update"], &job(2)).0, 0);
+    roll_out(&scenario, "job@2", "succeeded");
+    let with_job = "base/2 + bundles/job/2";
+    until_synced(&mut scenario, &[with_job, with_job, "base/2"]);
+    starts(&scenario, 1, &["1", "2"]);
+
+    // One that has a file of the image is not carried out.
+    assert_eq!(with_file(&scenario, &["env", "update"], &job(3)).0, 0);
+    let cause = roll_out(&scenario, "job@3", "rolled_back");
+    let clash = "bundles/job/3 in base/2 + bundles/job/3: /etc/version is in base/2 too";
+    assert_eq!(cause, format!("job failed: sub-1 cannot have {clash}"));
+    // Where that comes about by an edit, the bundle is left out, and named.
+    require(&scenario, "base/2 + bundles/job/3", &logs);
+    let clash = "base/2 + bundles/job/3 + bundles/job/2";
+    until_synced(&mut scenario, &[clash, clash, "base/2 + bundles/job/3"]);
+    let detail = scenario.fleet.detail("sub-1").unwrap().summary.detail;
+    let left_out = "conflict: bundles/job/3 is left out: /etc/version is in base/2 too";
+    assert!(detail.contains(left_out), "{detail}");
+
+    // What a machine that leaves has of the bundle goes.
+    require(&scenario, "base/1", &["sub-2"]);
+    until_synced(&mut scenario, &["base/1", "base/1 + bundles/job/2", "base/1"]);
+    eventually("the task has ended", || match lines(&scenario.fleet.subs[0], "ends").len() {
+        0 => Err("it runs"),
+        _ => Ok(()),
+    });
+    Scenario::verify_one(&scenario.fleet.subs[0], &first);
+    assert_eq!(lines(&scenario.fleet.subs[1], "overlaps"), [""; 0]);
+}
