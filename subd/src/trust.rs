@@ -4,12 +4,13 @@
 //! |---|---|
 //! | [`verification`] | decides whether a plan leads to the signed tree and nothing else (core) |
 //! | [`contents`] | decides whether the content of computed files is signed (core) |
+//! | [`offered_images`] | the images that were offered last |
 //! | [`accepted_image`] | the file with the image that was accepted last |
 //!
 //! A dominator offers the signed part of the image, its signatures and the address of an object
-//! server before it sends a plan; of a composed image those of each part. None of these is trusted:
-//! signatures are verified first, and each further digest is verified by the one before, from the
-//! signed part to its tree. The composed image is composed here.
+//! server before it sends a plan. None of these is trusted: signatures are verified first, and each
+//! further digest is verified by the one before, from the signed part to its tree. Of a composed
+//! image each part is offered, and the image is composed here.
 //!
 //! # Invariants
 //!
@@ -27,11 +28,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use api::fault::{Fault, FaultCode};
-use api::subd::{OfferImageRequest, OfferedPart, PrepareRequest, SOURCES_MAX};
+use api::subd::{OfferImageRequest, PrepareRequest, SOURCES_MAX};
 use model::display::error_chain;
 use model::filter::Patterns;
 use model::image::Content;
-use model::image::composition::{PARTS_MAX, compose};
+use model::image::composition::compose;
 use model::image::required::RequiredImage;
 use model::lock::locked;
 use model::path::TreePath;
@@ -51,12 +52,14 @@ use tokio_util::task::TaskTracker;
 use crate::machine::IdentitySource;
 use crate::state::Snapshot;
 use crate::state::persisted_state::StateDirectory;
+use crate::trust::offered_images::OfferedImages;
 use crate::trust::verification::{
     AcceptedImage, Refusal, SigningPolicy, UpdateCase, VerifiedUpdate,
 };
 
 pub mod accepted_image;
 pub mod contents;
+mod offered_images;
 pub mod verification;
 
 /// How long an offer waits for the directories of the tree before it answers `Busy`.
@@ -84,7 +87,7 @@ pub struct TrustArgs {
     pub allow_older_images: bool,
 }
 
-/// Decides which images are accepted; holds the one that was offered last.
+/// Decides which images are accepted; holds those that were offered last.
 #[derive(Debug)]
 pub struct Trust {
     /// `None` where keys were trusted once and no flag names them now.
@@ -92,8 +95,7 @@ pub struct Trust {
     needed: u32,
     allow_older: bool,
     state: Arc<StateDirectory>,
-    /// It was signed by enough keys at that time, and has its complete tree.
-    offered: Mutex<Option<Arc<RequiredImage>>>,
+    offered: Mutex<OfferedImages>,
     /// The signatures of the content of computed files that were offered last.
     contents: Mutex<Arc<[Signature]>>,
     /// Where the host name of the machine is read.
@@ -215,21 +217,17 @@ impl Trust {
         request: OfferImageRequest,
         scanned: Option<Tree>,
     ) -> Result<(), Fault> {
-        let OfferImageRequest { parts, sources } = request;
-        let are_few = |part: &OfferedPart| IMAGE_SIGNATURES.allow(&part.signatures);
-        let is_small = parts.len() <= PARTS_MAX && sources.len() <= SOURCES_MAX;
-        if !is_small || !parts.iter().all(are_few) {
-            let text = "the offer has too many parts, signatures or sources";
+        let OfferImageRequest { content, signatures, sources } = request;
+        if !IMAGE_SIGNATURES.allow(&signatures) || sources.len() > SOURCES_MAX {
+            let text = "the offer has too many signatures or sources";
             return Err(Fault::new(FaultCode::TooLarge, text));
         }
         let trust = Arc::clone(self);
-        let parts = crate::blocking(move || {
+        let (content, signatures) = crate::blocking(move || {
             let trust_state = trust.trust_state().map_err(|refusal| fault_of(&refusal))?;
-            for OfferedPart { content, signatures } in &parts {
-                verification::verify_part(content, signatures, &trust.policy(&trust_state))
-                    .map_err(|refusal| fault_of(&refusal))?;
-            }
-            Ok::<_, Fault>(parts)
+            verification::verify_offer(&content, &signatures, &trust.policy(&trust_state))
+                .map_err(|refusal| fault_of(&refusal))?;
+            Ok((content, signatures))
         })
         .await?;
         let busy = || {
@@ -240,14 +238,14 @@ impl Trust {
         };
         let turn = tokio::time::timeout(OFFER_WAIT, Arc::clone(&self.turn).lock_owned());
         let turn = turn.await.map_err(|_| busy())?;
-        if self.take_signatures(&parts)? {
+        if locked(&self.offered).sign(&content, &signatures) {
             return Ok(());
         }
         // In a task of its own, so that it finishes even if the caller disconnects.
         let trust = Arc::clone(self);
         let getting = self.tasks.spawn(async move {
             let stop = trust.stop.clone();
-            let getting = trust.get(parts, &sources, scanned);
+            let getting = trust.get(content, signatures, &sources, scanned);
             let result = stop.run_until_cancelled(getting).await;
             drop(turn);
             result.unwrap_or_else(|| Err(Fault::new(FaultCode::Unavailable, "subd is stopping")))
@@ -284,45 +282,16 @@ impl Trust {
         forgotten.map_err(|error| Fault::new(FaultCode::Internal, error_chain(&error)))
     }
 
-    /// Replaces the signatures of the image that was offered last; false if `parts` are another
-    /// image.
-    fn take_signatures(&self, parts: &[OfferedPart]) -> Result<bool, Fault> {
-        let mut slot = locked(&self.offered);
-        let Some(offered) = slot.as_ref() else { return Ok(false) };
-        let contents = offered.signed_parts().map(|part| &part.content);
-        if !contents.eq(parts.iter().map(|part| &part.content)) {
-            return Ok(false);
-        }
-        let signed = offered.signed_parts().zip(parts).map(|(part, offered)| {
-            Arc::new(part.clone().with_signatures(offered.signatures.clone()))
-        });
-        let image = composed(signed.collect())?;
-        *slot = Some(Arc::new(image));
-        Ok(true)
-    }
-
     async fn get(
         &self,
-        parts: Vec<OfferedPart>,
+        content: Content,
+        signatures: Vec<Signature>,
         sources: &[String],
         scanned: Option<Tree>,
     ) -> Result<(), Fault> {
         if let Some(scanned) = &scanned {
             self.reader.store.share(scanned);
         }
-        let mut images = Vec::new();
-        for OfferedPart { content, signatures } in parts {
-            let tree = self.tree(&content, sources).await?;
-            let image = verified(content, tree).await?;
-            images.push(Arc::new(image.with_signatures(signatures)));
-        }
-        let image = crate::blocking(move || composed(images)).await?;
-        *locked(&self.offered) = Some(Arc::new(image));
-        Ok(())
-    }
-
-    /// Fetches the tree of a signed image from the first source that has it.
-    async fn tree(&self, content: &Content, sources: &[String]) -> Result<Tree, Fault> {
         let mut troubles = Vec::new();
         for source in sources {
             let got = match Peer::parse(source, SOURCE_PORT) {
@@ -334,7 +303,11 @@ impl Trust {
                 Err(error) => Err(error_chain(&error)),
             };
             match got {
-                Ok(tree) => return Ok(tree),
+                Ok(tree) => {
+                    let image = verified(content, tree).await?;
+                    locked(&self.offered).insert(image.with_signatures(signatures));
+                    return Ok(());
+                }
                 Err(why) => troubles.push(format!("{source}: {why}")),
             }
         }
@@ -370,19 +343,13 @@ impl Trust {
         exclusions: &Patterns,
     ) -> Result<VerifiedUpdate, Refusal> {
         let trust_state = self.trust_state()?;
-        let offered = locked(&self.offered).clone();
-        let offered = offered
-            .filter(|offered| offered.digest == request.image_digest)
-            .ok_or_else(|| Refusal::Unsigned { image: request.image.clone() })?;
-        let (image, contents) = (&*offered, &*Arc::clone(&locked(&self.contents)));
+        let parts = locked(&self.offered).parts(&request.image);
+        let parts = parts.map_err(|image| Refusal::Unsigned { image })?;
+        let image = compose(parts).map_err(|error| Refusal::Local { why: error.to_string() })?;
+        let (image, contents) = (&image, &*Arc::clone(&locked(&self.contents)));
         let case = UpdateCase { request, image, contents, scan, refused, exclusions };
         verification::verify_update(&case, &self.policy(&trust_state))
     }
-}
-
-/// Composes the image of these parts.
-fn composed(parts: Vec<Arc<RequiredImage>>) -> Result<RequiredImage, Fault> {
-    compose(parts).map_err(|error| Fault::new(FaultCode::BadRequest, error.to_string()))
 }
 
 /// Returns the image, if content and tree belong together.

@@ -33,7 +33,6 @@ use crate::{
     access::Access,
     method::{Effect, Method},
 };
-use model::image::required::RequiredImage;
 use model::image::{Content, HealthCheck, ImageName};
 use model::object::ObjectId;
 use model::plan::Plan;
@@ -330,40 +329,19 @@ impl Method for SetConfiguration {
 /// The most sources in one offer.
 pub const SOURCES_MAX: usize = 64;
 
-/// Sends the signed part of an image with its signatures, before a Prepare for it; of a composed
-/// image those of each part. A sub that has trusted keys verifies them, fetches the directories of
-/// the trees by digest, and composes the image itself. It answers when it has them, and `busy`
-/// until then: ask again. A sub without trusted keys has nothing to do.
+/// Sends the signed part of an image with its signatures, before a Prepare for it. A sub that has
+/// trusted keys verifies them and fetches the directories of the tree by digest. It answers when it
+/// has them, and `busy` until then: ask again. A sub without trusted keys has nothing to do.
 pub enum OfferImage {}
-
-/// An image that is signed by itself.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct OfferedPart {
-    pub content: Content,
-    /// The signatures: at most [`model::signing::SIGNATURES_MAX`].
-    pub signatures: Vec<Signature>,
-}
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OfferImageRequest {
-    /// The parts in the order of the name, at most [`model::image::composition::PARTS_MAX`]; one if
-    /// the image is not composed.
-    pub parts: Vec<OfferedPart>,
+    pub content: Content,
+    /// The signatures: at most [`model::signing::SIGNATURES_MAX`].
+    pub signatures: Vec<Signature>,
     /// `host:port` of object servers that have the directories, tried in this order: at most
     /// [`SOURCES_MAX`].
     pub sources: Vec<String>,
-}
-
-impl OfferImageRequest {
-    /// Returns the offer of this image.
-    #[must_use]
-    pub fn new(image: &RequiredImage, sources: Vec<String>) -> Self {
-        let part = |part: &RequiredImage| OfferedPart {
-            content: part.content.clone(),
-            signatures: part.signatures.clone(),
-        };
-        Self { parts: image.signed_parts().map(part).collect(), sources }
-    }
 }
 
 impl Method for OfferImage {
@@ -375,12 +353,10 @@ impl Method for OfferImage {
     type Reply = Done;
 
     fn audit_details(request: &Self::Request) -> CallDetails {
-        let text = |part: &OfferedPart| {
-            let OfferedPart { content, signatures } = part;
-            format!("{} {} signatures={}", content.name, content.digest(), signatures.len())
-        };
         CallDetails::default()
-            .with_list("images", request.parts.iter().map(text))
+            .with("image", &request.content.name)
+            .with("digest", request.content.digest())
+            .with("signatures", request.signatures.len())
             .with_list("sources", &request.sources)
     }
 }

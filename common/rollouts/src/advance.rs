@@ -16,7 +16,7 @@ use crate::document::{
     Analysis, Document, Event, FailureEvent, Machine, MachineTask, MachineTaskState, Revision,
     Rollout, Step, StepState, name_of,
 };
-use crate::gate::Gate;
+use crate::gate::{Gate, pending};
 use crate::state::{RolloutRecord, SharedMachines, State, StoredRevision};
 use crate::{Answer, decide};
 
@@ -217,7 +217,10 @@ fn check_bundles(
     revision: Revision,
 ) -> Result<(), Obstacle> {
     let gate = Gate::new(state);
-    let next = Gate::ahead(state, BTreeMap::from([(environment, revision)]));
+    // What other rollouts are about to bring counts too.
+    let mut ahead = pending(state);
+    ahead.insert(environment, revision);
+    let next = Gate::ahead(state, ahead);
     let concerned =
         mdb.values().filter(|one| change(state, &gate, environment, revision, one).is_some());
     let mut hosts: BTreeMap<(String, String), &String> = BTreeMap::new();
@@ -226,9 +229,10 @@ fn check_bundles(
         hosts.entry(images).or_insert(&machine.hostname);
     }
     for ((from, to), host) in hosts {
-        let before = view.left_out(&from).unwrap_or_default();
-        let after = view.left_out(&to);
-        let after = after.ok_or_else(|| Obstacle::Waits(format!("waits for {to} to be loaded")))?;
+        // The image of a machine may be missing: that must not hold up all others.
+        let (Some(before), Some(after)) = (view.left_out(&from), view.left_out(&to)) else {
+            continue;
+        };
         let lost = after.iter().find(|(bundle, _)| !before.contains_key(*bundle));
         if let Some((bundle, why)) = lost {
             let text = format!("{host} cannot have {bundle} in {to}: {why}");
@@ -429,9 +433,6 @@ fn check_plan(
     let environment = state.environments.get(&step.environment);
     let revision = environment.and_then(|one| one.revisions.get(&step.revision?));
     let Some(revision) = revision.filter(|_| !rollout.goes_back(step)) else { return Ok(()) };
-    if step.state == StepState::Planning {
-        check_bundles((state, mdb), view, &step.environment, plan.revision)?;
-    }
     let strategy = &revision.definition.strategy;
     let from = &strategy.requires_from;
     // Machines that leave the environment get what others say.
@@ -463,7 +464,10 @@ fn check_plan(
             return Err(Obstacle::Waits(format!("{image} is too new: it is taken from {from}")));
         }
     }
-    Ok(())
+    match step.state {
+        StepState::Planning => check_bundles((state, mdb), view, &step.environment, plan.revision),
+        _ => Ok(()),
+    }
 }
 
 fn is_mixed(state: &State, step: &Step) -> bool {

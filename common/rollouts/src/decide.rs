@@ -1,5 +1,6 @@
 //! What happens next to a rollout, and why.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
@@ -9,8 +10,8 @@ use crate::batch::{Batch, Pace, batch};
 use crate::constraints::{Cleanup, Edge, cleanups, edges};
 use crate::dependencies::{Dependencies, scanned};
 use crate::document::{
-    Direction, Document, Environment, Event, Rollout, RolloutState, Scan, StartEvent, Step,
-    StepState,
+    Direction, Document, Environment, Event, MachineTaskState, Rollout, RolloutState, Scan,
+    StartEvent, Step, StepState,
 };
 use crate::lock::{Lock, lock};
 use crate::machine_tasks::{Actions, machine_tasks};
@@ -84,11 +85,7 @@ pub fn decide(document: &Document) -> Answer {
             && !former.into_iter().any(|one| one.id == step.id && one.state == state)
     };
     let ids = |steps: Vec<&Step>| steps.iter().map(|step| step.id.clone()).collect::<Vec<_>>();
-    let batches = steps.iter().filter(|step| step.state.is_on_machines()).filter_map(|step| {
-        let environment = document.environment(&step.environment)?;
-        Some(batch(document, Pace::of(environment, rollout.as_ref()?, step), step))
-    });
-    let batches: Vec<Batch> = batches.collect();
+    let batches = batches(document, rollout.as_ref());
     let graph = edges(document, &dependencies, rollout.as_ref());
     let is_known = |step: &&Step| {
         document.rollout.iter().flat_map(|one| &one.steps).any(|one| one.id == step.id)
@@ -113,6 +110,30 @@ pub fn decide(document: &Document) -> Answer {
         rollout,
         pending,
     }
+}
+
+/// Returns what each step on machines does now. A machine that one of them takes down does not
+/// serve another one that concerns it too.
+fn batches(document: &Document, rollout: Option<&Rollout>) -> Vec<Batch> {
+    let Some(rollout) = rollout else { return Vec::new() };
+    let steps: Vec<&Step> =
+        rollout.steps.iter().filter(|step| step.state.is_on_machines()).collect();
+    let mut seen = Cow::Borrowed(document);
+    let mut batches: Vec<Batch> = Vec::new();
+    for (index, step) in steps.iter().enumerate() {
+        let Some(environment) = document.environment(&step.environment) else { continue };
+        let batch = batch(&seen, Pace::of(environment, rollout, step), step);
+        if index + 1 < steps.len() && !batch.hosts.is_empty() {
+            let taken: BTreeSet<&String> = batch.hosts.iter().collect();
+            let machines = seen.to_mut().machines.iter_mut();
+            let tasks = machines.filter(|machine| taken.contains(&machine.host));
+            for task in tasks.flat_map(|machine| &mut machine.tasks) {
+                task.state = MachineTaskState::Starting;
+            }
+        }
+        batches.push(batch);
+    }
+    batches
 }
 
 /// Lets the event of `document` happen to `rollout`, and nothing that follows from it.

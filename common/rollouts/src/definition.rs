@@ -161,10 +161,6 @@ impl EnvironmentEdit {
         let group = definition.group.filter(|group| !group.is_empty());
         let definition = Definition { group, ..definition };
         definition.check()?;
-        if before.is_some_and(|one| one.source.is_bundle() != definition.source.is_bundle()) {
-            let why = "an environment has bundles for ever, or never: make another one";
-            return Err(KeyError::new(&format!("{}.source", definition.name), why));
-        }
         Ok(definition)
     }
 }

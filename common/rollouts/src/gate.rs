@@ -120,8 +120,12 @@ impl<'a> Gate<'a> {
         let mut parts: Vec<ImageName> = ImageName::new(image).into_iter().collect();
         let room = PARTS_MAX - parts.iter().flat_map(ImageName::parts).count();
         let (fitting, surplus) = bundles.split_at(bundles.len().min(room));
-        let of_bundles = fitting.iter().filter_map(|one| one.stored.definition.source.image());
-        parts.extend(of_bundles.cloned());
+        for bundle in fitting.iter().filter_map(|one| one.stored.definition.source.image()) {
+            // The machine database, or another environment, may name it too.
+            if !parts.iter().flat_map(ImageName::parts).any(|part| part == *bundle) {
+                parts.push(bundle.clone());
+            }
+        }
         let composed = ImageName::composed(&parts).map(String::from);
         Some(Gated {
             image: composed.unwrap_or_else(|_| image.clone()),
@@ -152,7 +156,7 @@ pub fn effective(state: &State, mdb: &SharedMachines) -> SharedMachines {
 }
 
 /// Returns the revisions that environments get.
-fn pending(state: &State) -> BTreeMap<&str, Revision> {
+pub(crate) fn pending(state: &State) -> BTreeMap<&str, Revision> {
     let steps = state.unfinished().flat_map(|record| &record.rollout.steps);
     let open =
         steps.filter(|step| step.direction == Direction::Forward && !step.state.is_finished());

@@ -47,11 +47,9 @@ pub struct ClaimSettings {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UpdateClaim {
     pub demand: Demand,
-    /// The image; `None` if it is not known.
-    pub image: Option<ImageName>,
-    /// True if the machine has another image now. Only then the result counts for the image, and
-    /// the claim waits when updates to the image have stopped.
-    pub is_new: bool,
+    /// The parts of the image that the machine does not have now. The result counts for them, and
+    /// the claim waits when updates to one of them have stopped.
+    pub new_parts: Vec<ImageName>,
 }
 
 /// A claim of a machine.
@@ -63,8 +61,8 @@ pub enum Claim {
     UnderWay(UpdateClaim),
     /// For a fetch.
     Fetch(Download),
-    /// None: the machine cannot get this image, because paths are blocked.
-    Blocked(ImageName),
+    /// None: the machine cannot get an image with these new parts, because paths are blocked.
+    Blocked(Vec<ImageName>),
     /// None: the machine has this image, and it or its tasks are not healthy, or are so again.
     Health { image: ImageName, is_ill: bool },
 }
@@ -203,13 +201,17 @@ impl ClaimTable {
     pub fn claim(&mut self, claimant: ClaimantId, claim: Claim, now: Now) {
         match claim {
             Claim::Fetch(download) => self.network.ask(claimant, download),
-            Claim::Blocked(image) => {
-                self.record(claimant, &image, Some(UpdateFailure::Blocked), now);
+            Claim::Blocked(new_parts) => {
+                for image in &new_parts {
+                    self.record(claimant, image, Some(UpdateFailure::Blocked), now);
+                }
             }
             Claim::Health { image, is_ill } => {
-                if self.breaker.has_result(claimant, &image) {
-                    let result = is_ill.then_some(UpdateFailure::Unhealthy);
-                    self.record(claimant, &image, result, now);
+                let result = is_ill.then_some(UpdateFailure::Unhealthy);
+                for image in image.parts() {
+                    if self.breaker.has_result(claimant, &image) {
+                        self.record(claimant, &image, result, now);
+                    }
                 }
             }
             Claim::UnderWay(update) => {
@@ -263,10 +265,10 @@ impl ClaimTable {
                     UpdateEnd::Good => Some(None),
                     UpdateEnd::Failed(failed) => Some(Some(failed)),
                 };
-                if let (Some(HeldClaim { update, .. }), Some(result)) = (held, result)
-                    && let Some(image) = update.image.filter(|_| update.is_new)
-                {
-                    self.record(claimant, &image, result, now);
+                if let (Some(HeldClaim { update, .. }), Some(result)) = (held, result) {
+                    for image in &update.new_parts {
+                        self.record(claimant, image, result, now);
+                    }
                 }
             }
         }
@@ -287,10 +289,7 @@ impl ClaimTable {
         self.stopped_version += 1;
         // Updates to the image that have not begun wait.
         for (&claimant, held) in &mut self.updates {
-            if held.state != ClaimState::Begun
-                && held.update.is_new
-                && held.update.image.as_ref() == Some(image)
-            {
+            if held.state != ClaimState::Begun && held.update.new_parts.contains(image) {
                 held.state = ClaimState::Waiting;
                 self.budget.release(claimant);
                 self.changed.insert(claimant);
@@ -306,7 +305,7 @@ impl ClaimTable {
         }
         self.stopped_version += 1;
         for (&claimant, held) in &self.updates {
-            if held.state == ClaimState::Waiting && held.update.image.as_ref() == Some(image) {
+            if held.state == ClaimState::Waiting && held.update.new_parts.contains(image) {
                 self.budget.ask(claimant, held.update.demand.clone());
                 self.changed.insert(claimant);
             }
@@ -368,8 +367,7 @@ impl ClaimTable {
     }
 
     fn stop_of(&self, update: &UpdateClaim) -> Option<&StoppedImage> {
-        let image = update.image.as_ref().filter(|_| update.is_new)?;
-        self.breaker.stop_of(image)
+        update.new_parts.iter().find_map(|image| self.breaker.stop_of(image))
     }
 
     fn is_open(&self, now: Now) -> bool {

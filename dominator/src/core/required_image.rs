@@ -38,11 +38,30 @@ pub fn required(
     default: Option<&DefaultImage>,
     rollback: Option<&Rollback>,
 ) -> Option<ImageName> {
-    let ordinary = ordinary(machine, default);
-    match rollback.filter(|rollback| ordinary.as_ref() == Some(&rollback.from)) {
-        Some(rollback) => Some(rollback.image.clone()),
-        None => ordinary,
+    let ordinary = ordinary(machine, default)?;
+    Some(rollback.and_then(|rollback| rolled_back(&ordinary, rollback)).unwrap_or(ordinary))
+}
+
+/// Returns the image of a machine that is rolled back, whose image would be `ordinary`; `None` if
+/// the rollback is of no effect. It takes back the parts of the image that it is from, and leaves
+/// others as they are: bundles may come and go.
+#[must_use]
+pub fn rolled_back(ordinary: &ImageName, rollback: &Rollback) -> Option<ImageName> {
+    let Rollback { from, image, .. } = rollback;
+    if ordinary == from {
+        return Some(image.clone());
     }
+    let parts = |name: &ImageName| name.parts().collect::<Vec<_>>();
+    let (from, image, mut now) = (parts(from), parts(image), parts(ordinary));
+    let removed: Vec<&ImageName> = from.iter().filter(|part| !image.contains(part)).collect();
+    let added = image.iter().filter(|part| !from.contains(part)).cloned();
+    let first = now.iter().position(|part| Some(&part) == removed.first())?;
+    if !removed.iter().all(|part| now.contains(part)) {
+        return None;
+    }
+    now.splice(first..=first, added);
+    now.retain(|part| !removed.contains(&part));
+    ImageName::composed(&now).ok()
 }
 
 /// Counts those of `machines` whose record names no image, and those of them that would be updated
@@ -122,6 +141,32 @@ mod tests {
                 expected,
                 "{before:?} {after:?}"
             );
+        }
+    }
+
+    #[test]
+    fn a_rollback_takes_back_what_was_changed_whatever_bundles_come_and_go() {
+        let name = |text: &str| ImageName::new(text).unwrap();
+        // From an image to its former one, and what is ordinary then.
+        let table = [
+            ("web/2", "web/1", "web/2", Some("web/1")),
+            ("web/2", "web/1", "web/3", None),
+            ("web/2", "web/1", "web/2 + job/1", Some("web/1 + job/1")),
+            ("web/2 + job/1", "web/1 + job/1", "web/2 + job/2", Some("web/1 + job/2")),
+            ("web/2 + job/1", "web/1 + job/1", "web/2", Some("web/1")),
+            ("web/2 + job/2", "web/2 + job/1", "web/3 + job/2 + x", Some("web/3 + job/1 + x")),
+            ("web/2 + job/2", "web/2 + job/1", "web/2 + job/3", None),
+            ("web/2 + job/2", "web/1 + job/1", "web/2 + job/2", Some("web/1 + job/1")),
+            ("web/2 + job/2", "web/1 + job/1", "web/2 + job/3", None),
+            ("web/2 + job/1", "web/2", "web/3 + job/1", Some("web/3")),
+            ("web/2", "web/2 + job/1", "web/2", Some("web/2 + job/1")),
+            ("web/2", "web/2 + job/1", "web/3", None),
+        ];
+        for (from, image, ordinary, expected) in table {
+            let (who, why, since) = ("ann".to_owned(), "so".to_owned(), Time::default());
+            let rollback = Rollback { from: name(from), image: name(image), who, why, since };
+            let got = rolled_back(&name(ordinary), &rollback);
+            assert_eq!(got, expected.map(name), "{from} to {image}: {ordinary}");
         }
     }
 

@@ -16,7 +16,7 @@ use model::image::ImageName;
 use model::mdb::Machine;
 use serde::{Deserialize, Serialize};
 
-use crate::core::required_image::{ordinary, required};
+use crate::core::required_image::{ordinary, required, rolled_back};
 
 /// How many machines an error names.
 const NAMED_MAX: usize = 10;
@@ -96,7 +96,7 @@ impl Rollbacks {
     #[must_use]
     pub fn of(&self, record: &Machine, default: Option<&DefaultImage>) -> Option<&Arc<Rollback>> {
         let rollback = self.by_host.get(&record.hostname)?;
-        (ordinary(record, default).as_ref() == Some(&rollback.from)).then_some(rollback)
+        rolled_back(&ordinary(record, default)?, rollback).is_some().then_some(rollback)
     }
 
     /// Returns the images that a machine with this record must have and will get next.

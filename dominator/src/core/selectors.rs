@@ -85,7 +85,7 @@ impl Selection {
         let ListSubsRequest { statuses, images, locations, tags, .. } = &self.request;
         (statuses.is_empty() || statuses.contains(&status))
             && self.hosts.as_ref().is_none_or(|hosts| hosts.is_match(&machine.hostname))
-            && within(images, image)
+            && image.split(" + ").any(|part| within(images, part))
             && within(locations, &machine.location)
             && tags.iter().all(|tag| tag.is_of(machine))
     }

@@ -236,9 +236,9 @@ mod tests {
             location: String::new(),
             since: Duration::ZERO,
         };
-        let image = Some(ImageName::new(image).unwrap());
+        let new_parts = vec![ImageName::new(image).unwrap()];
         let claimant = claim_service.enroll(Arc::default());
-        claim_service.claim(claimant, Claim::UnderWay(UpdateClaim { demand, image, is_new: true }));
+        claim_service.claim(claimant, Claim::UnderWay(UpdateClaim { demand, new_parts }));
         claim_service.release(claimant, Release::Update(UpdateEnd::Failed(UpdateFailure::Stuck)));
     }
 

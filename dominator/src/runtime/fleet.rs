@@ -219,8 +219,12 @@ impl FleetState {
         if !machines.is_empty() {
             let records = self.effective.values();
             for name in records.flat_map(|record| rollbacks.images_of(record, default)) {
-                if let Some(count) = machines.get_mut(&name) {
-                    *count += 1;
+                // Parts have remarks of their own.
+                let itself = name.is_composed().then(|| name.clone());
+                for name in name.parts().chain(itself) {
+                    if let Some(count) = machines.get_mut(&name) {
+                        *count += 1;
+                    }
                 }
             }
         }

@@ -61,7 +61,7 @@ fn exists(directory: &Directory) -> Result<bool, RootError> {
 pub fn load(state: &StateDirectory) -> Result<Option<AcceptedImage>, UnreadableError> {
     let saved: Durable<Option<AcceptedImage>, _, _> =
         Durable::load_or_default_as(state.file(state.directory(), NAME, BYTES_MAX), PrettyJson)?;
-    Ok(Option::clone(&saved.get()))
+    Ok(Option::clone(&saved.get()).map(AcceptedImage::with_lines))
 }
 
 /// Writes which image was accepted last, with the content that was accepted with it, durably. Of

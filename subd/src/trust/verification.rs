@@ -50,8 +50,9 @@ pub struct AcceptedImage {
     /// The digests of what it is composed of, or its own.
     #[serde(default)]
     pub parts: BTreeSet<ObjectId>,
-    /// Of each [line](line_of) of parts the one that was signed last. In the file also of lines
-    /// that it does not have.
+    /// Of each line of parts the one that was signed last. All images with a filter are one line
+    /// (`/`), and so are the bundles of each directory. In the file also of lines that it does not
+    /// have.
     #[serde(default)]
     pub lines: BTreeMap<String, AcceptedPart>,
     /// In the file: the signed content that computed files have, or had last. Of an update: what
@@ -81,26 +82,35 @@ impl fmt::Display for AcceptedPart {
 }
 
 impl AcceptedImage {
+    /// Returns the record with its lines, if an earlier release has written it without. Of what
+    /// kind the image is was not written: it counts as both.
+    #[must_use]
+    pub fn with_lines(mut self) -> Self {
+        if self.lines.is_empty() {
+            let (image, digest) = (self.image.clone(), self.digest);
+            let directory = image.directory().unwrap_or(NO_DIRECTORY).to_owned();
+            let part = AcceptedPart { image, digest, signed: self.signed };
+            self.lines = [(FULL.to_owned(), part.clone()), (directory, part)].into();
+        }
+        self
+    }
+
     /// True if the machine has the image with this digest, or an image that is composed of it.
     fn has(&self, digest: &ObjectId) -> bool {
         self.digest == *digest || self.parts.contains(digest)
     }
 
-    /// Returns what was accepted last of a line.
-    fn last_of(&self, line: &str) -> Option<AcceptedPart> {
-        match self.lines.get(line) {
-            // The record of an earlier release.
-            None if self.lines.is_empty() && line == FULL => {
-                let (image, digest) = (self.image.clone(), self.digest);
-                Some(AcceptedPart { image, digest, signed: self.signed })
-            }
-            part => part.cloned(),
-        }
+    /// Returns a time that is known to have passed, in seconds after 1970-01-01 UTC.
+    fn passed(&self) -> u64 {
+        self.lines.values().map(|part| part.signed).fold(self.signed, u64::max)
     }
 }
 
 /// The line of images with a filter.
 const FULL: &str = "/";
+
+/// The line of bundles in no directory.
+const NO_DIRECTORY: &str = ".";
 
 /// The most lines that are remembered.
 const LINES_MAX: usize = 1_000;
@@ -109,7 +119,7 @@ const LINES_MAX: usize = 1_000;
 /// All images with a filter are one line, and the bundles of each directory.
 fn line_of(content: &Content) -> &str {
     match content.is_sparse() {
-        true => content.name.directory().unwrap_or("."),
+        true => content.name.directory().unwrap_or(NO_DIRECTORY),
         false => FULL,
     }
 }
@@ -243,49 +253,68 @@ fn others(more: usize) -> String {
     if more == 0 { String::new() } else { format!(", nor would {more} others") }
 }
 
-/// Returns the record of an image that is not composed, if enough trusted keys have signed it and
-/// it is not older than what was accepted last of its line.
+/// Verifies the signatures of an image that is offered, which may become a part of another one.
 ///
 /// # Errors
 ///
 /// [`Refusal::Unendorsed`], [`Refusal::Older`].
-pub fn verify_part(
+pub fn verify_offer(
     content: &Content,
     signatures: &[Signature],
     policy: &SigningPolicy<'_>,
-) -> Result<AcceptedPart, Refusal> {
-    let (image, digest) = (&content.name, content.digest());
-    let last = policy.last.and_then(|last| last.last_of(line_of(content)));
-    let is_last = policy.last.is_some_and(|last| last.has(&digest));
-    let passed = policy.last.map_or(0, |last| last.signed);
-    let SigningPolicy { keys, needed, now, .. } = *policy;
-    // The present image may be repaired even when its signatures have expired.
-    let endorsing = Policy { keys, needed, now, passed, even_expired: is_last };
-    let Endorsed { signed, .. } = endorse(image, &digest, signatures, &endorsing)
-        .map_err(|error| Refusal::Unendorsed { why: error.to_string() })?;
-    match last {
-        // An accepted image stays as new as it was when it was accepted.
-        Some(last) if is_last => {
-            Ok(AcceptedPart { image: image.clone(), digest, signed: signed.max(last.signed) })
-        }
-        // Of two images that were signed in the same second it is not known which is newer.
-        Some(last) if signed <= last.signed && !policy.allow_older => {
-            Err(Refusal::Older { image: image.clone(), signed, last })
-        }
-        _ => Ok(AcceptedPart { image: image.clone(), digest, signed }),
-    }
+) -> Result<(), Refusal> {
+    verify_part(content, signatures, true, policy).map(drop)
 }
 
-/// Returns the record of an image, if each of its parts is accepted.
+/// Returns the record of an image that is not composed, if enough trusted keys have signed it, and
+/// it is not older than what was accepted last of its line. A bundle is neither older than the last
+/// image with a filter, unless it `has_base`: it comes beside such an image.
+fn verify_part(
+    content: &Content,
+    signatures: &[Signature],
+    has_base: bool,
+    policy: &SigningPolicy<'_>,
+) -> Result<AcceptedPart, Refusal> {
+    let (image, digest) = (content.name.clone(), content.digest());
+    let is_kept = policy.last.is_some_and(|last| last.has(&digest));
+    let passed = policy.last.map_or(0, AcceptedImage::passed);
+    let SigningPolicy { keys, needed, now, .. } = *policy;
+    // The present image may be repaired even when its signatures have expired.
+    let endorsing = Policy { keys, needed, now, passed, even_expired: is_kept };
+    let Endorsed { signed, .. } = endorse(&image, &digest, signatures, &endorsing)
+        .map_err(|error| Refusal::Unendorsed { why: error.to_string() })?;
+    let line = line_of(content);
+    let lines = [Some(line), (!has_base).then_some(FULL)];
+    let last_of = |line: &str| policy.last.and_then(|last| last.lines.get(line));
+    for last in lines.into_iter().flatten().filter_map(last_of) {
+        // Of two images that were signed in the same second it is not known which is newer.
+        let is_older = signed <= last.signed && last.digest != digest;
+        if is_older && !is_kept && !policy.allow_older {
+            return Err(Refusal::Older { image, signed, last: last.clone() });
+        }
+    }
+    // An accepted image stays as new as it was when it was accepted.
+    let before = last_of(line).filter(|last| last.digest == digest).map_or(0, |last| last.signed);
+    Ok(AcceptedPart { image, digest, signed: signed.max(before) })
+}
+
+/// Returns the record of an image, if each of its parts is accepted. Those that are left out of it
+/// are not recorded.
 fn verify_image(
     image: &RequiredImage,
     policy: &SigningPolicy<'_>,
 ) -> Result<AcceptedImage, Refusal> {
+    let has_base = !image.content.is_sparse();
+    let verify = |part: &RequiredImage| {
+        verify_part(&part.content, &part.signatures, has_base, policy)
+            .map(|accepted| (line_of(&part.content).to_owned(), accepted))
+    };
+    image.signed_parts().try_for_each(|part| verify(part).map(drop))?;
     let (mut parts, mut lines) = (BTreeSet::new(), BTreeMap::<String, AcceptedPart>::new());
-    for part in image.signed_parts() {
-        let accepted = verify_part(&part.content, &part.signatures, policy)?;
+    for part in image.used_parts() {
+        let (line, accepted) = verify(part)?;
         parts.insert(accepted.digest);
-        let newest = lines.entry(line_of(&part.content).to_owned()).or_insert(accepted.clone());
+        let newest = lines.entry(line).or_insert_with(|| accepted.clone());
         if newest.signed < accepted.signed {
             *newest = accepted;
         }

@@ -271,15 +271,23 @@ async fn update(
 
 /// Offers a signed image to the machine. False if the machine cannot take it now.
 async fn offer(machine: &Machine, order: &Order) -> Result<bool, ToolError> {
-    if !order.image.is_signed() {
-        return Ok(true);
+    for part in order.image.signed_parts().filter(|part| !part.signatures.is_empty()) {
+        let request = OfferImageRequest {
+            content: part.content.clone(),
+            signatures: part.signatures.clone(),
+            sources: order.sources.clone(),
+        };
+        match machine.call::<OfferImage>(&request).await {
+            // A machine without this method accepts unsigned images.
+            Err(error) if error.code() == Some(FaultCode::NoMethod) => return Ok(true),
+            other => {
+                if !accepted(other)? {
+                    return Ok(false);
+                }
+            }
+        }
     }
-    let request = OfferImageRequest::new(&order.image, order.sources.clone());
-    match machine.call::<OfferImage>(&request).await {
-        // A machine without this method accepts unsigned images.
-        Err(error) if error.code() == Some(FaultCode::NoMethod) => Ok(true),
-        other => accepted(other),
-    }
+    Ok(true)
 }
 
 /// Stages the update. False if the machine has changed since it was compared.

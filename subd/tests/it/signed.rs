@@ -3,9 +3,7 @@
 use std::path::Path;
 
 use api::fault::{Fault, FaultCode};
-use api::subd::{
-    OfferImage, OfferImageRequest, OfferedPart, PollReply, PrepareRequest, SetConfiguration,
-};
+use api::subd::{OfferImage, OfferImageRequest, PollReply, PrepareRequest, SetConfiguration};
 use bytes::Bytes;
 use certs::signing_key::SigningKey;
 use model::image::{Content, FORMAT, HealthCheck};
@@ -46,7 +44,7 @@ fn offer(image: u64, want: &Tree, signed: u64, sources: &[&Source]) -> OfferImag
     let statement = Statement { image, digest, signed, expires: None };
     let signatures = vec![key().sign(&statement).unwrap()];
     let sources = sources.iter().map(|source| source.address.clone()).collect();
-    OfferImageRequest { parts: vec![OfferedPart { content, signatures }], sources }
+    OfferImageRequest { content, signatures, sources }
 }
 
 /// Gives `source` all directories of `tree`.
@@ -89,7 +87,7 @@ async fn directories_are_what_their_digests_say_or_nothing_is_accepted() {
     assert_eq!(lied.code, FaultCode::Unavailable, "{lied}");
     let (reply, plan) = sub.plan(&want).await;
     sub.fetch_for(1, &source, &plan).await;
-    let digest = offer(1, &want, 100, &[]).parts[0].content.digest();
+    let digest = offer(1, &want, 100, &[]).content.digest();
     let order = |reply: &PollReply, plan: Plan| PrepareRequest {
         image_digest: digest,
         ..request(1, reply, &want, plan)

@@ -48,12 +48,6 @@ impl RequiredImage {
         itself.into_iter().chain(self.parts.iter().map(|part| &**part))
     }
 
-    /// True if there are signatures of it, or of a part.
-    #[must_use]
-    pub fn is_signed(&self) -> bool {
-        self.signed_parts().any(|part| !part.signatures.is_empty())
-    }
-
     /// True if `other` has the same signatures.
     #[must_use]
     pub fn is_signed_as(&self, other: &Self) -> bool {

@@ -113,6 +113,10 @@ impl State {
         }
         let kept = former.definition().filter(|_| !whole);
         let definition = edit.apply(kept).map_err(|error| invalid(&error))?;
+        if newest > 0 && former.has_bundles() != definition.source.is_bundle() {
+            let why = "an environment has bundles for ever, or never: make another one";
+            return Err(invalid(&KeyError::new(&format!("{name}.source"), why)));
+        }
         let outcome = |revision, what: &str| EditOutcome {
             name: name.clone(),
             revision,

@@ -132,3 +132,38 @@ fn one_task_is_stopped_before_another_is_started() {
     "#]]
     .assert_eq(&said.concat());
 }
+
+/// Two steps of one rollout that concern the same machines.
+#[test]
+fn steps_do_not_take_down_more_together_than_each_may() {
+    let machines: Vec<Value> = (1..=4)
+        .map(|number| {
+            let task = |name: &str| {
+                // Two machines have the second one already.
+                let revision = if name == "b" && number <= 2 { 2 } else { 1 };
+                json!({"environment": name, "revision": revision, "state": "running"})
+            };
+            let environments = json!(["a", "b"]);
+            let host = format!("m{number}");
+            let tasks = [task("a"), task("b")];
+            json!({"host": host, "environments": environments, "tasks": tasks})
+        })
+        .collect();
+    let environment = |name: &str| {
+        let strategy = json!({"min_healthy_percent": 50, "canary": 0});
+        json!({"name": name, "desired": 2, "committed": 1, "strategy": strategy})
+    };
+    let step = |name: &str| {
+        let state = "applying";
+        json!({"id": name, "environment": name, "revision": 2, "from": 1, "state": state})
+    };
+    let document = json!({
+        "environments": [environment("a"), environment("b")],
+        "rollout": {"id": "r1", "state": "running", "steps": [step("a"), step("b")]},
+        "machines": machines,
+    });
+    let answer = answer(&document);
+    let hosts: Vec<&[String]> = answer.batches.iter().map(|batch| &*batch.hosts).collect();
+    let first = ["m1".to_owned(), "m2".to_owned()];
+    assert_eq!(hosts, [&first[..], &[]]);
+}

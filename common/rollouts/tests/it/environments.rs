@@ -597,4 +597,33 @@ fn an_environment_has_bundles_or_images() {
     for (change, message) in table {
         assert_eq!(edit(&mut state, &mdb, change), said(400, message));
     }
+    let whole = bundle("web", &["web"], "l0");
+    let message = "web.source: an environment has bundles for ever, or never: make another one";
+    assert_eq!(edit_with(&mut state, &mdb, whole, true), said(400, message));
+}
+
+#[test]
+fn a_bundle_that_is_named_twice_is_there_once() {
+    let mdb = mdb("web1 i0 + l0, web2 i0");
+    let mut state = State::default();
+    for name in ["log", "logs"] {
+        edit(&mut state, &mdb, bundle(name, &["web"], "l0")).unwrap();
+        assert_eq!(carried_out(&mut state, &mdb, &format!("{name}@1"), Kind::User), DONE);
+        assert_eq!(images(&state, &mdb), "web1 i0 + l0, web2 i0 + l0");
+    }
+}
+
+#[test]
+fn rollouts_that_do_not_fit_together_are_not_carried_out_both() {
+    let mdb = mdb("web1 i0, web2 i0");
+    let mut state = State::default();
+    let mut log = bundle("log", &["web"], "l3");
+    log["approval"] = json!({"voters": ["bob"], "min_approvals": 1});
+    edit(&mut state, &mdb, log).unwrap();
+    edit(&mut state, &mdb, environment("web", "i1")).unwrap();
+    let first = start(&mut state, "log@1", Kind::User).unwrap();
+    go_on(&mut state, &mdb, 0);
+    assert_eq!(shown(&state, first), "running: ");
+    let refused = "rolled_back: web failed: web1 cannot have l3 in i1 + l3: /x is taken";
+    assert_eq!(carried_out(&mut state, &mdb, "web@1", Kind::User), refused);
 }

@@ -32,14 +32,14 @@ fn new(name: &str) -> UpdateClaim {
         location: String::new(),
         since: Duration::ZERO,
     };
-    UpdateClaim { demand, image: Some(image(name)), is_new: true }
+    UpdateClaim { demand, new_parts: vec![image(name)] }
 }
 
 /// A repair of drift.
 fn drifted(name: &str) -> UpdateClaim {
     let update = new(name);
     let demand = Demand { class: UpdateClass::Repair, ..update.demand };
-    UpdateClaim { demand, is_new: false, ..update }
+    UpdateClaim { demand, new_parts: Vec::new() }
 }
 
 /// A claim table that knows the activity of all machines.
@@ -100,6 +100,23 @@ fn when_updates_to_an_image_stop_nobody_begins_and_others_go_on() {
     fail(&mut claims, 3);
     assert!(claims.begin(ClaimantId(7)));
     assert_eq!(claims.stopped_version(), 2);
+}
+
+#[test]
+fn a_bad_part_stops_all_images_that_are_composed_of_it() {
+    let mut claims = claim_table(4);
+    let granted = Some(ClaimAnswer::Granted);
+    let parts = |names: &[&str]| {
+        let new_parts = names.iter().map(|name| image(name)).collect();
+        UpdateClaim { new_parts, ..new("any") }
+    };
+    for claimant in [1, 2] {
+        assert_eq!(ask(&mut claims, claimant, parts(&["bad"])), granted);
+        fail(&mut claims, claimant);
+    }
+    let answer = ask(&mut claims, 3, parts(&["bad", "job"]));
+    assert!(matches!(answer, Some(ClaimAnswer::Stopped(_))), "{answer:?}");
+    assert_eq!(ask(&mut claims, 4, parts(&["job"])), granted);
 }
 
 #[test]

@@ -91,7 +91,8 @@ impl Sub {
             return Continue(());
         };
         if self.blocked.counted.replace(image.digest) != Some(image.digest) {
-            step.effects.push(Effect::Claim(Claim::Blocked(image.name().clone())));
+            let claim = Claim::Blocked(self.new_parts(view, image));
+            step.effects.push(Effect::Claim(claim));
         }
         let mut detail = format!("{path}: {why}");
         if blocked.len() > 1 {

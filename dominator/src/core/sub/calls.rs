@@ -110,7 +110,7 @@ impl OfferedImage {
     fn is_of(&self, instance: u64, image: &RequiredImage) -> bool {
         self.instance == instance
             && self.image.digest == image.digest
-            && self.image.is_signed_as(image)
+            && self.image.signatures == image.signatures
     }
 }
 
@@ -122,7 +122,8 @@ impl OfferedImage {
 #[derive(Debug, Default)]
 pub(super) struct SignatureOffer {
     sent: Option<OfferedImage>,
-    accepted: Option<OfferedImage>,
+    /// Of a composed image each part.
+    accepted: Vec<OfferedImage>,
 }
 
 impl Sub {
@@ -220,7 +221,7 @@ impl Sub {
         }
         if failure.kind == FailureKind::Untrusted {
             // The machine has lost the signatures that it had accepted.
-            self.offer.accepted = None;
+            self.offer.accepted.clear();
         }
         // Without the settings of its image nothing else is ordered.
         let is_lasting = matches!(purpose, CallPurpose::Scan(_))
@@ -364,12 +365,20 @@ impl Sub {
         step: &mut Step<'_>,
     ) -> Check<()> {
         let instance = view.report.version.instance;
-        let is_known = |offer: &OfferedImage| offer.is_of(instance, image);
-        if !image.is_signed() || self.offer.accepted.as_ref().is_some_and(is_known) {
+        let itself = image.parts.is_empty().then_some(image);
+        let parts = || itself.into_iter().chain(&image.parts);
+        self.offer.accepted.retain(|offer| parts().any(|part| offer.is_of(instance, part)));
+        let is_known =
+            |part: &RequiredImage| self.offer.accepted.iter().any(|one| one.is_of(instance, part));
+        let Some(image) = parts().find(|part| !part.signatures.is_empty() && !is_known(part))
+        else {
             return Continue(());
-        }
-        let sources = step.context.sources.iter().take(SOURCES_MAX).cloned().collect();
-        let request = OfferImageRequest::new(image, sources);
+        };
+        let request = OfferImageRequest {
+            content: image.content.clone(),
+            signatures: image.signatures.clone(),
+            sources: step.context.sources.iter().take(SOURCES_MAX).cloned().collect(),
+        };
         let call = Call::Offer(Box::new(request));
         if self.call(CallPurpose::OfferSignatures, call, step) {
             self.offer.sent = Some(OfferedImage { instance, image: Arc::clone(image) });
@@ -380,7 +389,7 @@ impl Sub {
 
     /// Handles that the machine has accepted the signatures, or does not know the method.
     fn offer_accepted(&mut self) {
-        self.offer.accepted = self.offer.sent.take();
+        self.offer.accepted.extend(self.offer.sent.take());
     }
 }
 

@@ -257,8 +257,20 @@ impl Sub {
             location: self.machine.location.clone(),
             since: self.needed_since(image, now),
         };
-        let is_new = !self.is_recorded(view, image);
-        UpdateClaim { demand, image: Some(image.name().clone()), is_new }
+        UpdateClaim { demand, new_parts: self.new_parts(view, image) }
+    }
+
+    /// Returns the parts of an image that the machine does not have: none if it has the image.
+    pub(super) fn new_parts(&self, view: &View, image: &RequiredImage) -> Vec<ImageName> {
+        if self.is_recorded(view, image) {
+            return Vec::new();
+        }
+        let former: Vec<ImageName> =
+            view.report.last_image.iter().flat_map(ImageName::parts).collect();
+        let new: Vec<ImageName> =
+            image.name().parts().filter(|part| !former.contains(part)).collect();
+        // Another content of a name, or fewer parts than before.
+        if new.is_empty() { image.name().parts().collect() } else { new }
     }
 
     /// An update to the image that the machine already has is a repair, unless it brings other
@@ -396,7 +408,7 @@ impl Sub {
             location: self.machine.location.clone(),
             since: step.now.elapsed,
         };
-        let claim = UpdateClaim { demand, image: None, is_new: false };
+        let claim = UpdateClaim { demand, new_parts: Vec::new() };
         step.effects.push(Effect::Claim(Claim::UnderWay(claim)));
         self.claims.update = UpdateClaimState::Begun(BegunUpdate {
             update,

@@ -71,7 +71,10 @@ impl ImageState {
     pub fn is_signed_as(&self, other: &Self) -> bool {
         match (self.ready(), other.ready()) {
             (Some(own), Some(other)) => own.is_signed_as(other),
-            (own, other) => !own.or(other).is_some_and(|image| image.is_signed()),
+            (own, other) => {
+                let mut parts = own.or(other).into_iter().flat_map(|image| image.signed_parts());
+                parts.all(|part| part.signatures.is_empty())
+            }
         }
     }
 

@@ -160,7 +160,8 @@ impl Sub {
     #[must_use]
     pub fn rollback(&self) -> Option<&Rollback> {
         let ordinary = required_image::ordinary(&self.machine, self.default_image());
-        self.orders.rollback.as_deref().filter(|rollback| ordinary.as_ref() == Some(&rollback.from))
+        let rollback = self.orders.rollback.as_deref()?;
+        required_image::rolled_back(&ordinary?, rollback).is_some().then_some(rollback)
     }
 
     /// Returns the pending plan: made from the latest scan and image, not empty, and not begun.

@@ -125,7 +125,7 @@ async fn commit_while(meanwhile: impl FnOnce(&Shared, &Handle)) -> (Result<(), F
         location: String::new(),
         since: Duration::ZERO,
     };
-    let update = UpdateClaim { demand, image: None, is_new: false };
+    let update = UpdateClaim { demand, new_parts: Vec::new() };
     shared.claim_service.claim(handle.claimant, Claim::Update(update));
 
     let disk = HeldDisk::of(state);

@@ -16,6 +16,9 @@ use model::display::{counted, error_chain, safe_text, utc};
 use model::image::ImageName;
 use model::lock::locked;
 
+use rollouts::steps::Said;
+
+use super::rollouts::BUNDLES_AND_DEFAULT;
 use super::{Fleet, FleetState, OrderError};
 use crate::core::mdb_diff::images_of;
 use crate::core::orders::Order;
@@ -298,6 +301,11 @@ impl Fleet {
         let order = Order::new("set-default-image", &who).about(&named).why(&why).checked()?;
         let since = self.shared.clock.now().wall;
         let ordered_by = who.clone();
+        if image.is_some()
+            && self.rollout_state().environments.values().any(|one| one.has_bundles())
+        {
+            return Err(Said::new(409, BUNDLES_AND_DEFAULT).into());
+        }
         let save = move |fleet: &Self| {
             // A rollback is checked against the default, and ends with it.
             let _decision = locked(&fleet.mdb_decisions);

@@ -70,7 +70,7 @@ impl Fleet {
         let (handle, mut machine) = self.find(&hostname)?;
         let mut run = PreviewRun::new(&self.shared);
         if let Some(image) = image {
-            machine.required_image = image.as_str().to_owned();
+            machine.required_image = self.with_bundles(&hostname, image).into();
             run.rollbacks = Arc::default();
         }
         let required = run.required_name(&machine);
@@ -108,7 +108,10 @@ impl Fleet {
         let end = self.shared.clock.elapsed() + TIME_MAX;
         let mut run = PreviewRun::new(&self.shared);
         let mut plans = Vec::new();
-        for machine in &machines {
+        // Environments say more than the records.
+        let records = machines.iter().map(|one| (one.hostname.clone(), Arc::new(one.clone())));
+        let effective = self.effective(&records.collect());
+        for machine in machines.iter().filter_map(|one| effective.get(&one.hostname)) {
             if !plans.is_empty() && self.shared.clock.elapsed() > end {
                 break;
             }

@@ -143,7 +143,7 @@ impl Images {
         for part in name.parts() {
             parts.push(Box::pin(self.get(&part, purpose)).await?);
         }
-        let image = Self::compose_of(parts).await?;
+        let image = self.compose_of(parts).await?;
         self.remember(name.clone(), Ok(Arc::clone(&image)));
         Ok(image)
     }

@@ -223,7 +223,7 @@ impl World {
         let tally = &mut self.tally;
         let waited = tally.waited_longest.entry(update.demand.class).or_default();
         *waited = (*waited).max(self.now - since);
-        if let Some(image) = update.image.as_ref().filter(|_| update.is_new) {
+        for image in &update.new_parts {
             assert!(
                 self.claims.stopped().iter().all(|stop| stop.image != *image),
                 "host {host} is told to go to {image}, to which updates have stopped"

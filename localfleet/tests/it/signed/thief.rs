@@ -78,7 +78,11 @@ impl Thief {
     }
 
     pub(super) fn offer(&self, image: &RequiredImage) -> Result<(), String> {
-        let request = OfferImageRequest::new(image, vec![self.source.clone()]);
+        let request = OfferImageRequest {
+            content: image.content.clone(),
+            signatures: image.signatures.clone(),
+            sources: vec![self.source.clone()],
+        };
         refused(self.call::<OfferImage>(&request).map(|_| ()))
     }
 

@@ -667,3 +667,84 @@ fn only_what_this_machine_found_to_be_blocked_may_differ() {
     assert_eq!(verify(&world, other("/etc/a")), elsewhere("/etc/a", "it is busy"));
     assert_eq!(verify(&world, other("/etc/b")), elsewhere("/etc/b", "content"));
 }
+
+/// A bundle with one file, signed by both at this time.
+fn bundle(name: &str, file: &str, signed: u64) -> Arc<RequiredImage> {
+    let tree = tree(&format!("f 644 0:0 1.000000000 5 @7 {file}\n"));
+    let triggers = Triggers::default();
+    let content = Content { filter: None, triggers, ..content(name, &tree) };
+    let signatures = (0..2).map(|who| sign(&content, who, signed, None)).collect();
+    Arc::new(RequiredImage::new(content, tree).with_signatures(signatures))
+}
+
+/// A base that was signed at 800.
+fn base() -> Arc<RequiredImage> {
+    Arc::new(World::new(&tree(SIGNED), &tree(SIGNED)).image)
+}
+
+/// What a machine accepts that has accepted `last`.
+fn accept(
+    parts: &[&Arc<RequiredImage>],
+    last: Option<&AcceptedImage>,
+) -> Result<AcceptedImage, Refusal> {
+    let world = World::new(&tree(SIGNED), &tree(SIGNED));
+    let image = model::image::composition::compose(parts.iter().copied().cloned().collect());
+    let (keys, names) = (&world.keys, &[]);
+    let policy = SigningPolicy { keys, needed: 2, now: NOW, allow_older: false, last, names };
+    verify_image(&image.unwrap(), &policy)
+}
+
+/// What the file has after this was accepted.
+fn recorded(accepted: AcceptedImage, before: &AcceptedImage) -> AcceptedImage {
+    let mut lines = before.lines.clone();
+    merge_lines(&mut lines, &accepted.lines);
+    AcceptedImage { lines, ..accepted }
+}
+
+#[test]
+fn each_part_is_as_new_as_the_last_one_in_its_place() {
+    let (logd, newer) = (bundle("a/logd/7", "/logd", 500), bundle("a/logd/8", "/logd", 600));
+    let old = bundle("hotfix/ssl-1", "/ssl", 100);
+    let is_older = |result: Result<AcceptedImage, Refusal>| {
+        assert!(matches!(result, Err(Refusal::Older { .. })), "{result:?}");
+    };
+    let first = accept(&[&base(), &logd], None).unwrap();
+    let (image, digest) = (base().name().clone(), base().digest);
+    let part = AcceptedPart { image, digest, signed: 800 };
+    assert_eq!((first.signed, &first.lines["/"]), (800, &part));
+    assert_eq!(first.lines.keys().collect::<Vec<_>>(), ["/", "a/logd"]);
+    let second = accept(&[&base(), &newer], Some(&first)).unwrap();
+    let second = recorded(second, &first);
+    is_older(accept(&[&base(), &logd], Some(&second)));
+    // It leaves, and comes back as it was.
+    let without = recorded(accept(&[&base()], Some(&second)).unwrap(), &second);
+    is_older(accept(&[&base(), &logd], Some(&without)));
+    assert!(accept(&[&base(), &newer], Some(&without)).is_ok());
+    // A bundle of another directory may be old beside an image with a filter, and not without.
+    assert!(accept(&[&base(), &old], Some(&without)).is_ok());
+    is_older(accept(&[&old], Some(&without)));
+    is_older(accept(&[&old, &newer], Some(&without)));
+}
+
+#[test]
+fn what_is_left_out_does_not_count_as_accepted() {
+    let taken = bundle("b/etc", "/usr", 900);
+    let accepted = accept(&[&base(), &taken], None).unwrap();
+    assert_eq!(accepted.parts, [base().digest].into());
+    assert_eq!(accepted.lines.keys().collect::<Vec<_>>(), ["/"]);
+    // It must be signed all the same.
+    let unsigned = RequiredImage::clone(&taken).with_signatures(Vec::new());
+    let refused = accept(&[&base(), &Arc::new(unsigned)], None);
+    assert!(matches!(refused, Err(Refusal::Unendorsed { .. })), "{refused:?}");
+}
+
+#[test]
+fn a_record_of_an_earlier_release_keeps_its_time() {
+    let text = format!(r#"{{"image": "a/logd/8", "digest": "{}", "signed": 950}}"#, object(3));
+    let last: AcceptedImage = serde_json::from_str(&text).unwrap();
+    let last = last.with_lines();
+    for parts in [&[&base()][..], &[&base(), &bundle("a/logd/7", "/logd", 940)]] {
+        let refused = accept(parts, Some(&last));
+        assert!(matches!(refused, Err(Refusal::Older { .. })), "{refused:?}");
+    }
+}

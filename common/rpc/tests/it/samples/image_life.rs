@@ -20,7 +20,7 @@ use api::image_server::notes::{
 };
 
 use api::access::Owners;
-use api::subd::{OfferImageRequest, OfferedPart};
+use api::subd::OfferImageRequest;
 use model::signing::Signature;
 
 use super::{blake3, content, name, time};
@@ -38,8 +38,7 @@ pub fn change_signatures() -> (ChangeSignaturesRequest, ChangeSignaturesReply) {
 
 pub fn offer_image() -> OfferImageRequest {
     let sources = vec!["imageserver:6971".to_owned()];
-    let parts = vec![OfferedPart { content: content(), signatures: vec![signature()] }];
-    OfferImageRequest { parts, sources }
+    OfferImageRequest { content: content(), signatures: vec![signature()], sources }
 }
 
 pub fn tags() -> BTreeMap<String, String> {

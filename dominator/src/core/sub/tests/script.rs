@@ -333,9 +333,7 @@ impl Script {
                         Call::RetryTriggers => "run triggers again".to_owned(),
                         Call::Cleanup(request) => format!("cleanup of {}", request.objects.len()),
                         Call::Offer(request) => {
-                            let count: usize =
-                                request.parts.iter().map(|part| part.signatures.len()).sum();
-                            format!("offer with {count} signatures")
+                            format!("offer with {} signatures", request.signatures.len())
                         }
                         Call::SetConfiguration(_) => "set-configuration".to_owned(),
                         Call::OrderTask(request) => {
@@ -372,8 +370,9 @@ impl Script {
                             done.push(format!("{image} is ill: {is_ill}"));
                             continue;
                         }
-                        Claim::Blocked(image) => {
-                            done.push(format!("is blocked for {image}"));
+                        Claim::Blocked(parts) => {
+                            let parts: Vec<&str> = parts.iter().map(ImageName::as_str).collect();
+                            done.push(format!("is blocked for {}", parts.join(", ")));
                             continue;
                         }
                     };

@@ -8,8 +8,7 @@ use api::dominator::rollouts::{
     OrderRolloutRequest, OrderedReply, RolloutVerb, StartRolloutReply, StartRolloutRequest,
     VoteOnStepRequest,
 };
-use model::image::ImageName;
-use model::object::ObjectId;
+use model::image::{Content, ImageName};
 use rollouts::advance::{StepPlan, plan};
 use rollouts::definition::EnvironmentEdit;
 use rollouts::document::{Kind, Revision, VoteEvent};
@@ -22,6 +21,10 @@ use super::{digest_of, images_in};
 use crate::core::orders::{Order, end_of};
 use crate::runtime::fleet::{Fleet, OrderError};
 
+/// A bundle is added to the image that the machine database or an environment names.
+pub(in crate::runtime::fleet) const BUNDLES_AND_DEFAULT: &str =
+    "bundles and a default image do not go together: let the machine database name all images";
+
 impl Fleet {
     /// Edits groups and environments.
     pub async fn edit_environments(
@@ -29,7 +32,7 @@ impl Fleet {
         request: EditEnvironmentsRequest,
     ) -> Result<EditEnvironmentsReply, OrderError> {
         let EditEnvironmentsRequest { groups, environments, whole, dry_run, why, who } = request;
-        self.expect_images(images_of_edits(&environments)).await?;
+        self.expect_images_of(&environments).await?;
         let names: Vec<&str> = environments.iter().map(|edit| edit.name.as_str()).collect();
         let order = Order::new("edit-environments", &who).about(names.join(" ")).why(&why);
         let order = order.checked()?;
@@ -49,13 +52,14 @@ impl Fleet {
         request: EditEnvironmentsRequest,
     ) -> Result<Vec<StepPlan>, OrderError> {
         let EditEnvironmentsRequest { groups, environments, whole, why, who, .. } = request;
-        let given = self.expect_images(images_of_edits(&environments)).await?;
+        let given = self.expect_images_of(&environments).await?;
         let edits = Edits { groups, environments, whole };
         let planned = move |fleet: &Self| {
             let (next, mdb, outcomes) = fleet.try_edits(edits, who, why)?;
             let new = outcomes.iter().filter_map(|one| Some((&one.name, one.revision?)));
-            let digest =
-                |image: &str| digest_of(&fleet.shared, image).or_else(|| given.get(image).copied());
+            let digest = |image: &str| {
+                digest_of(&fleet.shared, image).or_else(|| Some(given.get(image)?.digest()))
+            };
             Ok(new.map(|(name, revision)| plan(&next, &mdb, name, revision, digest)).collect())
         };
         self.on_thread(planned).await
@@ -75,19 +79,41 @@ impl Fleet {
         Ok((next, mdb, outcomes))
     }
 
-    /// Returns the digests of images, by name. Fails if the image server does not give one.
+    /// Returns the content of images, by name. Fails if the image server does not give one.
     async fn expect_images(
         &self,
         images: BTreeSet<ImageName>,
-    ) -> Result<BTreeMap<String, ObjectId>, OrderError> {
-        let mut digests = BTreeMap::new();
+    ) -> Result<BTreeMap<String, Content>, OrderError> {
+        let mut contents = BTreeMap::new();
         for image in images {
             let content = self.shared.images.get_content(&image).await.map_err(|why| {
                 Said::new(404, format!("the image server does not give {image}: {why}"))
             })?;
-            digests.insert(image.as_str().to_owned(), content.digest());
+            contents.insert(image.as_str().to_owned(), content);
         }
-        Ok(digests)
+        Ok(contents)
+    }
+
+    /// The same for the images that edits name. Fails also if one cannot be a bundle.
+    async fn expect_images_of(
+        &self,
+        edits: &[EnvironmentEdit],
+    ) -> Result<BTreeMap<String, Content>, OrderError> {
+        let sources = || edits.iter().map(|edit| &edit.source);
+        let images = sources().filter_map(|source| source.image().cloned());
+        let contents = self.expect_images(images.collect()).await?;
+        let bundles: Vec<_> = sources().filter(|source| source.is_bundle()).collect();
+        for bundle in bundles.iter().filter_map(|source| source.image()) {
+            let content = &contents[bundle.as_str()];
+            if content.filter.is_some() || content.health_check.is_some() {
+                let why = "is no bundle: those have no filter and no health check";
+                return Err(Said::new(400, format!("{bundle} {why}")).into());
+            }
+        }
+        if !bundles.is_empty() && self.shared.default_image().is_some() {
+            return Err(Said::new(409, BUNDLES_AND_DEFAULT).into());
+        }
+        Ok(contents)
     }
 
     /// Deletes an environment, freezes it, or says whether it is active.
@@ -209,9 +235,4 @@ impl Fleet {
         };
         Ok(OrderedReply { message: self.on_thread(change).await? })
     }
-}
-
-/// Returns the images that edits name.
-fn images_of_edits(edits: &[EnvironmentEdit]) -> BTreeSet<ImageName> {
-    edits.iter().filter_map(|edit| edit.source.image().cloned()).collect()
 }

@@ -8,6 +8,7 @@ use api::dominator::rollouts::{
     EnvironmentInfo, ListEnvironmentsReply, ListEnvironmentsRequest, ListRolloutsReply,
     ListRolloutsRequest, PlanRolloutReply, PlanRolloutRequest, RevisionInfo, RolloutInfo,
 };
+use model::image::ImageName;
 use model::lock::locked;
 use model::mdb::Machine;
 use rollouts::advance::{StepPlan, plan};
@@ -202,6 +203,24 @@ impl Fleet {
         let step = steps.into_iter().flatten().find(|step| step.id == ticket.step);
         let now = u64::try_from(self.shared.clock.now().wall.seconds).unwrap_or_default();
         self.shared.vote_links.check(ticket, step, now)
+    }
+
+    /// Returns the name of an image together with the bundles that a machine has by environments.
+    pub(in crate::runtime::fleet) fn with_bundles(
+        &self,
+        hostname: &str,
+        image: ImageName,
+    ) -> ImageName {
+        let record = self.locked().admission.current().machines().get(hostname).cloned();
+        let state = self.state().rollouts.get();
+        let gated = record.and_then(|record| Gate::new(&state).gated(&record));
+        let bundles = gated.into_iter().flat_map(|gated| gated.bundles);
+        let bundles: Vec<ImageName> =
+            bundles.filter_map(|one| ImageName::new(&one.image).ok()).collect();
+        match image.is_composed() {
+            true => image,
+            false => ImageName::composed([&image].into_iter().chain(&bundles)).unwrap_or(image),
+        }
     }
 
     /// Returns what environments say about a machine, if one applies.
