@@ -59,7 +59,7 @@ use crate::trust::verification::{
 
 pub mod accepted_image;
 pub mod contents;
-mod offered_images;
+pub mod offered_images;
 pub mod verification;
 
 /// How long an offer waits for the directories of the tree before it answers `Busy`.

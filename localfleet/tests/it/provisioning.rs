@@ -109,6 +109,34 @@ fn pairs(list: &[(&str, &str)]) -> Vec<(String, String)> {
 }
 
 #[test]
+fn a_bundle_brings_resources_for_the_provisioners_of_an_image() {
+    let mut scenario = Scenario::start_with_tasks(1);
+    keep_run(&scenario);
+    make_image(&scenario, "plain", &[]);
+    make_image(&scenario, "base", &[("db", DB)]);
+    let tree = scenario.directory.path().join("bundle");
+    fs::create_dir_all(tree.join("etc/dominator/resources.d")).unwrap();
+    fs::write(tree.join("etc/dominator/resources.d/user.json"), USER).unwrap();
+    let triggers = scenario.directory.path().join("triggers").into_os_string();
+    let words = ["--format", "json", "add", "bundles/user/1"].map(Into::into);
+    let files = [tree.into_os_string(), "-".into(), triggers];
+    scenario.imagetool(&[&words[..], &files[..]].concat());
+
+    scenario.converge("test/plain");
+    scenario.converge("test/base");
+    scenario.converge("test/base + bundles/user/1");
+    let made = |list: &[&str]| list.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
+    assert_eq!(lines(&scenario.fleet.subs[0], "plugin"), made(&["created db", "created user"]));
+    assert_eq!(listed(&scenario), pairs(&[("db", "made"), ("user", "made")]));
+    scenario.converge("test/base");
+    let all = made(&["created db", "created user", "destroyed user"]);
+    eventually("the resource of the bundle goes", || {
+        let now = lines(&scenario.fleet.subs[0], "plugin");
+        if now == all { Ok(()) } else { Err(now) }
+    });
+}
+
+#[test]
 fn a_machine_gets_its_resources_before_its_image_and_loses_them_after() {
     let mut scenario = Scenario::start_with_tasks(1);
     keep_run(&scenario);
