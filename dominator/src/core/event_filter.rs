@@ -6,6 +6,7 @@ use api::dominator::events::{
 };
 use api::dominator::orders::is_pattern;
 use globset::{Glob, GlobBuilder, GlobSet, GlobSetBuilder};
+use model::image::composition::split;
 use model::path::TreePath;
 use model::tree::Time;
 
@@ -139,11 +140,12 @@ impl EventFilter {
             })
     }
 
-    /// True if updates to this image are requested.
+    /// True if updates to this image, or to one that is composed of it, are requested.
     #[must_use]
     pub fn wants_image(&self, image: &str) -> bool {
         let images = &self.request.images;
-        images.is_empty() || images.iter().any(|wanted| is_within(image, wanted))
+        let is_wanted = |part: &str| images.iter().any(|wanted| is_within(part, wanted));
+        images.is_empty() || split(image).any(is_wanted)
     }
 
     /// True if orders by `who` are requested.
@@ -323,8 +325,14 @@ mod tests {
         }
         assert!(!filter.wants(at(15), "mail2") && filter.wants_span(at(0), at(10)));
         assert!(!filter.wants_span(at(0), at(9)) && !filter.wants_span(at(21), at(30)));
-        for (image, wanted) in [("web/7", true), ("web", true), ("webs", false), ("base/2", false)]
-        {
+        for (image, wanted) in [
+            ("web/7", true),
+            ("web", true),
+            ("webs", false),
+            ("base/2", false),
+            ("base/2 + web/7", true),
+            ("base/2 + webs", false),
+        ] {
             assert_eq!(filter.wants_image(image), wanted, "{image}");
         }
         assert!(filter.wants_change(&change("/a", ChangeReason::Drift)));

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use api::dominator::orders::PATTERNS_MAX;
 use api::dominator::{ListSubsRequest, Status};
 use globset::{Glob, GlobSet, GlobSetBuilder};
+use model::image::composition::split;
 use model::mdb::{Machine, is_within};
 
 /// Parses patterns of host names. Returns `None` for an empty list.
@@ -85,7 +86,7 @@ impl Selection {
         let ListSubsRequest { statuses, images, locations, tags, .. } = &self.request;
         (statuses.is_empty() || statuses.contains(&status))
             && self.hosts.as_ref().is_none_or(|hosts| hosts.is_match(&machine.hostname))
-            && image.split(" + ").any(|part| within(images, part))
+            && split(image).any(|part| within(images, part))
             && within(locations, &machine.location)
             && tags.iter().all(|tag| tag.is_of(machine))
     }

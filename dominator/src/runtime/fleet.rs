@@ -218,10 +218,12 @@ impl FleetState {
             remarks.iter().map(|(name, _)| (name, 0)).collect();
         if !machines.is_empty() {
             let records = self.effective.values();
-            for name in records.flat_map(|record| rollbacks.images_of(record, default)) {
+            for record in records {
                 // Parts have remarks of their own.
-                let itself = name.is_composed().then(|| name.clone());
-                for name in name.parts().chain(itself) {
+                let images = rollbacks.images_of(record, default);
+                let names =
+                    images.flat_map(|name| Vec::from_iter(name.parts().chain([name.clone()])));
+                for name in names.collect::<BTreeSet<ImageName>>() {
                     if let Some(count) = machines.get_mut(&name) {
                         *count += 1;
                     }

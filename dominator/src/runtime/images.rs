@@ -15,7 +15,7 @@ use api::image_server::expiry::{HoldImages, HoldImagesRequest, NAMES_MAX};
 use api::image_server::{GetImage, GetImageRequest};
 use model::display::error_chain;
 use model::image::ImageName;
-use model::image::composition::{LeftOut, compose};
+use model::image::composition::{self, LeftOut};
 use model::image::required::RequiredImage;
 use model::lock::locked;
 use model::object::ObjectId;
@@ -235,7 +235,7 @@ impl Images {
     }
 
     /// Returns the bundles that do not fit into an image whose parts are wanted; `None` while they
-    /// are not loaded. May take some milliseconds.
+    /// are not loaded.
     pub fn left_out(&self, name: &ImageName) -> Option<Vec<LeftOut>> {
         if !name.is_composed() {
             return Some(Vec::new());
@@ -244,7 +244,7 @@ impl Images {
             return Some(image.left_out.clone());
         }
         let parts: Option<Vec<_>> = name.parts().map(|part| self.loaded(&part)).collect();
-        compose(parts?).ok().map(|image| image.left_out)
+        Some(composition::left_out(&parts?))
     }
 
     /// Returns the resources of the fleet that a wanted image has; `None` while that is not known.

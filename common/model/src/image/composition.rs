@@ -86,8 +86,8 @@ impl ImageName {
     }
 }
 
-/// Returns the parts of a name.
-pub(super) fn split(name: &str) -> impl Iterator<Item = &str> {
+/// Returns the names of the parts of an image, as texts.
+pub fn split(name: &str) -> impl Iterator<Item = &str> {
     name.split(SEPARATOR)
 }
 
@@ -102,17 +102,11 @@ pub fn compose(parts: Vec<Arc<RequiredImage>>) -> Result<RequiredImage, ImageNam
     if bundles.is_empty() {
         return Ok(RequiredImage::clone(first));
     }
-    let (mut tree, mut triggers) = (first.tree.clone(), first.content.triggers.clone());
-    let mut used = vec![first];
-    let mut left_out = Vec::new();
-    for (index, bundle) in parts.iter().enumerate().skip(1) {
-        match with_bundle(&tree, &used, bundle) {
-            Ok(with_it) => {
-                tree = with_it;
-                triggers.0.extend_from_slice(&bundle.content.triggers.0);
-                used.push(bundle);
-            }
-            Err(why) => left_out.push(LeftOut { index, bundle: bundle.name().clone(), why }),
+    let (tree, left_out) = merged(first, bundles);
+    let mut triggers = first.content.triggers.clone();
+    for (index, part) in parts.iter().enumerate().skip(1) {
+        if left_out.iter().all(|left_out| left_out.index != index) {
+            triggers.0.extend_from_slice(&part.content.triggers.0);
         }
     }
     let content = Content {
@@ -130,6 +124,31 @@ pub fn compose(parts: Vec<Arc<RequiredImage>>) -> Result<RequiredImage, ImageNam
         ..first.content.clone()
     };
     Ok(RequiredImage { left_out, parts, ..RequiredImage::new(content, tree) })
+}
+
+/// Returns the bundles that do not fit into an image of these parts, without composing it whole.
+#[must_use]
+pub fn left_out(parts: &[Arc<RequiredImage>]) -> Vec<LeftOut> {
+    parts.split_first().map(|(first, bundles)| merged(first, bundles).1).unwrap_or_default()
+}
+
+/// Returns the tree of an image and bundles, and the bundles that do not fit.
+fn merged(first: &Arc<RequiredImage>, bundles: &[Arc<RequiredImage>]) -> (Tree, Vec<LeftOut>) {
+    let mut tree = first.tree.clone();
+    let (mut used, mut left_out) = (vec![first], Vec::new());
+    for (before, bundle) in bundles.iter().enumerate() {
+        match with_bundle(&tree, &used, bundle) {
+            Ok(with_it) => {
+                tree = with_it;
+                used.push(bundle);
+            }
+            Err(why) => {
+                let bundle = bundle.name().clone();
+                left_out.push(LeftOut { index: before + 1, bundle, why });
+            }
+        }
+    }
+    (tree, left_out)
 }
 
 /// Returns `tree`, which is composed of `used`, with a bundle.
