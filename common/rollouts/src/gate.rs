@@ -116,29 +116,36 @@ impl<'a> Gate<'a> {
         let (bundles, bases): (Vec<_>, Vec<_>) = selecting.into_iter().partition(is_bundle);
         let mut bases = bases.into_iter();
         let base = bases.next().map(|one| one.applied(hostname));
-        let image = base.as_ref().map_or(&machine.required_image, |base| &base.image);
-        let mut parts: Vec<ImageName> = ImageName::new(image).into_iter().collect();
-        let room = PARTS_MAX - parts.iter().flat_map(ImageName::parts).count();
-        let (fitting, surplus) = bundles.split_at(bundles.len().min(room));
-        for bundle in fitting.iter().filter_map(|one| one.stored.definition.source.image()) {
-            // The machine database, or another environment, may name it too.
-            if !parts.iter().flat_map(ImageName::parts).any(|part| part == *bundle) {
-                parts.push(bundle.clone());
-            }
-        }
-        let composed = ImageName::composed(&parts).map(String::from);
-        Some(Gated {
-            image: composed.unwrap_or_else(|_| image.clone()),
-            base,
-            bundles: fitting.iter().map(|one| one.applied(hostname)).collect(),
-            conflicts: bases.chain(surplus.iter().copied()).map(|one| one.name.clone()).collect(),
-        })
+        let conflicts = bases.map(|one| one.name.clone()).collect();
+        let image = base.as_ref().map_or(&machine.required_image, |base| &base.image).clone();
+        let gated = Gated { base, image, conflicts, ..Gated::default() };
+        Some(if bundles.is_empty() { gated } else { with_bundles(gated, &bundles, hostname) })
     }
 
     /// Returns the image that the machine with this record must have; empty for none.
     #[must_use]
     pub fn image_of(&self, machine: &Machine) -> String {
         self.gated(machine).map_or_else(|| machine.required_image.clone(), |gated| gated.image)
+    }
+}
+
+/// Adds bundles to the image of a machine.
+fn with_bundles(gated: Gated, bundles: &[InUse<'_>], hostname: &str) -> Gated {
+    let mut parts: Vec<ImageName> = ImageName::new(&gated.image).into_iter().collect();
+    let room = PARTS_MAX - parts.iter().flat_map(ImageName::parts).count();
+    let (fitting, surplus) = bundles.split_at(bundles.len().min(room));
+    for bundle in fitting.iter().filter_map(|one| one.stored.definition.source.image()) {
+        // The machine database, or another environment, may name it too.
+        if !parts.iter().flat_map(ImageName::parts).any(|part| part == *bundle) {
+            parts.push(bundle.clone());
+        }
+    }
+    let conflicts = surplus.iter().map(|one| one.name.clone());
+    Gated {
+        image: ImageName::composed(&parts).map_or(gated.image, String::from),
+        bundles: fitting.iter().map(|one| one.applied(hostname)).collect(),
+        conflicts: gated.conflicts.into_iter().chain(conflicts).collect(),
+        ..gated
     }
 }
 
