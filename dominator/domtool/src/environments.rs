@@ -32,9 +32,10 @@ pub(super) const NO_ENVIRONMENT: &str = "there is no such environment: domtool e
 pub(super) enum Command {
     /// Make an environment; no machine changes by it
     ///
-    /// FILE has one JSON object: name, select (hosts, locations, tags), source ({"image": NAME} or
-    /// {"mdb": true}), and, if wanted, group, depends_on, strategy, approval, provides, requires
-    /// and start. An environment is not active until its first rollout.
+    /// FILE has one JSON object: name, select (hosts, locations, tags), source ({"image": NAME},
+    /// {"mdb": true}, or {"bundle": NAME} for an image that is added to the one that machines
+    /// have), and, if wanted, group, depends_on, strategy, approval, provides, requires and start.
+    /// An environment is not active until its first rollout.
     #[command(after_help = "Example: domtool env create web.json --why 'front ends'")]
     Create {
         /// The environment; - for stdin

@@ -63,7 +63,8 @@ pub enum Claim {
     Fetch(Download),
     /// None: the machine cannot get an image with these new parts, because paths are blocked.
     Blocked(Vec<ImageName>),
-    /// None: the machine has this image, and it or its tasks are not healthy, or are so again.
+    /// None: the machine has this image, which is not composed, and it or its tasks are not
+    /// healthy, or are so again.
     Health { image: ImageName, is_ill: bool },
 }
 
@@ -207,11 +208,9 @@ impl ClaimTable {
                 }
             }
             Claim::Health { image, is_ill } => {
-                let result = is_ill.then_some(UpdateFailure::Unhealthy);
-                for image in image.parts() {
-                    if self.breaker.has_result(claimant, &image) {
-                        self.record(claimant, &image, result, now);
-                    }
+                if self.breaker.has_result(claimant, &image) {
+                    let result = is_ill.then_some(UpdateFailure::Unhealthy);
+                    self.record(claimant, &image, result, now);
                 }
             }
             Claim::UnderWay(update) => {

@@ -305,15 +305,14 @@ fn verify_image(
     policy: &SigningPolicy<'_>,
 ) -> Result<AcceptedImage, Refusal> {
     let has_base = !image.content.is_sparse();
-    let verify = |part: &RequiredImage| {
-        verify_part(&part.content, &part.signatures, has_base, policy)
-            .map(|accepted| (line_of(&part.content).to_owned(), accepted))
-    };
-    image.signed_parts().try_for_each(|part| verify(part).map(drop))?;
     let (mut parts, mut lines) = (BTreeSet::new(), BTreeMap::<String, AcceptedPart>::new());
-    for part in image.used_parts() {
-        let (line, accepted) = verify(part)?;
+    for (index, part) in image.signed_parts().enumerate() {
+        let accepted = verify_part(&part.content, &part.signatures, has_base, policy)?;
+        if !image.is_used(index) {
+            continue;
+        }
         parts.insert(accepted.digest);
+        let line = line_of(&part.content).to_owned();
         let newest = lines.entry(line).or_insert_with(|| accepted.clone());
         if newest.signed < accepted.signed {
             *newest = accepted;

@@ -42,11 +42,8 @@ pub enum Misfit {
     Shared { path: TreePath, other: ImageName },
     #[error("the directory {path} has another mode, owner or attribute in {other}")]
     Directory { path: TreePath, other: ImageName },
-    #[error("together they are no tree")]
-    Tree {
-        #[source]
-        source: TreeError,
-    },
+    #[error("together they are no tree: {error}")]
+    Tree { error: TreeError },
 }
 
 /// A bundle that is not there, because it does not fit.
@@ -69,7 +66,7 @@ impl ImageName {
     ///
     /// # Errors
     ///
-    /// [`ImageNameError::Empty`] if there are none, [`ImageNameError::Parts`] if they are too many.
+    /// [`ImageNameError::Empty`] without parts, [`ImageNameError::Parts`] for over [`PARTS_MAX`].
     pub fn composed<'a>(parts: impl IntoIterator<Item = &'a Self>) -> Result<Self, ImageNameError> {
         Self::new(&parts.into_iter().map(Self::as_str).collect::<Vec<_>>().join(SEPARATOR))
     }
@@ -95,7 +92,7 @@ pub fn split(name: &str) -> impl Iterator<Item = &str> {
 ///
 /// # Errors
 ///
-/// [`ImageNameError::Empty`] if there are none, [`ImageNameError::Parts`] if there are too many.
+/// [`ImageNameError::Empty`] without parts, [`ImageNameError::Parts`] for over [`PARTS_MAX`].
 pub fn compose(parts: Vec<Arc<RequiredImage>>) -> Result<RequiredImage, ImageNameError> {
     let name = ImageName::composed(parts.iter().map(|part| part.name()))?;
     let [first, bundles @ ..] = &parts[..] else { return Err(ImageNameError::Empty) };
@@ -202,7 +199,7 @@ impl Clash {
         match self {
             Self::Shared(path) => Misfit::Shared { other: holder(&path), path },
             Self::Directory(path) => Misfit::Directory { other: holder(&path), path },
-            Self::Tree(source) => Misfit::Tree { source },
+            Self::Tree(error) => Misfit::Tree { error },
         }
     }
 }

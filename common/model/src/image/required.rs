@@ -65,9 +65,14 @@ impl RequiredImage {
     /// Returns the images that are in the tree: those of [`RequiredImage::signed_parts`] that are
     /// not left out.
     pub fn used_parts(&self) -> impl Iterator<Item = &Self> {
-        let is_used = |index| self.left_out.iter().all(|left_out| left_out.index != index);
         let parts = self.signed_parts().enumerate();
-        parts.filter(move |(index, _)| is_used(*index)).map(|(_, part)| part)
+        parts.filter(|(index, _)| self.is_used(*index)).map(|(_, part)| part)
+    }
+
+    /// True if the part at this place is in the tree.
+    #[must_use]
+    pub fn is_used(&self, index: usize) -> bool {
+        self.left_out.iter().all(|left_out| left_out.index != index)
     }
 
     #[must_use]

@@ -7,6 +7,7 @@
 // tidy: core
 
 use core::time::Duration;
+use std::collections::BTreeSet;
 
 use api::codec::{Encoding, decode, encode};
 use api::dominator::tasks::WantedTaskOrder;
@@ -17,6 +18,8 @@ use api::subd::{
 use model::backoff::{doubled, jittered};
 use model::boot_time::BootTime;
 use model::display::safe_text;
+use model::image::ImageName;
+use model::trigger::{Kind, Trigger};
 
 use super::calls::CallPurpose;
 use super::{Call, Effect, Failure, FailureKind, RequestId, Step, Sub, TaskEffect, View};
@@ -52,7 +55,7 @@ pub(super) struct Tasks {
     unknown: Option<Box<str>>,
     troubles: Troubles,
     /// True if there was trouble that operators are told of.
-    is_ill: bool,
+    ill_parts: BTreeSet<ImageName>,
     orders: Option<Box<Giving>>,
 }
 
@@ -117,15 +120,28 @@ impl Sub {
         if let Some(next) = self.tasks.troubles.next() {
             self.wake_by(next);
         }
-        let is_ill = self.tasks.troubles.raised().next().is_some();
-        if is_ill == self.tasks.is_ill {
+        let ill: BTreeSet<ImageName> = self.ill_parts().collect();
+        let former = std::mem::replace(&mut self.tasks.ill_parts, ill.clone());
+        let last = self.view.as_ref().and_then(|view| view.report.last_image.as_ref());
+        if last.is_none() || last != self.required().as_ref() {
             return;
         }
-        let image = self.view.as_ref().and_then(|view| view.report.last_image.clone());
-        if let Some(image) = image.filter(|image| self.required().as_ref() == Some(image)) {
-            step.effects.push(Effect::Claim(Claim::Health { image, is_ill }));
+        for image in ill.symmetric_difference(&former) {
+            let claim = Claim::Health { image: image.clone(), is_ill: ill.contains(image) };
+            step.effects.push(Effect::Claim(claim));
         }
-        self.tasks.is_ill = is_ill;
+    }
+
+    /// Returns the parts of the image that have brought what is in trouble: a task, or the health
+    /// check, which is that of the first part.
+    fn ill_parts(&self) -> impl Iterator<Item = ImageName> {
+        let parts = || self.image.ready().into_iter().flat_map(|image| image.signed_parts());
+        self.tasks.troubles.raised().filter_map(move |trouble| {
+            let is_of =
+                |trigger: &Trigger| trigger.kind == Kind::Task && *trigger.service == *trouble.name;
+            let mut having = parts().filter(|part| part.content.triggers.0.iter().any(is_of));
+            having.next().or_else(|| parts().next()).map(|part| part.name().clone())
+        })
     }
 
     fn ask_for_tasks(&mut self, view: &View, step: &mut Step<'_>) {
