@@ -270,6 +270,12 @@ fn resource_files(tree: &Tree) -> Vec<TreePath> {
     names.filter(|name| is_resource(name)).filter_map(|name| directory.join(name).ok()).collect()
 }
 
+/// True if an image has the file that binds kinds to provisioners.
+#[must_use]
+pub fn has_bindings(tree: &Tree) -> bool {
+    tree.get(&constant(BINDINGS)).is_some()
+}
+
 /// Finds the plugin of a provisioner in an image.
 fn plugin(tree: &Tree, provisioner: &str) -> Result<Option<ImageFile>, ImageError> {
     for directory in PLUGIN_DIRECTORIES {

@@ -4,9 +4,11 @@
 use std::collections::BTreeSet;
 
 use api::dominator::Status;
+use model::image::{Content, ImageName};
 use model::tree::Time;
 use rollouts::document::{MachineTaskState, RolloutState, StepState};
 use rollouts::state::State;
+use rollouts::steps::Said;
 
 use crate::core::alarms::{AlarmSet, ROLLOUT_FAILED, ROLLOUT_VOTES};
 
@@ -42,6 +44,34 @@ pub fn machine_state(status: Status, has_unhealthy_task: bool) -> (MachineTaskSt
             | Status::Held
     );
     (state, is_reachable)
+}
+
+/// Refuses an image with this content that is to be a bundle, if it cannot be one.
+///
+/// # Errors
+///
+/// [`Said`] with code 400.
+pub fn check_bundle(content: &Content) -> Result<(), Said> {
+    if content.filter.is_none() && content.health_check.is_none() {
+        return Ok(());
+    }
+    let why = "is no bundle: those have no filter and no health check";
+    Err(Said::new(400, format!("{} {why}", content.name)))
+}
+
+/// Refuses bundles beside a default image: they are added to the image that the machine database
+/// or an environment names.
+///
+/// # Errors
+///
+/// [`Said`] with code 409.
+pub fn check_default(state: &State, default: Option<&ImageName>) -> Result<(), Said> {
+    if default.is_none() || !state.environments.values().any(|one| one.has_bundles()) {
+        return Ok(());
+    }
+    let why =
+        "bundles and a default image do not go together: let the machine database name all images";
+    Err(Said::new(409, why))
 }
 
 /// Raises the alarms about rollouts. That one was rolled back ends when another one of its

@@ -18,6 +18,7 @@ use model::path::TreePath;
 use model::time_parse;
 use model::tree::encode::DIRECTORY_BYTES_MAX;
 use model::tree::{Child, Metadata, Totals, Tree};
+use provisioning::image::{ImageError, has_bindings};
 use rpc::server::{head_bytes, object_chunks};
 use serde::Serialize;
 use system::clock::wall;
@@ -258,7 +259,12 @@ pub(super) fn verify(content: &Content, tree: &Tree) -> Result<(), Failure> {
     let (_, errors) = tasks::image::pairs(&content.triggers, tree);
     errors.first().map_or(Ok(()), |error| Err(Failure::new(error)))?;
     let files = provisioning::image::files(&content.triggers, tree);
-    files.map(drop).map_err(|error| Failure::new(&error))
+    let files = files.map_err(|error| Failure::new(&error))?;
+    // The base of a bundle may have them.
+    match files.is_empty() || content.is_sparse() || has_bindings(tree) {
+        true => Ok(()),
+        false => Err(Failure::new(&ImageError::NoBindings)),
+    }
 }
 
 /// Reads the packages of `tree`, which must be uploaded.

@@ -16,14 +16,12 @@ use model::display::{counted, error_chain, safe_text, utc};
 use model::image::ImageName;
 use model::lock::locked;
 
-use rollouts::steps::Said;
-
-use super::rollouts::BUNDLES_AND_DEFAULT;
 use super::{Fleet, FleetState, OrderError};
 use crate::core::mdb_diff::images_of;
 use crate::core::orders::Order;
 use crate::core::orders::{PauseError, Pauses, pause};
 use crate::core::required_image::{DefaultImageError, count_moved};
+use crate::core::rollouts::check_default;
 use crate::core::selectors::select_hosts;
 use crate::core::sub::{Sub, SubOrder};
 use crate::storage::with_order;
@@ -301,14 +299,10 @@ impl Fleet {
         let order = Order::new("set-default-image", &who).about(&named).why(&why).checked()?;
         let since = self.shared.clock.now().wall;
         let ordered_by = who.clone();
-        if image.is_some()
-            && self.rollout_state().environments.values().any(|one| one.has_bundles())
-        {
-            return Err(Said::new(409, BUNDLES_AND_DEFAULT).into());
-        }
         let save = move |fleet: &Self| {
             // A rollback is checked against the default, and ends with it.
             let _decision = locked(&fleet.mdb_decisions);
+            check_default(&fleet.rollout_state(), image.as_ref())?;
             let change = |default: &mut Option<Arc<DefaultImage>>| {
                 let before = default.as_ref().map(|default| &default.image);
                 let inner = fleet.locked();

@@ -26,7 +26,6 @@ use rollouts::steps::Said;
 use tokio::sync::Notify;
 
 pub(super) use analysis::AnalysisService;
-pub(super) use orders::BUNDLES_AND_DEFAULT;
 pub use reports::RolloutCounts;
 
 use super::{DrivenMachine, Fleet, FleetState, OrderError};

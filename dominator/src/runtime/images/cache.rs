@@ -90,21 +90,17 @@ enum Purpose {
 
 impl Images {
     /// Returns the image `name`, which a machine had before; `None` if it cannot be loaded.
-    pub async fn former(self: &Arc<Self>, name: &ImageName) -> Option<Arc<RequiredImage>> {
+    pub async fn former(&self, name: &ImageName) -> Option<Arc<RequiredImage>> {
         self.get(name, Purpose::Record).await.ok()
     }
 
     /// Returns the image `name`, whether machines must have it or not. The error says why it cannot
     /// be loaded.
-    pub async fn look_up(self: &Arc<Self>, name: &ImageName) -> Result<Arc<RequiredImage>, String> {
+    pub async fn look_up(&self, name: &ImageName) -> Result<Arc<RequiredImage>, String> {
         self.get(name, Purpose::Question).await
     }
 
-    async fn get(
-        self: &Arc<Self>,
-        name: &ImageName,
-        purpose: Purpose,
-    ) -> Result<Arc<RequiredImage>, String> {
+    async fn get(&self, name: &ImageName, purpose: Purpose) -> Result<Arc<RequiredImage>, String> {
         if let Some(image) = self.find_loaded(name, purpose) {
             return image;
         }
@@ -135,7 +131,7 @@ impl Images {
     }
 
     async fn get_composed(
-        self: &Arc<Self>,
+        &self,
         name: &ImageName,
         purpose: Purpose,
     ) -> Result<Arc<RequiredImage>, String> {
@@ -190,7 +186,7 @@ impl Images {
 
     /// Returns the triggers of the image `name` without reading its tree. The error says why they
     /// are not known.
-    pub async fn triggers(self: &Arc<Self>, name: &ImageName) -> Result<Triggers, String> {
+    pub async fn triggers(&self, name: &ImageName) -> Result<Triggers, String> {
         if let Some(image) = self.loaded(name) {
             return Ok(image.content.triggers.clone());
         }
@@ -199,7 +195,7 @@ impl Images {
 
     /// Asks the image server for the content of the image `name`, without its tree unless it is
     /// composed. The error says why it is not known.
-    pub async fn get_content(self: &Arc<Self>, name: &ImageName) -> Result<Content, String> {
+    pub async fn get_content(&self, name: &ImageName) -> Result<Content, String> {
         if name.is_composed() {
             return self.look_up(name).await.map(|image| image.content.clone());
         }

@@ -4,8 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use model::display::error_chain;
 use model::image::required::RequiredImage;
-use model::path::TreePath;
-use provisioning::image::{BINDINGS, Definition, ImageError, texts, unchecked_definition};
+use provisioning::image::{Definition, ImageError, has_bindings, texts, unchecked_definition};
 
 use model::lock::locked;
 
@@ -20,9 +19,7 @@ impl Images {
             return;
         }
         // A bundle without bindings provisions nothing by itself.
-        let has_bindings =
-            image.tree.get(&TreePath::new(BINDINGS).expect("the constant is a path")).is_some();
-        if image.content.is_sparse() && !has_bindings {
+        if image.content.is_sparse() && !has_bindings(&image.tree) {
             *locked(&wanted.fleet_resources) = Some(BTreeSet::new());
             return;
         }

@@ -1,7 +1,6 @@
 //! Reads small files of images. The tree of an image that is not loaded is not read for that: it
 //! takes some ten megabytes, and a few directories are enough.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use api::object_server::GetObjectsRequest;
@@ -24,21 +23,13 @@ const READ_LIMIT: Duration = Duration::from_secs(30);
 impl Images {
     /// Returns the text of the regular file `path` of the image `name`; an empty one if nothing is
     /// there. The error says why it cannot be read: symlinks are not followed.
-    pub async fn small_file(
-        self: &Arc<Self>,
-        name: &ImageName,
-        path: &TreePath,
-    ) -> Result<String, String> {
+    pub async fn small_file(&self, name: &ImageName, path: &TreePath) -> Result<String, String> {
         let read = tokio::time::timeout(READ_LIMIT, self.read_file(name, path)).await;
         let text = read.unwrap_or_else(|_| Err("it takes too long".to_owned()));
         text.map_err(|why| format!("{path} of {name}: {why}"))
     }
 
-    async fn read_file(
-        self: &Arc<Self>,
-        name: &ImageName,
-        path: &TreePath,
-    ) -> Result<String, String> {
+    async fn read_file(&self, name: &ImageName, path: &TreePath) -> Result<String, String> {
         let mut leaf = self.leaf(name, path).await?;
         if let Some(Leaf::HardLink(first)) = &leaf {
             leaf = self.leaf(name, first).await?;
@@ -58,11 +49,7 @@ impl Images {
 
     /// Finds what is at `path` of the image `name` and is no directory, or the symlink that it is
     /// below.
-    async fn leaf(
-        self: &Arc<Self>,
-        name: &ImageName,
-        path: &TreePath,
-    ) -> Result<Option<Leaf>, String> {
+    async fn leaf(&self, name: &ImageName, path: &TreePath) -> Result<Option<Leaf>, String> {
         if let Some(image) = self.loaded(name) {
             return Ok(match image.tree.get(path) {
                 Some(Child::Leaf(leaf)) => Some(leaf),

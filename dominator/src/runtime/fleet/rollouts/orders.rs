@@ -19,11 +19,8 @@ use rollouts::steps::Said;
 
 use super::{digest_of, images_in};
 use crate::core::orders::{Order, end_of};
+use crate::core::rollouts::{check_bundle, check_default};
 use crate::runtime::fleet::{Fleet, OrderError};
-
-/// A bundle is added to the image that the machine database or an environment names.
-pub(in crate::runtime::fleet) const BUNDLES_AND_DEFAULT: &str =
-    "bundles and a default image do not go together: let the machine database name all images";
 
 impl Fleet {
     /// Edits groups and environments.
@@ -41,7 +38,8 @@ impl Fleet {
             if dry_run {
                 return Ok(fleet.try_edits(edits, who, why)?.2);
             }
-            fleet.change_rollouts(&order, |state, mdb, editor| state.edit(edits, editor, mdb))
+            fleet
+                .change_rollouts(&order, |state, mdb, editor| fleet.edit(state, edits, editor, mdb))
         };
         Ok(EditEnvironmentsReply { outcomes: self.on_thread(edit).await? })
     }
@@ -65,6 +63,19 @@ impl Fleet {
         self.on_thread(planned).await
     }
 
+    /// Makes edits.
+    fn edit(
+        &self,
+        state: &mut State,
+        edits: Edits,
+        editor: &Editor,
+        mdb: &SharedMachines,
+    ) -> Result<Vec<EditOutcome>, Said> {
+        let outcomes = state.edit(edits, editor, mdb)?;
+        check_default(state, self.shared.default_image().as_deref().map(|one| &one.image))?;
+        Ok(outcomes)
+    }
+
     /// Returns the state after edits that are not stored, the machine database, and what they do.
     fn try_edits(
         &self,
@@ -75,7 +86,7 @@ impl Fleet {
         let mdb = self.locked().admission.current().machines().clone();
         let mut next = State::clone(&self.state().rollouts.get());
         let now = self.shared.clock.now().wall;
-        let outcomes = next.edit(edits, &Editor { who, why, now }, &mdb)?;
+        let outcomes = self.edit(&mut next, edits, &Editor { who, why, now }, &mdb)?;
         Ok((next, mdb, outcomes))
     }
 
@@ -102,16 +113,9 @@ impl Fleet {
         let sources = || edits.iter().map(|edit| &edit.source);
         let images = sources().filter_map(|source| source.image().cloned());
         let contents = self.expect_images(images.collect()).await?;
-        let bundles: Vec<_> = sources().filter(|source| source.is_bundle()).collect();
-        for bundle in bundles.iter().filter_map(|source| source.image()) {
-            let content = &contents[bundle.as_str()];
-            if content.filter.is_some() || content.health_check.is_some() {
-                let why = "is no bundle: those have no filter and no health check";
-                return Err(Said::new(400, format!("{bundle} {why}")).into());
-            }
-        }
-        if !bundles.is_empty() && self.shared.default_image().is_some() {
-            return Err(Said::new(409, BUNDLES_AND_DEFAULT).into());
+        let bundles = sources().filter(|source| source.is_bundle());
+        for bundle in bundles.filter_map(|source| source.image()) {
+            check_bundle(&contents[bundle.as_str()])?;
         }
         Ok(contents)
     }
