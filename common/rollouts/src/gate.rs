@@ -43,6 +43,20 @@ impl Gated {
     pub fn applied(&self) -> impl Iterator<Item = &Applied> {
         self.base.iter().chain(&self.bundles)
     }
+
+    /// Returns the name of an image, which may be empty, with the bundles.
+    #[must_use]
+    pub fn composed_with(&self, image: &str) -> String {
+        let mut parts: Vec<ImageName> =
+            ImageName::new(image).iter().flat_map(ImageName::parts).collect();
+        for bundle in self.bundles.iter().filter_map(|one| ImageName::new(&one.image).ok()) {
+            // The machine database, or another environment, may name it too.
+            if !parts.contains(&bundle) {
+                parts.push(bundle);
+            }
+        }
+        ImageName::composed(&parts).map_or_else(|_| image.to_owned(), String::from)
+    }
 }
 
 /// Decides about machines, given what is remembered.
@@ -131,22 +145,15 @@ impl<'a> Gate<'a> {
 
 /// Adds bundles to the image of a machine.
 fn with_bundles(gated: Gated, bundles: &[InUse<'_>], hostname: &str) -> Gated {
-    let mut parts: Vec<ImageName> = ImageName::new(&gated.image).into_iter().collect();
-    let room = PARTS_MAX - parts.iter().flat_map(ImageName::parts).count();
-    let (fitting, surplus) = bundles.split_at(bundles.len().min(room));
-    for bundle in fitting.iter().filter_map(|one| one.stored.definition.source.image()) {
-        // The machine database, or another environment, may name it too.
-        if !parts.iter().flat_map(ImageName::parts).any(|part| part == *bundle) {
-            parts.push(bundle.clone());
-        }
-    }
+    let of_image = ImageName::new(&gated.image).map_or(0, |image| image.parts().count());
+    let (fitting, surplus) = bundles.split_at(bundles.len().min(PARTS_MAX - of_image));
     let conflicts = surplus.iter().map(|one| one.name.clone());
-    Gated {
-        image: ImageName::composed(&parts).map_or(gated.image, String::from),
+    let gated = Gated {
         bundles: fitting.iter().map(|one| one.applied(hostname)).collect(),
         conflicts: gated.conflicts.into_iter().chain(conflicts).collect(),
         ..gated
-    }
+    };
+    Gated { image: gated.composed_with(&gated.image), ..gated }
 }
 
 /// Returns the machine database that is in force, given the one that operators wrote.

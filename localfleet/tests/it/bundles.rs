@@ -80,6 +80,10 @@ fn a_bundle_comes_beside_the_image_of_a_machine_and_goes_with_its_files_and_task
     let mut scenario = Scenario::start_with_tasks(3);
     let first = add_base(&scenario, 1);
     add_base(&scenario, 2);
+    let third = scenario.directory.path().join("base-3");
+    fs::create_dir_all(third.join("opt/job")).unwrap();
+    fs::write(third.join("opt/job/run"), "of the base").unwrap();
+    add_base(&scenario, 3);
     add_bundle(&scenario, "bundles/job/1", "1", &[]);
     add_bundle(&scenario, "bundles/job/2", "2", &[]);
     add_bundle(&scenario, "bundles/job/3", "3", &["etc/version"]);
@@ -140,6 +144,14 @@ fn a_bundle_comes_beside_the_image_of_a_machine_and_goes_with_its_files_and_task
     let detail = scenario.fleet.detail("sub-1").unwrap().summary.detail;
     let left_out = "conflict: bundles/job/3 is left out: /etc/version is in base/2 too";
     assert!(detail.contains(left_out), "{detail}");
+
+    // So it is for an environment whose machines cannot have its bundle: it is not healthy there.
+    require(&scenario, "base/3", &logs);
+    let clash = "base/3 + bundles/job/2";
+    until_synced(&mut scenario, &[clash, clash, "base/3"]);
+    let shown = asked(&scenario, &["env", "show", "job"]);
+    let facts = [&shown["machines"], &shown["healthy"], &shown["conflicts"]];
+    assert_eq!(facts, [&json!(2), &json!(0), &json!(logs)]);
 
     // What a machine that leaves has of the bundle goes.
     require(&scenario, "base/1", &["sub-2"]);

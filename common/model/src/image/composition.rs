@@ -15,11 +15,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::required::RequiredImage;
-use super::{Content, FORMAT, ImageName, ImageNameError, computed_rules};
+use super::{ComputedRule, Content, FORMAT, ImageName, ImageNameError};
 use crate::filter::Filter;
 use crate::object::Algorithm;
 use crate::path::TreePath;
 use crate::tree::{Child, Directory, Entry, Tree, TreeError};
+use crate::trigger::Triggers;
 
 /// What is between the names of parts. Names of new images have no blanks.
 const SEPARATOR: &str = " + ";
@@ -100,22 +101,16 @@ pub fn compose(parts: Vec<Arc<RequiredImage>>) -> Result<RequiredImage, ImageNam
         return Ok(RequiredImage::clone(first));
     }
     let (tree, left_out) = merged(first, bundles);
-    let mut triggers = first.content.triggers.clone();
-    for (index, part) in parts.iter().enumerate().skip(1) {
-        if left_out.iter().all(|left_out| left_out.index != index) {
-            triggers.0.extend_from_slice(&part.content.triggers.0);
-        }
-    }
+    let is_used = |index: &usize| left_out.iter().all(|left_out| left_out.index != *index);
+    let used = || (0..parts.len()).filter(is_used).map(|index| &parts[index].content);
+    let mut computed: Vec<ComputedRule> = used().flat_map(|part| part.computed.clone()).collect();
+    computed.sort();
     let content = Content {
         format: FORMAT,
         name,
         root: tree.digest(),
-        computed: if tree.root().totals().computed > 0 {
-            computed_rules(&tree)
-        } else {
-            Vec::new()
-        },
-        triggers,
+        triggers: Triggers(used().flat_map(|part| part.triggers.0.clone()).collect()),
+        computed,
         // Those of each part sign the files of that part alone.
         signers: Vec::new(),
         ..first.content.clone()
@@ -235,8 +230,8 @@ fn merge(
 mod tests {
     use super::*;
     use crate::image::HealthCheck;
+    use crate::image::computed_rules;
     use crate::tree::text::{from_text, to_text};
-    use crate::trigger::Triggers;
 
     fn name(text: &str) -> ImageName {
         ImageName::new(text).unwrap()
@@ -280,6 +275,10 @@ mod tests {
         compose(parts.collect()).unwrap()
     }
 
+    fn image_with_computed() -> RequiredImage {
+        image("c/1", None, "d 755 0:0 /etc\ng 644 0:0 files:6972 /etc/motd\n")
+    }
+
     fn services(image: &RequiredImage) -> Vec<&str> {
         image.content.triggers.0.iter().map(|trigger| &*trigger.service).collect()
     }
@@ -318,6 +317,9 @@ mod tests {
         assert_eq!(image.content.verify(&image.tree).ok(), Some(()));
         let scan = image.content.scan_settings(&image.tree);
         assert_eq!(image.scan, scan);
+        let computed = image_with_computed();
+        let rules = composed(&[&base(), &computed, &logd]).content.computed;
+        assert_eq!(rules, computed.content.computed);
         // The order of bundles does not matter to the tree, and what is shared stays shared.
         let other = composed(&[&base(), &metricd, &logd]);
         assert_eq!(other.tree, image.tree);

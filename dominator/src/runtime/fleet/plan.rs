@@ -70,7 +70,7 @@ impl Fleet {
         let (handle, mut machine) = self.find(&hostname)?;
         let mut run = PreviewRun::new(&self.shared);
         if let Some(image) = image {
-            machine.required_image = self.with_bundles(&hostname, image).into();
+            machine.required_image = self.with_bundles(&hostname, image);
             run.rollbacks = Arc::default();
         }
         let required = run.required_name(&machine);

@@ -40,11 +40,12 @@ impl Images {
             self.read_fleet_resources(wanted).await;
             let has_all = locked(&wanted.fleet_resources).is_some();
             let changes = parts.iter_mut().map(|part| Box::pin(part.changed()));
-            tokio::select! {
-                (changed, ..) = select_all(changes) => if changed.is_err() {
-                    return;
-                },
-                () = tokio::time::sleep(jittered(NOTES_INTERVAL, jitter())), if !has_all => {}
+            let is_wanted = tokio::select! {
+                (changed, ..) = select_all(changes) => changed.is_ok(),
+                () = tokio::time::sleep(jittered(NOTES_INTERVAL, jitter())), if !has_all => true,
+            };
+            if !is_wanted {
+                return;
             }
         }
     }

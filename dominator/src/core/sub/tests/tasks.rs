@@ -6,8 +6,11 @@ use api::subd::{
     DEPARTED_WHY, GetTaskStatesReply, GetTaskStatesRequest, PermitReport, TaskOrder, TaskReport,
     TaskState, TaskStates, TasksVersion,
 };
+use expect_test::expect;
 use model::boot_time::BootTime;
+use model::image::required::RequiredImage;
 use model::tree::Time;
+use model::trigger::Triggers;
 
 use super::*;
 
@@ -269,4 +272,37 @@ fn no_orders_are_given_while_another_dominator_holds_the_machine() {
     script.wait(60);
     assert!(matches!(script.accept(), Some(Call::OrderTask(_))));
     assert_eq!(script.sub.wanted_task_orders(), []);
+}
+
+#[test]
+fn a_sick_task_counts_against_the_part_that_has_brought_it() {
+    let part = |name, files: &[(&str, &str)]| match image(name, files) {
+        ImageState::Ready(image) => RequiredImage::clone(&image),
+        other => panic!("{other:?}"),
+    };
+    let mut bundle = part("job/1", &[("/b", "1")]);
+    bundle.content.filter = None;
+    let triggers = r#"[{"MatchLines": ["/b"], "Service": "logd", "Kind": "task"}]"#;
+    bundle.content.triggers = Triggers::from_json(triggers).unwrap();
+    let parts = vec![Arc::new(part("base", &[("/a", "1")])), Arc::new(bundle)];
+    let composed = model::image::composition::compose(parts).unwrap();
+    let have = [("/a", "1"), ("/b", "1")];
+    let mut script = Script::scanning(ImageState::Ready(Arc::new(composed)), &have);
+    let required_image = "base + job/1".to_owned();
+    script.reply.last_image = Some(required_image.parse().unwrap());
+    script.sub.machine = Arc::new(Machine { required_image, ..(*script.sub.machine).clone() });
+    script.poll();
+    script.answer(3, Some(vec![report(TaskState::Unhealthy, 0)]));
+    script.wait(61);
+    script.check(expect![[r#"
+        0   assigned connecting       not reached yet
+                     -> poll for all
+        0   polled   rescanning       reading the new scan
+        0   polled   synced           equals base + job/1
+        0   polled   synced           equals base + job/1
+        0   told     synced           equals base + job/1
+        61  wake     synced           equals base + job/1
+                     -> task-unhealthy logd: unhealthy: why
+                     -> job/1 is ill: true
+    "#]]);
 }

@@ -205,21 +205,19 @@ impl Fleet {
         self.shared.vote_links.check(ticket, step, now)
     }
 
-    /// Returns the name of an image together with the bundles that a machine has by environments.
+    /// Returns the name of an image together with the bundles that a machine has by environments,
+    /// unless it names bundles itself.
     pub(in crate::runtime::fleet) fn with_bundles(
         &self,
         hostname: &str,
         image: ImageName,
-    ) -> ImageName {
+    ) -> String {
         let record = self.locked().admission.current().machines().get(hostname).cloned();
         let state = self.state().rollouts.get();
         let gated = record.and_then(|record| Gate::new(&state).gated(&record));
-        let bundles = gated.into_iter().flat_map(|gated| gated.bundles);
-        let bundles: Vec<ImageName> =
-            bundles.filter_map(|one| ImageName::new(&one.image).ok()).collect();
-        match image.is_composed() {
-            true => image,
-            false => ImageName::composed([&image].into_iter().chain(&bundles)).unwrap_or(image),
+        match gated.filter(|_| !image.is_composed()) {
+            Some(gated) => gated.composed_with(image.as_str()),
+            None => image.into(),
         }
     }
 
