@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The users and groups of an image, with their numbers.
@@ -12,7 +13,9 @@ pub struct Accounts {
 }
 
 /// A user or a group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum AccountKind {
     User,

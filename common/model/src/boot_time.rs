@@ -1,15 +1,16 @@
 //! Moments of the clock that counts from the boot of a machine.
 
+use crate::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A moment of the clock that counts from a boot of a machine, also while the machine sleeps.
 /// Nobody can set that clock.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct BootTime {
     /// The kernel's name of the boot.
     pub boot_id: String,
     /// Milliseconds since that boot.
-    #[serde(with = "crate::json::large_number")]
+    #[serde(with = "crate::json::LargeNumber")]
     pub ms: u64,
 }
 

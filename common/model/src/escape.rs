@@ -7,6 +7,7 @@
 
 use std::fmt::Write as _;
 
+use crate::JsonSchema;
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 use serde::ser::{Serialize, Serializer};
 
@@ -103,7 +104,8 @@ pub fn unescape(text: &str) -> Result<Vec<u8>, EscapeError> {
 }
 
 /// A byte string that is bytes in binary encodings and escaped text in JSON.
-#[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash, JsonSchema)]
+#[schemars(with = "String")]
 pub struct ByteText(pub Vec<u8>);
 
 impl std::fmt::Debug for ByteText {

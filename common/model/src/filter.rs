@@ -11,6 +11,7 @@ use std::fmt;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 
+use crate::JsonSchema;
 use regex_automata::hybrid::dfa::{Cache, DFA};
 use regex_automata::nfa::thompson::pikevm::PikeVM;
 use regex_automata::nfa::thompson::{self, NFA, WhichCaptures};
@@ -104,7 +105,8 @@ impl PatternError {
 /// Most lines of real filters are a literal, `LITERAL.*` or `LITERAL$`: these are looked up in
 /// sorted lists. The others are compiled into automata. The memory of both is limited, and so is
 /// the memory of matching.
-#[derive(Clone)]
+#[derive(Clone, JsonSchema)]
+#[schemars(with = "Vec<String>")]
 pub struct Patterns(Arc<Compiled>);
 
 struct Compiled {
@@ -361,7 +363,7 @@ impl<'de> Deserialize<'de> for Patterns {
 }
 
 /// Which paths of a machine belong to the image at all.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Filter(Patterns);
 
 impl Filter {

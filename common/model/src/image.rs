@@ -12,6 +12,7 @@ pub mod tags;
 use std::collections::BTreeMap;
 use std::fmt;
 
+use crate::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::filter::{Filter, PatternError};
@@ -97,7 +98,7 @@ pub enum NewImageError {
 
 /// The name of an image: a path such as `base/debian-12.7`, without a leading slash; or several of
 /// them, for an image that is [composed](composition).
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
 pub struct ImageName(String);
 
@@ -215,7 +216,7 @@ impl fmt::Debug for ImageName {
 }
 
 /// The filegen-server that computes the content of a file.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub struct ComputedRule {
     pub path: TreePath,
     /// `host:port` of the filegen-server.
@@ -223,7 +224,7 @@ pub struct ComputedRule {
 }
 
 /// How a machine is checked after an update.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct HealthCheck {
     /// The program and its arguments, run without a shell.
     pub command: Vec<String>,
@@ -249,7 +250,7 @@ impl HealthCheck {
 }
 
 /// The signed part of an image, which never changes.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema)]
 pub struct Content {
     /// The format of this record: [`FORMAT`] or [`FORMAT_WITH_SIGNERS`].
     pub format: u32,
@@ -266,21 +267,22 @@ pub struct Content {
     pub health_check: Option<HealthCheck>,
     /// The keys that sign the content of the computed files. If there are any, a machine that
     /// accepts only signed images accepts only such content.
+    #[schemars(default)]
     pub signers: Vec<ContentSigner>,
 }
 
 /// One package that is installed in an image.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Package {
     pub name: String,
     pub version: String,
     /// Its installed size, in bytes.
-    #[serde(with = "crate::json::large_number")]
+    #[serde(with = "crate::json::LargeNumber")]
     pub size_bytes: u64,
 }
 
 /// The part of an image that may change, and is not signed.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Notes {
     /// When the image expires; `None` for never.
     pub expires_at: Option<Time>,
@@ -308,7 +310,7 @@ pub struct Notes {
 }
 
 /// An image.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Image {
     pub content: Content,
     pub notes: Notes,

@@ -2,8 +2,12 @@
 //! numbers as strings.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::str::FromStr;
 
-use serde::de::DeserializeOwned;
+use crate::JsonSchema;
+use serde::de::{DeserializeOwned, Deserializer, Error as _};
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
 
 use crate::display::safe_text;
@@ -100,14 +104,12 @@ fn write_canonical(value: &Value, text: &mut String) {
 
 /// Writes numbers that may pass 2^53 as strings, because JavaScript and jq would round them.
 ///
-/// For `#[serde(with = "model::json::large_number")]`. Other encodings get the plain number.
-pub mod large_number {
-    use std::fmt::Display;
-    use std::str::FromStr;
+/// For `#[serde(with = "model::json::LargeNumber")]`. Other encodings get the plain number.
+#[derive(JsonSchema)]
+#[schemars(inline, with = "String", extend("pattern" = "^-?[0-9]+$"))]
+pub struct LargeNumber;
 
-    use serde::de::{Deserialize, Deserializer, Error as _};
-    use serde::ser::{Serialize, Serializer};
-
+impl LargeNumber {
     /// Serializes a number, as text in JSON.
     pub fn serialize<T: Serialize + Display, S: Serializer>(
         number: &T,

@@ -30,3 +30,9 @@ pub mod time_parse;
 pub mod tree;
 pub mod trigger;
 pub mod unknown_keys;
+
+/// Describes a type for `docs/openapi.json`.
+#[cfg(not(feature = "schema"))]
+pub use no_schema::JsonSchema;
+#[cfg(feature = "schema")]
+pub use schemars::JsonSchema;

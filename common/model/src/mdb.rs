@@ -10,6 +10,7 @@ pub use diff::{ChangedField, ChangedMachine, MdbDiff};
 use core::net::IpAddr;
 use std::collections::BTreeMap;
 
+use crate::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -91,7 +92,7 @@ fn sentence(records: &[BadRecord]) -> String {
 }
 
 /// One machine. All fields are encoded, because bincode has no names of fields.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "PascalCase")]
 pub struct Machine {
     /// The name of the machine, and the name its certificate must have.

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
+use crate::JsonSchema;
 use serde::de::{Deserialize, Deserializer, Error as _};
 use serde::ser::{Serialize, Serializer};
 use sha2::Digest as _;
@@ -21,6 +22,7 @@ use sha2::Digest as _;
     Hash,
     serde::Serialize,
     serde::Deserialize,
+    JsonSchema,
 )]
 #[serde(rename_all = "lowercase")]
 pub enum Algorithm {
@@ -108,7 +110,8 @@ pub enum ObjectIdError {
 }
 
 /// Names an object by the digest of its content.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, JsonSchema)]
+#[schemars(with = "String", extend("pattern" = "^(blake3:[0-9a-f]{64}|sha512:[0-9a-f]{128})$"))]
 pub enum ObjectId {
     /// A BLAKE3 digest.
     Blake3([u8; 32]),
@@ -220,7 +223,7 @@ impl<'de> Deserialize<'de> for ObjectId {
 
 /// An [`ObjectId`] as the files of a tree hold it: a BLAKE3 digest takes no more memory than it
 /// needs. SHA-512 takes an allocation.
-#[derive(Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize, JsonSchema)]
 #[serde(from = "ObjectId", into = "ObjectId")]
 pub struct CompactId(Compact);
 

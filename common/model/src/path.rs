@@ -7,6 +7,7 @@ use std::cmp::Ordering;
 use std::fmt;
 use std::sync::Arc;
 
+use crate::JsonSchema;
 use serde::de::{Deserialize, Deserializer, Error as _};
 use serde::ser::{Serialize, Serializer};
 
@@ -60,7 +61,8 @@ pub fn fault_of_name(name: &[u8]) -> Option<&'static str> {
 
 /// An absolute path inside a tree. The root is `/`. Copies are shared: a file with many hard links,
 /// and all that an update knows of a path, name it once.
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, Hash, JsonSchema)]
+#[schemars(with = "String")]
 pub struct TreePath(Arc<[u8]>);
 
 impl TreePath {

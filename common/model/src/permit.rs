@@ -14,6 +14,7 @@
 //!   come late.
 //! * A permit ends with the boot.
 
+use crate::JsonSchema;
 use crate::boot_time::BootTime;
 use serde::{Deserialize, Serialize};
 
@@ -24,7 +25,7 @@ pub const EXCLUSIVE_STOP_TIMEOUT_S_MAX: u32 = 120;
 const GONE_WITHIN_MS: u64 = 10_000;
 
 /// The permit of a machine for a task or a resource.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Permit {
     /// The highest number that was heard of.

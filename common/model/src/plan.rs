@@ -20,6 +20,7 @@ pub mod safety;
 
 use std::collections::BTreeMap;
 
+use crate::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::object::ObjectId;
@@ -31,7 +32,7 @@ pub use diff::{ScannedTree, plan};
 pub use refused::{FormerTree, RefusedChange, RefusedChanges, RefusedKind, first_that_holds};
 
 /// One change of one path.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Operation {
     pub path: TreePath,
     /// What is done.
@@ -41,7 +42,7 @@ pub struct Operation {
 }
 
 /// What is done to a path.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Action {
     /// Creates this entry where nothing exists. A directory is created empty; its content follows.
@@ -63,7 +64,9 @@ pub enum Action {
 }
 
 /// How a path differs from what is required.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum Difference {
     /// It is missing.
@@ -111,14 +114,14 @@ impl Difference {
 }
 
 /// A path that must change and cannot.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Blocked {
     pub path: TreePath,
     pub why: Obstacle,
 }
 
 /// Why a path cannot be changed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Obstacle {
     /// Something else than a directory is required where a directory holds kept content.
@@ -168,7 +171,9 @@ impl std::fmt::Display for Obstacle {
 }
 
 /// What the kernel uses a path for, so that it cannot be moved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum Occupant {
     /// Another file-system is mounted upon it.
@@ -189,7 +194,7 @@ impl Occupant {
 }
 
 /// The operations in order, and the paths that cannot be changed.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Plan {
     /// The operations, in the order in which they are carried out.
     pub operations: Vec<Operation>,
@@ -257,10 +262,10 @@ impl Plan {
 }
 
 /// An object that a plan needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Need {
     /// Its length, in bytes.
-    #[serde(with = "crate::json::large_number")]
+    #[serde(with = "crate::json::LargeNumber")]
     pub size_bytes: u64,
     /// How many new files have it as their content.
     pub files: u32,

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use crate::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::filter::{Filter, Patterns};
@@ -13,7 +14,7 @@ use crate::tree::{Tree, TreeError};
 pub const SUBD_DIRECTORY: &str = "/.subd";
 
 /// Which paths a scan covers.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Coverage {
     /// Everything that the filter does not keep.
@@ -24,7 +25,7 @@ pub enum Coverage {
 
 /// Which attributes a scan records in addition to mode, owner, times, `user.*`, capabilities and
 /// ACLs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Attributes {
     /// No others.
@@ -59,7 +60,7 @@ impl Attributes {
 }
 
 /// How a sub has to scan, as set by its dominator.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ScanSettings {
     /// The algorithm of the required image.
     pub algorithm: Algorithm,
@@ -82,7 +83,9 @@ impl Default for ScanSettings {
 }
 
 /// The digest of scan settings and exclusions: two trees may be compared if theirs are equal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
 pub struct Scope(pub ObjectId);
 
 impl Scope {

@@ -1,9 +1,10 @@
 //! Orders of operators about daemon tasks.
 
+use crate::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// What an operator orders about a task of a machine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum TaskOrder {
     /// Stops the run, and keeps it from being started.

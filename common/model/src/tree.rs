@@ -30,6 +30,8 @@ pub use node::{
 };
 pub use xattrs::Xattrs;
 
+use crate::JsonSchema;
+
 use crate::object::{Algorithm, ObjectId};
 use crate::path::{TreePath, fault_of_name};
 
@@ -189,22 +191,24 @@ pub struct Entry {
 const _: () = assert!(size_of::<Entry>() <= 104);
 
 /// Totals of a directory and everything below it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, JsonSchema,
+)]
 pub struct Totals {
     /// Entries below the directory, directories counted, itself not.
-    #[serde(with = "crate::json::large_number")]
+    #[serde(with = "crate::json::LargeNumber")]
     pub entries: u64,
     /// Directories below it.
-    #[serde(with = "crate::json::large_number")]
+    #[serde(with = "crate::json::LargeNumber")]
     pub directories: u64,
     /// Sum of the sizes of its regular files, each group of hard links once, in bytes.
-    #[serde(with = "crate::json::large_number")]
+    #[serde(with = "crate::json::LargeNumber")]
     pub bytes: u64,
     /// Entries that are further names of a file (`Leaf::HardLink`).
-    #[serde(with = "crate::json::large_number")]
+    #[serde(with = "crate::json::LargeNumber")]
     pub hard_links: u64,
     /// Computed files whose content is not filled in.
-    #[serde(with = "crate::json::large_number")]
+    #[serde(with = "crate::json::LargeNumber")]
     pub computed: u64,
     /// Levels of directories below it.
     pub depth: u32,

@@ -8,6 +8,7 @@
 
 pub mod services;
 
+use crate::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::filter::{PatternError, Patterns};
@@ -18,7 +19,9 @@ use crate::unknown_keys;
 pub const REBOOT: &str = "reboot";
 
 /// What a trigger acts on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
     /// A service of the machine: stopped before the change, started after it.
@@ -44,7 +47,7 @@ impl Kind {
 }
 
 /// A rule: if a path that matches changes, act on the service.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "PascalCase")]
 pub struct Trigger {
     /// Patterns over paths, anchored at the start as those of a filter are.
@@ -88,7 +91,7 @@ const KEYS: [&str; 7] =
     ["MatchLines", "Service", "SortName", "DoReload", "DoReboot", "HighImpact", "Kind"];
 
 /// The triggers of an image.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct Triggers(pub Vec<Trigger>);
 

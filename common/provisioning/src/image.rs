@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use model::JsonSchema;
 use model::json::KeyError;
 use model::object::ObjectId;
 use model::path::TreePath;
@@ -91,7 +92,7 @@ impl ImageFile {
 }
 
 /// What an image says of provisioning, as a machine keeps it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Definition {
     /// The text of [`BINDINGS`].

@@ -4,6 +4,7 @@ use std::cmp::Ordering;
 use std::fmt;
 use std::str::FromStr;
 
+use model::JsonSchema;
 use model::display::safe_text;
 use serde::{Deserialize, Serialize};
 
@@ -11,12 +12,12 @@ use serde::{Deserialize, Serialize};
 const NUMBERS_MAX: usize = 8;
 
 /// Numbers with points between them.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
 pub struct Version(Vec<u64>);
 
 /// Conditions that a version must meet, all of them.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
 pub struct Range(Vec<(Comparison, Version)>);
 

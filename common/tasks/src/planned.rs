@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use model::JsonSchema;
 use model::path::TreePath;
 use model::trigger::{Kind, Trigger, Triggers};
 use serde::{Deserialize, Serialize};
@@ -9,7 +10,9 @@ use serde::{Deserialize, Serialize};
 use crate::image::task_path;
 
 /// What an update does to a task.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum PlannedTask {
     /// Only the new image has it.

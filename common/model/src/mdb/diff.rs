@@ -1,11 +1,12 @@
 //! The difference between two machine databases.
 
+use crate::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Machine, Machines};
 
 /// The difference between two machine databases; hosts are sorted by name.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct MdbDiff {
     /// Machines that are only in the new one.
     pub added: Vec<Machine>,
@@ -16,7 +17,7 @@ pub struct MdbDiff {
 }
 
 /// A machine with different records.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ChangedMachine {
     pub hostname: String,
     /// The changed fields, sorted by name.
@@ -24,7 +25,7 @@ pub struct ChangedMachine {
 }
 
 /// A field with different values.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ChangedField {
     /// The name of the field, as in the text of the database.
     pub name: String,

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Blocked, Obstacle};
@@ -10,7 +11,7 @@ use crate::path::TreePath;
 use crate::tree::{Child, Leaf, Node, Tree};
 
 /// A change that was tried on a machine and failed, or would fail.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct RefusedChange {
     pub path: TreePath,
     pub kind: RefusedKind,
@@ -19,7 +20,7 @@ pub struct RefusedChange {
 }
 
 /// Which changes of a path are refused.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RefusedKind {
     /// Nothing can be put there, nor can its metadata be changed.

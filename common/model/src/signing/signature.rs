@@ -1,5 +1,6 @@
 //! One signature: a statement, and its signature by `ssh-keygen -Y sign`.
 
+use crate::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::openssh::{Invalid, KEY_TYPE, PublicKey, SshSignature};
@@ -14,7 +15,7 @@ pub const SIGNATURES_MAX: usize = 16;
 pub const SIGNATURE_BYTES_MAX: usize = 2_048;
 
 /// A signed statement.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Signature {
     /// The text that is signed.
     pub statement: String,

@@ -1,5 +1,6 @@
 //! The keys that an image names to sign the content of its computed files.
 
+use crate::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::keys::{read_key, split_list};
@@ -47,7 +48,7 @@ pub enum SignersError {
 }
 
 /// A key that may sign the content of computed files.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ContentSigner {
     /// An ed25519 public key as OpenSSH writes it: `ssh-ed25519`, a blank, and the key in base64.
     pub key: String,

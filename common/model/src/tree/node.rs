@@ -1,5 +1,6 @@
 //! What can be at one path of a tree, with the attributes that are managed.
 
+use crate::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::escape::ByteText;
@@ -14,7 +15,7 @@ pub const MODE_BITS: u32 = 0o7777;
 pub const SYMLINK_MODE: u32 = 0o777;
 
 /// Mode, owner and extended attributes.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Metadata {
     /// Permission, set-id and sticky bits: at most `0o7777`; of a symlink always `0o777`.
     pub mode: u32,
@@ -57,32 +58,43 @@ pub fn only_root_writes(uid: u32, mode: u32) -> bool {
 
 /// A modification time.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    JsonSchema,
 )]
 pub struct Time {
     /// Seconds since 1970-01-01 UTC; may be negative.
-    #[serde(with = "crate::json::large_number")]
+    #[serde(with = "crate::json::LargeNumber")]
     pub seconds: i64,
     /// Nanoseconds within the second: below 1,000,000,000.
     pub nanoseconds: u32,
 }
 
 /// A regular file.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct File {
     /// Mode, owner, extended attributes.
     pub metadata: Metadata,
     /// Time of the last modification.
     pub mtime: Time,
     /// Length of the content, in bytes.
-    #[serde(with = "crate::json::large_number")]
+    #[serde(with = "crate::json::LargeNumber")]
     pub size_bytes: u64,
     /// The content.
     pub object: CompactId,
 }
 
 /// A regular file whose content a filegen-server computes for each machine.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Computed {
     /// Mode, owner, extended attributes.
     pub metadata: Metadata,
@@ -91,7 +103,7 @@ pub struct Computed {
 }
 
 /// A symbolic link.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Symlink {
     /// Owner and extended attributes; the mode is always `0o777`.
     pub metadata: Metadata,
@@ -100,7 +112,7 @@ pub struct Symlink {
 }
 
 /// A device or a fifo.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Special {
     /// Mode, owner, extended attributes.
     pub metadata: Metadata,
@@ -110,7 +122,7 @@ pub struct Special {
 }
 
 /// The kind of a special file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Device {
     /// A block device.
     Block {
@@ -131,7 +143,7 @@ pub enum Device {
 }
 
 /// Anything but a directory.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Leaf {
     /// A regular file.
     File(File),
@@ -146,7 +158,7 @@ pub enum Leaf {
 }
 
 /// What is at one path, without what a directory holds.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Node {
     /// A directory.
     Directory(Metadata),
@@ -207,15 +219,15 @@ impl Node {
 /// inodes stores whole seconds, FAT every second one, ext3 nothing after 2038. A file with the time
 /// of its image then shows another time, and would differ forever. So subd measures the precision,
 /// and a wanted time is compared after [`TimePrecision::rounded`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TimePrecision {
     /// Times are rounded down to a multiple of this, in nanoseconds: 1 to 2,000,000,000.
     pub granularity_ns: u32,
     /// The earliest, in seconds since 1970.
-    #[serde(with = "crate::json::large_number")]
+    #[serde(with = "crate::json::LargeNumber")]
     pub first_seconds: i64,
     /// The latest, in seconds since 1970.
-    #[serde(with = "crate::json::large_number")]
+    #[serde(with = "crate::json::LargeNumber")]
     pub last_seconds: i64,
 }
 

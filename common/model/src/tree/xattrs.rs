@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, LazyLock, Mutex};
 
+use crate::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::escape::ByteText;
@@ -15,7 +16,7 @@ type Attributes = Vec<(Box<[u8]>, Box<[u8]>)>;
 ///
 /// Nearly all files have none, or one of a few dozen labels: none takes one word, and equal
 /// attributes are shared, in all trees of the process.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(from = "Option<BTreeMap<ByteText, ByteText>>")]
 #[serde(into = "Option<BTreeMap<ByteText, ByteText>>")]
 pub struct Xattrs(Option<Arc<Attributes>>);

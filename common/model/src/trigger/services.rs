@@ -33,6 +33,7 @@
 
 use std::collections::BTreeSet;
 
+use crate::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Kind, REBOOT, Trigger, Triggers, compare_versions};
@@ -42,7 +43,9 @@ use crate::path::TreePath;
 pub const SUBD_SERVICE: &str = "subd";
 
 /// What is done to a service.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum ServiceVerb {
     /// Stops it, before the change.
@@ -78,7 +81,7 @@ impl ServiceVerb {
 }
 
 /// One action on one service.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ServiceCall {
     pub service: String,
     pub verb: ServiceVerb,
@@ -96,7 +99,7 @@ impl ServiceCall {
 }
 
 /// The actions around an update, each list in order.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ServiceCalls {
     /// Before the tree changes.
     pub before: Vec<ServiceCall>,

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use model::JsonSchema;
 use model::display::{error_chain, safe_text};
 use serde::{Deserialize, Serialize};
 
@@ -14,7 +15,9 @@ use crate::protocol::{Change, Operation, PlanAnswer, WORDS_BYTES_MAX};
 use crate::state::State;
 
 /// What would become of a resource.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum PlannedEffect {
     Create,
@@ -43,7 +46,7 @@ impl PlannedEffect {
 }
 
 /// What would be done about a resource.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub struct PlannedResource {
     pub id: String,
     pub kind: String,

@@ -6,6 +6,8 @@ mod audit;
 mod call_memory;
 mod golden;
 mod hostile;
+mod methods;
+mod openapi;
 mod pages;
 mod protocol;
 mod samples;

@@ -19,8 +19,8 @@ use api::subd::{
 };
 use certs::authority::{AuthorityOptions, Request};
 use model::escape::ByteText;
-use rpc::client::{CallError, Client, Peer};
-use rpc::server::Router;
+use rpc::client::{CallError, Client, Peer, Remedy};
+use rpc::server::{Router, ServerLimits};
 use rpc::tls::Security;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -84,6 +84,34 @@ async fn callers_get_what_their_certificates_say() {
         between.issue(&lab.dir("deeper"), &wanted, &[&lab.authority]);
         assert_eq!(outcomes(&lab.client("deeper", server.address)).await, want, "{dir}");
     }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_caller_that_changes_too_much_is_refused_for_a_moment() {
+    let lab = Lab::new();
+    let security = lab.open("server");
+    let router = router(&security).limits(ServerLimits::SERVER.with_changes(1));
+    let server = Server::start(router).await;
+    for name in ["alice", "bob"] {
+        lab.issue(name, &Wanted { name, powers: Some(&["*.*"][..]), ..Wanted::default() });
+    }
+    let [alice, bob] = ["alice", "bob"].map(|name| lab.client(name, server.address));
+    let commit = CommitRequest { update_id: 2 };
+    let mut refusal = None;
+    for _ in 0..100 {
+        refusal = alice.call::<Commit>(&commit).await.err();
+        if refusal.is_some() {
+            break;
+        }
+    }
+    let refusal = refusal.unwrap();
+    assert_eq!((refusal.code(), refusal.remedy()), (Some(FaultCode::Throttled), Remedy::Wait));
+    let text = model::display::error_chain(&refusal);
+    assert!(text.contains("alice changes more than 1 things a second: try again in"), "{text}");
+    // What only tells is answered, and so is what frees space.
+    assert_eq!(outcomes(&alice).await[1..], ["done", "done"]);
+    assert_eq!(outcomes(&bob).await, ["done"; 3]);
     server.stop().await;
 }
 

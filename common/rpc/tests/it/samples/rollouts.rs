@@ -65,6 +65,8 @@ fn definition() -> Definition {
     Definition {
         name: text("web"),
         group: Some(text("prod")),
+        owner_groups: vec![text("webs")],
+        owner_users: vec![text("ann")],
         select: selector(),
         source: Source::Image("web/8".parse().expect("it is a name")),
         start: Start::Auto,
@@ -78,12 +80,15 @@ fn definition() -> Definition {
 
 pub fn edit_environments() -> (EditEnvironmentsRequest, EditEnvironmentsReply) {
     let Definition { name, group: of, select, source, start, depends_on, .. } = definition();
-    let Definition { strategy, approval, provides, requires, .. } = definition();
+    let Definition { strategy, approval, provides, requires, owner_groups, owner_users, .. } =
+        definition();
     let edit = EnvironmentEdit {
         name,
         base: Some(4),
         source,
         group: of,
+        owner_groups: Some(owner_groups),
+        owner_users: Some(owner_users),
         select: Some(select),
         start: Some(start),
         depends_on: Some(depends_on),
