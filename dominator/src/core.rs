@@ -11,6 +11,7 @@ pub mod claims;
 pub mod computed;
 pub mod departing;
 pub mod drift;
+pub mod environment_owners;
 pub mod event_filter;
 pub mod fleet_resources;
 pub mod identity;

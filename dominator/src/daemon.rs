@@ -196,6 +196,12 @@ pub struct Arguments {
     #[command(flatten)]
     pub callers: CallerArgs,
 
+    /// How many calls of one caller in a second may change something, with 20 times as many at
+    /// once; 0: any number. Calls that only hold updates up are not counted
+    #[arg(long, value_name = "N", default_value_t = 20, help_heading = "Security",
+          value_parser = clap::value_parser!(u32).range(..=1 << 20))]
+    pub changes_per_second: u32,
+
     /// Memory for the large messages of all machines together, in MiB: plans that are sent, and
     /// replies that are read. Machines wait in turn for it. One larger message at a time comes on
     /// top
@@ -280,6 +286,7 @@ impl Arguments {
             audit,
             pages: PageArgs { private_pages },
             callers: CallerArgs { caller_memory },
+            changes_per_second,
             machine_memory,
             config: ConfigArgs { config: _ },
         } = self;
@@ -307,6 +314,7 @@ impl Arguments {
             ("audit-keep", audit.audit_keep != new.audit.audit_keep),
             ("private-pages", *private_pages != new.pages.private_pages),
             ("caller-memory", *caller_memory != new.callers.caller_memory),
+            ("changes-per-second", *changes_per_second != new.changes_per_second),
             ("machine-memory", *machine_memory != new.machine_memory),
         ];
         differ.into_iter().filter_map(|(flag, differs)| differs.then_some(flag)).collect()
@@ -418,7 +426,7 @@ pub async fn run(
     until_stop(operator_program::tell_of_alarms(Arc::clone(&fleet), alarm_programs).boxed());
     until_stop(operator_program::tell_of_rollouts(Arc::clone(&fleet), rollout_programs).boxed());
     let private_pages = arguments.pages.private_pages;
-    let limits = arguments.callers.limits();
+    let limits = arguments.callers.limits().with_changes(arguments.changes_per_second);
     let programs = [alarms, rollouts];
     let changes = command::apply_changes(Arc::clone(&fleet), arguments, changed, programs);
     until_stop(changes.boxed());

@@ -18,6 +18,7 @@ pub mod text;
 
 use core::net::SocketAddr;
 
+use model::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::Done;
@@ -29,7 +30,9 @@ use crate::{
 use model::tree::Time;
 
 /// The status of a machine. `docs/OPERATING.md` explains each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum Status {
     /// Not reached yet since the dominator started, or since the machine was added.
@@ -181,7 +184,7 @@ impl std::fmt::Display for Status {
 }
 
 /// A machine in a list.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SubSummary {
     /// The name in the machine database.
     pub hostname: String,
@@ -209,7 +212,7 @@ pub struct SubSummary {
 /// Lists the machines, sorted by host name.
 pub enum ListSubs {}
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ListSubsRequest {
     /// Only machines with one of these statuses; all if empty.
     pub statuses: Vec<Status>,
@@ -225,7 +228,7 @@ pub struct ListSubsRequest {
 }
 
 /// Selects machines by a tag.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub struct TagFilter {
     pub name: String,
     /// The value; any if `None`.
@@ -250,7 +253,7 @@ impl TagFilter {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ListSubsReply {
     pub subs: Vec<SubSummary>,
 }
@@ -267,13 +270,13 @@ impl Method for ListSubs {
 /// Returns everything that is known about one machine.
 pub enum ShowSub {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ShowSubRequest {
     /// The name in the machine database.
     pub hostname: String,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SubDetail {
     /// The same as in the list.
     pub summary: SubSummary,
@@ -288,7 +291,7 @@ pub struct SubDetail {
     /// Objects that are still to be fetched.
     pub missing_objects: u32,
     /// Their total length, in bytes.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub missing_bytes: u64,
     /// The last changes of the status: time, status and explanation, newest first.
     pub history: Vec<(Time, Status, String)>,
@@ -297,7 +300,7 @@ pub struct SubDetail {
 }
 
 /// The parts of a poll that are shown to operators.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PollSummary {
     pub version: super::subd::SubVersion,
     pub identity: super::subd::SubIdentity,
@@ -336,7 +339,7 @@ impl Method for ShowSub {
 pub enum GetStatus {}
 
 /// The state after `disable-updates`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Brake {
     pub reason: String,
     pub who: String,
@@ -346,7 +349,7 @@ pub struct Brake {
 /// The begin of a remark that is about the machine database.
 pub const MDB_REMARK: &str = "machine database: ";
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DominatorStatus {
     /// Set while updates are disabled.
     pub brake: Option<Brake>,
@@ -372,7 +375,7 @@ pub struct DominatorStatus {
     /// Updates under way, waiting machines, and stopped images.
     pub budgets: orders::BudgetReport,
     /// Distinct directories held in memory for all images and machines.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub directories: u64,
     /// How many machines are paused by operators.
     pub paused: u32,
@@ -391,7 +394,7 @@ impl Method for GetStatus {
 /// Disables updates: after this call has returned, no Commit is sent, also after a restart.
 pub enum DisableUpdates {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DisableUpdatesRequest {
     /// The reason; must not be empty.
     pub reason: String,
@@ -414,7 +417,7 @@ impl Method for DisableUpdates {
 /// Enables updates again.
 pub enum EnableUpdates {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct EnableUpdatesRequest {
     /// Who asks, if the call has no certificate.
     pub who: String,
@@ -438,7 +441,7 @@ impl Method for EnableUpdates {
 /// Permits the pending unsafe update of one machine.
 pub enum ClearSafetyShutoff {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ClearSafetyShutoffRequest {
     pub hostname: String,
     /// Who asks, if the call has no certificate.
@@ -465,7 +468,7 @@ impl Method for ClearSafetyShutoff {
 /// once more, and triggers that failed are run again.
 pub enum Retry {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct RetryRequest {
     pub hostname: String,
     /// Who asks, if the call has no certificate.

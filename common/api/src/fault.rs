@@ -1,9 +1,10 @@
 //! The error that a server answers instead of a reply.
 
+use model::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Why a call was not carried out. Callers branch on this, never on the text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum FaultCode {
     /// The request cannot be understood, or breaks a rule.
@@ -37,10 +38,12 @@ pub enum FaultCode {
     Held,
     /// The machine requires trusted signatures, and the image lacks them.
     Untrusted,
+    /// The caller changes things too often: the same call succeeds in a moment.
+    Throttled,
 }
 
 impl FaultCode {
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::BadRequest,
         Self::Version,
         Self::NoMethod,
@@ -56,6 +59,7 @@ impl FaultCode {
         Self::Internal,
         Self::Held,
         Self::Untrusted,
+        Self::Throttled,
     ];
 
     /// Returns the name in JSON and metrics.
@@ -77,6 +81,7 @@ impl FaultCode {
             Self::Internal => "internal",
             Self::Held => "held",
             Self::Untrusted => "untrusted",
+            Self::Throttled => "throttled",
         }
     }
 
@@ -90,6 +95,7 @@ impl FaultCode {
             Self::Exists | Self::Busy | Self::Stale | Self::Held => 409,
             Self::Gone => 410,
             Self::TooLarge => 413,
+            Self::Throttled => 429,
             Self::Internal => 500,
             Self::Unavailable => 503,
             Self::NoSpace => 507,
@@ -98,7 +104,7 @@ impl FaultCode {
 }
 
 /// The error of a call, as it is sent.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, thiserror::Error)]
 #[error("{message}")]
 pub struct Fault {
     /// The code, on which callers branch.

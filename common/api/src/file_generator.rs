@@ -8,6 +8,7 @@
 
 use core::fmt;
 
+use model::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::access::Access;
@@ -41,7 +42,7 @@ pub const GENERATORS_WAIT_MS_MAX: u32 = 120_000;
 /// [`GetSecrets`].
 pub enum Generate {}
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GenerateRequest {
     /// At most [`MACHINES_MAX`], with at most [`FILES_MAX`] paths.
     pub machines: Vec<WantedFiles>,
@@ -51,7 +52,7 @@ pub struct GenerateRequest {
 }
 
 /// The files that are wanted for one machine.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct WantedFiles {
     pub machine: Machine,
     /// The algorithm of the digests: that of the machine's image.
@@ -66,14 +67,14 @@ pub struct WantedFiles {
     pub outputs: String,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GenerateReply {
     /// For each machine of the request, in its order, what became of its paths, in their order.
     pub machines: Vec<Vec<GeneratedFile>>,
 }
 
 /// What became of one path.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum GeneratedFile {
     Made(GeneratedContent),
@@ -82,12 +83,12 @@ pub enum GeneratedFile {
 }
 
 /// The content of a file, by digest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GeneratedContent {
     pub id: ObjectId,
     pub size_bytes: u32,
     /// When it has to be made again, in seconds since 1970; 0 if never.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub valid_until_seconds: u64,
     /// The version of the generator that made it.
     pub generator: ObjectId,
@@ -108,13 +109,13 @@ impl Method for Generate {
 /// Returns content that is not secret.
 pub enum GetContents {}
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GetContentsRequest {
     /// At most [`IDS_MAX`].
     pub ids: Vec<ObjectId>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GetContentsReply {
     /// In the order of the request. The reply ends after [`BATCH_BYTES`]: ask again for the rest.
     pub contents: Vec<ComputedContent>,
@@ -123,7 +124,7 @@ pub struct GetContentsReply {
 }
 
 /// The content of a computed file. It may be secret, so that its debug text has only the length.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ComputedContent {
     pub id: ObjectId,
     /// At most [`CONTENT_BYTES_MAX`].
@@ -148,7 +149,7 @@ impl Method for GetContents {
 /// Returns secret content. Each call is recorded in the audit log.
 pub enum GetSecrets {}
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GetSecretsRequest {
     /// At most [`IDS_MAX`].
     pub ids: Vec<ObjectId>,
@@ -175,7 +176,7 @@ impl Method for GetSecrets {
 /// Returns the generators. Answers when their version is not `have`, or after `wait_ms`.
 pub enum GetGenerators {}
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GetGeneratorsRequest {
     /// The version that the caller has.
     pub have: Option<ObjectId>,
@@ -183,7 +184,7 @@ pub struct GetGeneratorsRequest {
     pub wait_ms: u32,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GetGeneratorsReply {
     /// The version. Equal replies have equal versions, also after a restart.
     pub version: ObjectId,
@@ -191,7 +192,7 @@ pub struct GetGeneratorsReply {
     pub generators: Option<Generators>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Generators {
     /// Sorted by path.
     pub generators: Vec<Generator>,
@@ -199,14 +200,14 @@ pub struct Generators {
     pub error: String,
     /// How often certificates were to be made anew, which is part of the versions of their
     /// generators.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub renewals: u64,
     /// A random number that is made when numbers of revisions begin anew.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub numbering: u64,
     /// The number of the content revision in force: all that decides the content of files. Each
     /// other set of versions has a higher number.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub revision: u64,
     /// The last order about each revision that had one, sorted by revision.
     pub orders: Vec<RevisionOrder>,
@@ -215,19 +216,19 @@ pub struct Generators {
 }
 
 /// Whether machines may get the content of a revision.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct RevisionOrder {
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub revision: u64,
     /// Counts the orders of the server: of two about one revision the higher holds.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub number: u64,
     /// Why no machine may get its content; `None` if it was resumed.
     pub stopped: Option<String>,
 }
 
 /// What makes the content of one path.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Generator {
     pub path: TreePath,
     /// The kind, as in the configuration: `template`.
@@ -236,7 +237,7 @@ pub struct Generator {
     pub version: ObjectId,
     pub is_secret: bool,
     /// The content revision since which it has this version.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub revision: u64,
     /// The ids of the resources of machines whose outputs its content is made of; `*` if that may
     /// be any.
@@ -256,7 +257,7 @@ impl Method for GetGenerators {
 /// certificates get other versions, so that dominators ask for them at once.
 pub enum RenewCertificates {}
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct RenewCertificatesRequest {
     /// The host names of the machines; `None` for all.
     pub hostnames: Option<Vec<String>>,
@@ -264,7 +265,7 @@ pub struct RenewCertificatesRequest {
     pub why: String,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct RenewCertificatesReply {
     /// The machines that had certificates, sorted.
     pub hostnames: Vec<String>,
@@ -290,9 +291,9 @@ impl Method for RenewCertificates {
 /// Stops or resumes a content revision for all dominators.
 pub enum OrderRevision {}
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct OrderRevisionRequest {
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub revision: u64,
     /// Why no machine may get its content; `None` to resume it.
     pub stopped: Option<String>,
@@ -300,10 +301,10 @@ pub struct OrderRevisionRequest {
     pub why: String,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct OrderRevisionReply {
     /// The number of the order; see [`RevisionOrder::number`].
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub number: u64,
 }
 
@@ -327,7 +328,7 @@ impl Method for OrderRevision {
 /// content is signed that was made for this machine and path, and is among the last few.
 pub enum SignContents {}
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SignContentsRequest {
     /// The host name of the machine.
     pub hostname: String,
@@ -336,13 +337,13 @@ pub struct SignContentsRequest {
 }
 
 /// The content of a file, by digest.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct FileContent {
     pub path: TreePath,
     pub id: ObjectId,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SignContentsReply {
     /// Together they are about all files of the request.
     pub signatures: Vec<Signature>,
@@ -362,16 +363,16 @@ impl Method for SignContents {
 /// any more.
 pub enum Load {}
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct LoadRequest {
     /// Why, for the audit log.
     pub why: String,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct LoadReply {
     /// The content revision in force.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub revision: u64,
     /// Why it is not that of the files; empty if it is.
     pub error: String,

@@ -7,6 +7,7 @@ pub mod notes;
 pub mod private;
 pub mod replication;
 
+use model::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::Done;
@@ -24,7 +25,7 @@ use model::tree::{Time, Totals};
 /// the image becomes visible.
 pub enum AddImage {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct AddImageRequest {
     /// The part that is signed.
     pub content: Content,
@@ -32,7 +33,7 @@ pub struct AddImageRequest {
     pub notes: Notes,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct AddImageReply {
     /// The digest of the content, which identifies the image.
     pub digest: ObjectId,
@@ -56,7 +57,7 @@ impl Method for AddImage {
 /// Returns an image without its tree; the directories are objects.
 pub enum GetImage {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GetImageRequest {
     pub name: ImageName,
     /// How long to wait for the image if it does not exist yet, in milliseconds: at most 60,000.
@@ -75,14 +76,14 @@ impl Method for GetImage {
 /// Lists images, sorted by name.
 pub enum ListImages {}
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ListImagesRequest {
     /// Only names after this one; for the next page.
     pub after: Option<ImageName>,
 }
 
 /// One image in a list.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ImageSummary {
     pub name: ImageName,
     /// The digest of its content.
@@ -105,7 +106,7 @@ pub struct ImageSummary {
     pub signatures: u32,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ListImagesReply {
     /// The images, sorted by name.
     pub images: Vec<ImageSummary>,
@@ -125,7 +126,7 @@ impl Method for ListImages {
 /// Deletes an image. Its name is never used again.
 pub enum DeleteImage {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DeleteImageRequest {
     pub name: ImageName,
     /// Deletes it even if it is in use.

@@ -37,7 +37,17 @@ pub const PROTOCOL_OLDEST: u32 = 1;
 pub const PROTOCOL_HEADER: &str = "dominator-protocol";
 
 /// The reply of methods that return nothing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    serde::Serialize,
+    serde::Deserialize,
+    model::JsonSchema,
+)]
 pub struct Done {}
 
 // tidy: table

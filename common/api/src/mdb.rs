@@ -1,5 +1,6 @@
 //! `MdbServer`: returns the machine database and its changes.
 
+use model::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -16,7 +17,7 @@ pub const MDB_WAIT_MS_MAX: u32 = 120_000;
 /// `wait_ms`.
 pub enum GetMdb {}
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GetMdbRequest {
     /// The version that the caller has.
     pub have: Option<ObjectId>,
@@ -24,7 +25,7 @@ pub struct GetMdbRequest {
     pub wait_ms: u32,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GetMdbReply {
     /// The version. Equal databases have equal versions, also after a restart.
     pub version: ObjectId,

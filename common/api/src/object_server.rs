@@ -1,5 +1,6 @@
 //! `ObjectServer`: objects by id, in batches. Single objects are at `GET /objects/<id>`.
 
+use model::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -17,7 +18,7 @@ pub const LEASE_SECONDS_MAX: u32 = 24 * 3_600;
 /// Returns which objects the server lacks, and takes a lease on all of them.
 pub enum CheckObjects {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct CheckObjectsRequest {
     /// The ids to look for: at most [`IDS_MAX`].
     pub ids: Vec<ObjectId>,
@@ -26,7 +27,7 @@ pub struct CheckObjectsRequest {
     pub lease_seconds: u32,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct CheckObjectsReply {
     /// Those of the ids that the server lacks, in the order of the request.
     pub missing: Vec<ObjectId>,
@@ -47,16 +48,16 @@ impl Method for CheckObjects {
 /// [`LEASE_SECONDS_MAX`], so that an upload can be resumed after it was cut.
 pub enum AddObjects {}
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct AddObjectsReply {
     /// Objects that are new to the server.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub added: u64,
     /// Their total length, in bytes.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub added_bytes: u64,
     /// Objects that existed already.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub known: u64,
 }
 
@@ -72,7 +73,7 @@ impl Method for AddObjects {
 /// corrupt object is marked as absent.
 pub enum GetObjects {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GetObjectsRequest {
     /// The ids: at most [`IDS_MAX`].
     pub ids: Vec<ObjectId>,

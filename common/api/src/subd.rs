@@ -25,6 +25,7 @@ mod tasks;
 
 use std::sync::Arc;
 
+use model::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::Done;
@@ -96,17 +97,17 @@ pub enum GetDirectories {}
 /// The most digests in one request.
 pub const DIRECTORIES_MAX: usize = 4_096;
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GetDirectoriesRequest {
     /// The digests: at most [`DIRECTORIES_MAX`].
     pub digests: Vec<ObjectId>,
 }
 
 /// The encoding of one directory (`tree-1`).
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct EncodedDirectory(pub model::escape::ByteText);
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GetDirectoriesReply {
     /// The directories that the scanned tree has, in the order of the request. Others are left out:
     /// the tree has changed, so poll again. The server may stop early to keep the reply small; ask
@@ -129,10 +130,10 @@ impl Method for GetDirectories {
 /// there.
 pub enum Fetch {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct FetchRequest {
     /// Chosen by the caller. A repeated call with the same id has no effect.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub fetch_id: u64,
     /// `host:port` of object servers, tried in this order.
     pub sources: Vec<String>,
@@ -143,11 +144,11 @@ pub struct FetchRequest {
 }
 
 /// One object to fetch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct FetchObject {
     pub id: ObjectId,
     /// Its length, in bytes.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub size_bytes: u64,
 }
 
@@ -173,10 +174,10 @@ pub enum Prepare {}
 
 /// The state that the plan is based on. If any of it differs the answer is
 /// [`crate::fault::FaultCode::Stale`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ExpectedState {
     /// The instance of the sub.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub instance: u64,
     /// The digest of the scanned tree.
     pub root: ObjectId,
@@ -184,10 +185,10 @@ pub struct ExpectedState {
     pub scope: Scope,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PrepareRequest {
     /// Chosen by the caller. A repeated call with the same id has no effect.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub update_id: u64,
     /// The state that the plan is based on.
     pub expects: ExpectedState,
@@ -227,10 +228,10 @@ impl Method for Prepare {
 /// Carries out the staged update.
 pub enum Commit {}
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct CommitRequest {
     /// The update; the answer is [`crate::fault::FaultCode::NotFound`] if it is not staged.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub update_id: u64,
 }
 
@@ -249,7 +250,7 @@ impl Method for Commit {
 /// Removes objects from the cache.
 pub enum Cleanup {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct CleanupRequest {
     /// The objects: at most [`super::object_server::IDS_MAX`]. Unknown ones are ignored.
     pub objects: Vec<ObjectId>,
@@ -272,7 +273,7 @@ impl Method for Cleanup {
 pub enum GetConfiguration {}
 
 /// The configuration that a dominator sets.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Configuration {
     /// How to scan.
     pub scan: ScanSettings,
@@ -290,7 +291,7 @@ impl Method for GetConfiguration {
 }
 
 /// The new configuration.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SetConfigurationRequest {
     /// How to scan; `None` leaves it unchanged.
     pub scan: Option<ScanSettings>,
@@ -334,7 +335,7 @@ pub const SOURCES_MAX: usize = 64;
 /// has them, and `busy` until then: ask again. A sub without trusted keys has nothing to do.
 pub enum OfferImage {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct OfferImageRequest {
     pub content: Content,
     /// The signatures: at most [`model::signing::SIGNATURES_MAX`].

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use model::JsonSchema;
 use model::display::utc;
 use model::image::ImageName;
 use model::json::canonical;
@@ -87,7 +88,7 @@ pub trait View {
 }
 
 /// A change that a step makes to machines.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Class {
     /// The images; empty for none.
     pub from: String,
@@ -98,7 +99,7 @@ pub struct Class {
 }
 
 /// What a step would do.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct StepPlan {
     pub environment: String,
     pub revision: Revision,

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use model::JsonSchema;
 use model::display::counted;
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +13,7 @@ use crate::document::{
 use crate::strategy::Strategy;
 
 /// What a step does with its machines now.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Batch {
     pub step: String,
     /// How many machines the environment has.
@@ -33,7 +34,7 @@ pub struct Batch {
 }
 
 /// How a step goes on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum BatchState {
     /// Machines are changed.

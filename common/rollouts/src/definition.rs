@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use model::JsonSchema;
 use model::image::ImageName;
 use model::json::KeyError;
 use model::names::check_name;
@@ -13,7 +14,7 @@ use crate::selector::Selector;
 use crate::strategy::{Approval, Strategy, check_approval, check_strategy};
 
 /// What the machines of an environment must have.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
     /// This image.
@@ -43,7 +44,7 @@ impl Source {
 }
 
 /// When an edit of the machine database is carried out, with [`Source::Mdb`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Start {
     /// When somebody starts the revision.
@@ -54,12 +55,17 @@ pub enum Start {
 }
 
 /// What an operator says about an environment. A revision never changes.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Definition {
     pub name: String,
     #[serde(default)]
     pub group: Option<String>,
+    /// Users of these groups, and these users, may edit it and bring it to machines.
+    #[serde(default)]
+    pub owner_groups: Vec<String>,
+    #[serde(default)]
+    pub owner_users: Vec<String>,
     pub select: Selector,
     pub source: Source,
     #[serde(default)]
@@ -96,7 +102,7 @@ impl Definition {
 }
 
 /// An edit of an environment. The source must be named.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct EnvironmentEdit {
     pub name: String,
@@ -107,6 +113,10 @@ pub struct EnvironmentEdit {
     /// An empty text: no group any more.
     #[serde(default)]
     pub group: Option<String>,
+    #[serde(default)]
+    pub owner_groups: Option<Vec<String>>,
+    #[serde(default)]
+    pub owner_users: Option<Vec<String>>,
     #[serde(default)]
     pub select: Option<Selector>,
     #[serde(default)]
@@ -136,6 +146,8 @@ impl EnvironmentEdit {
             Some(former) => Definition {
                 name: self.name,
                 group: self.group.or(former.group),
+                owner_groups: self.owner_groups.unwrap_or(former.owner_groups),
+                owner_users: self.owner_users.unwrap_or(former.owner_users),
                 select: self.select.unwrap_or(former.select),
                 source: self.source,
                 start: self.start.unwrap_or(former.start),
@@ -148,6 +160,8 @@ impl EnvironmentEdit {
             None => Definition {
                 name: self.name,
                 group: self.group,
+                owner_groups: self.owner_groups.unwrap_or_default(),
+                owner_users: self.owner_users.unwrap_or_default(),
                 select: self.select.ok_or(missing)?,
                 source: self.source,
                 start: self.start.unwrap_or_default(),

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
 use globset::{Glob, GlobSet, GlobSetBuilder};
+use model::JsonSchema;
 use model::json::KeyError;
 use model::mdb::{Machine, is_within};
 use serde::{Deserialize, Serialize};
 
 /// Selects machines by their records. All that it names must fit; of each, one value.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Selector {
     /// Patterns of host names, such as `web*`; empty for any.
@@ -59,7 +60,7 @@ impl Selector {
 }
 
 /// Patterns of host names.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct HostPatterns {
     patterns: Vec<String>,

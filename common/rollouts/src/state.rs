@@ -32,6 +32,12 @@ pub const ENDED_MAX: usize = 200;
 /// How many of the newest revisions of an environment are remembered, beside those in use.
 pub const REVISIONS_MAX: usize = 20;
 
+/// How many rollouts that have not ended one caller may have started.
+pub const UNFINISHED_MAX: usize = 50;
+
+/// How many environments there may be, and how many groups.
+pub const ENVIRONMENTS_MAX: usize = 2_000;
+
 /// How many of the revisions committed last can be named as the former one.
 const FORMER_MAX: usize = 5;
 

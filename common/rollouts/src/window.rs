@@ -2,6 +2,7 @@
 
 use jiff::Timestamp;
 use jiff::tz::TimeZoneDatabase;
+use model::JsonSchema;
 use model::display::utc;
 use model::json::KeyError;
 use model::tree::Time;
@@ -12,7 +13,7 @@ use tasks::cron::Cron;
 const MINUTES_MAX: u32 = 7 * 24 * 60;
 
 /// A time that comes again and again. The zones are those that are built in.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Window {
     /// Such as `Europe/Berlin`.

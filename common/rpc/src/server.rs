@@ -16,6 +16,7 @@
 
 mod audit;
 mod caller;
+mod change_rates;
 mod connection;
 mod connection_counts;
 mod connection_limiter;

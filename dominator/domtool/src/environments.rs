@@ -34,7 +34,8 @@ pub(super) enum Command {
     ///
     /// FILE has one JSON object: name, select (hosts, locations, tags), source ({"image": NAME},
     /// {"mdb": true}, or {"bundle": NAME} for an image that is added to the one that machines
-    /// have), and, if wanted, group, depends_on, strategy, approval, provides, requires and start.
+    /// have), and, if wanted, group, owner_groups, owner_users, depends_on, strategy, approval,
+    /// provides, requires and start.
     /// An environment is not active until its first rollout.
     #[command(after_help = "Example: domtool env create web.json --why 'front ends'")]
     Create {

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use api::access::Identity;
 use api::dominator::rollouts::{EditEnvironmentsRequest, PlanRolloutRequest, StartRolloutRequest};
 use daemon::program::output_as;
 use model::display::{counted, error_chain};
@@ -217,7 +218,11 @@ async fn plan(fleet: &Arc<Fleet>, known: &KnownWebhook, change: &Change) -> Done
 async fn carry_out(fleet: &Arc<Fleet>, known: &KnownWebhook, change: &Change) -> Done {
     let request = fetch(known, change).await?;
     let (who, why) = (request.who.clone(), request.why.clone());
-    let edited = fleet.edit_environments(request).await.map_err(|error| error_chain(&error))?;
+    let identity = Arc::new(Identity::unrestricted());
+    let edited = fleet
+        .edit_environments(request, Arc::clone(&identity))
+        .await
+        .map_err(|error| error_chain(&error))?;
     // Also what was not started because the dominator was killed in between.
     let state = fleet.rollout_state();
     let new = edited.outcomes.iter().filter_map(|outcome| {
@@ -233,6 +238,7 @@ async fn carry_out(fleet: &Arc<Fleet>, known: &KnownWebhook, change: &Change) ->
     let named = environments.join(" ");
     let scan = Scan::default();
     let start = StartRolloutRequest { environments, scan, why, who, ..Default::default() };
-    let started = fleet.start_rollout(start).await.map_err(|error| error_chain(&error))?;
+    let started =
+        fleet.start_rollout(start, identity).await.map_err(|error| error_chain(&error))?;
     Ok((format!("{} was started: {named}", started.id), plans))
 }

@@ -82,7 +82,7 @@ struct ShownFile<'a> {
     hostname: &'a str,
     path: &'a TreePath,
     id: ObjectId,
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     valid_until_seconds: u64,
     is_secret: bool,
     bytes: &'a ByteText,

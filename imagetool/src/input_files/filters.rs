@@ -33,7 +33,7 @@ pub struct FilterLineUse {
     /// All kept entries: the matched paths and everything below them.
     pub entries: u64,
     /// Total length of the kept files, in bytes.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub bytes: u64,
 }
 
@@ -44,7 +44,7 @@ pub struct Kept {
     /// The entry itself and the entries below it.
     pub entries: u64,
     /// Total length of the kept files, in bytes.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub bytes: u64,
     /// Numbers, from 1, of the lines that match the path itself.
     pub lines: Vec<usize>,
@@ -63,7 +63,7 @@ pub struct FilterUse {
     /// Entries that are kept.
     pub kept_entries: u64,
     /// Total length of the kept files, in bytes.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub kept_bytes: u64,
 }
 

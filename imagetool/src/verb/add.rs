@@ -141,7 +141,7 @@ struct Report<'call> {
     totals: Totals,
     objects: u64,
     sent_objects: u64,
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     sent_bytes: u64,
 }
 

@@ -197,13 +197,13 @@ const SHORT_TARGET_BYTES: usize = 59;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 struct Usage {
     /// Space for contents and directories, in bytes.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     bytes: u64,
     /// Inodes: a file with several names has one.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     inodes: u64,
     /// Computed files, whose length is not known yet.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     computed: u64,
 }
 

@@ -49,7 +49,7 @@ struct Report<'call> {
     root: ObjectId,
     quick: bool,
     objects: usize,
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     bytes: u64,
     problems: Vec<Problem>,
 }

@@ -38,7 +38,7 @@ const GO_WANTED: f64 = 0.5;
 struct Added {
     totals: Totals,
     objects: u64,
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     sent_bytes: u64,
 }
 

@@ -611,7 +611,7 @@ mod tests {
     async fn requests_to_a_machine_that_is_down_are_refused_and_have_no_effect() {
         let machines = one();
         let local = SocketAddr::from((FIRST, 6969));
-        let identity = Arc::new(api::access::Identity::insecure());
+        let identity = Arc::new(api::access::Identity::unrestricted());
         let caller = || Caller {
             address: local,
             local,

@@ -6,6 +6,9 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use api::access::IdentityKind;
+use certs::authority::Request;
+use certs::files::Replace;
 use serde_json::{Value, json};
 use testing::eventually;
 
@@ -255,4 +258,54 @@ fn somebody_without_a_certificate_votes_once_by_a_link() {
     assert_eq!(status, "410", "{text}");
     let orders = domtool(&scenario, &["events", "--kind", "order"]).1;
     assert!(orders.contains("by a link: it was tested"), "{orders}");
+}
+
+#[test]
+fn an_owner_brings_revisions_to_machines_and_takes_no_others() {
+    let mut scenario = Scenario::start(2);
+    images(&scenario);
+    scenario.converge("test/1");
+    let tls = scenario.directory.path().join("ann");
+    let authority = scenario.fleet.certificates().authority().unwrap();
+    let ann = Request {
+        name: "ann".to_owned(),
+        kind: IdentityKind::User,
+        groups: vec!["webs".to_owned()],
+        ..Request::default()
+    };
+    let issued = authority.issue(&ann).unwrap();
+    issued.write(&tls, authority.ca_pem(), Replace::Own).unwrap();
+    let by_ann = |words: &[&str], content: Option<&Value>| {
+        let file = scenario.directory.path().join("by-ann.json");
+        fs::write(&file, content.map(Value::to_string).unwrap_or_default()).unwrap();
+        let dominator = scenario.fleet.addresses().dominator.to_string();
+        let output = Command::new(scenario.directory.path().join("bin/domtool"))
+            .args(["--dominator", &dominator, "--tls", tls.to_str().unwrap()])
+            .args(words)
+            .args(content.map(|_| &file))
+            .output()
+            .unwrap();
+        (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
+    };
+    let web = json!({
+        "name": "web", "select": {"hosts": ["sub-1"]}, "source": {"image": "test/1"},
+        "owner_groups": ["webs"],
+    });
+    let (code, said) = by_ann(&["env", "create"], Some(&web));
+    assert_eq!(code, 1);
+    assert!(said.contains("it needs the power Dominator.EditEnvironments"), "{said}");
+    assert_eq!(with_file(&scenario, &["env", "create"], &web).0, 0);
+    let all = json!({"name": "web", "select": {"hosts": ["*"]}, "source": {"image": "test/2"}});
+    let (code, said) = by_ann(&["env", "update"], Some(&all));
+    assert_eq!(code, 1);
+    assert!(said.contains("web.select: ann: an owner may not change it"), "{said}");
+    let second = json!({"name": "web", "source": {"image": "test/2"}});
+    assert_eq!(by_ann(&["env", "update"], Some(&second)), (0, String::new()));
+    let start = ["rollout", "start", "web@2", "--why", "next"];
+    assert_eq!(by_ann(&start, None).0, 0);
+    wait_for_state(&scenario, "r1", "succeeded");
+    assert_eq!(required(&scenario), ["test/2", "test/1"]);
+    let (code, said) = by_ann(&["env", "delete", "web", "--why", "so"], None);
+    assert_eq!(code, 1);
+    assert!(said.contains("it needs the power Dominator.OrderEnvironment"), "{said}");
 }

@@ -47,7 +47,7 @@ const BAD: &[u8] = b"update.bad";
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JournalHead {
     /// Which update.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub update_id: u64,
     /// The image that it is for.
     pub image: ImageName,

@@ -239,13 +239,13 @@ mod tests {
         };
         #[rustfmt::skip]
         let table = [
-            (Authenticated, Identity::insecure(),                          image(), Ok(())),
+            (Authenticated, Identity::unrestricted(),                          image(), Ok(())),
             (Authenticated, identity("eve", &[], &[]),                     image(), Ok(())),
             (Authenticated, identity("", &["web"], &["Subd.*"]),           image(), Err(unknown())),
-            (Power,         Identity::insecure(),                          image(), Ok(())),
+            (Power,         Identity::unrestricted(),                          image(), Ok(())),
             (Power,         identity("eve", &[], &["ImageServer.*"]),      image(), Ok(())),
             (Power,         identity("alice", &["web"], &["Subd.*"]),      image(), Err(power("alice", None))),
-            (PowerOrOwner,  Identity::insecure(),                          nobodys(), Ok(())),
+            (PowerOrOwner,  Identity::unrestricted(),                          nobodys(), Ok(())),
             (PowerOrOwner,  identity("eve", &[], &["*.DeleteImage"]),      image(), Ok(())),
             (PowerOrOwner,  identity("alice", &[], &[]),                   image(), Ok(())),
             (PowerOrOwner,  identity("bob", &[], &[]),                     image(), Ok(())),
@@ -371,7 +371,7 @@ mod tests {
         };
         #[rustfmt::skip]
         let table = [
-            (Identity::insecure(),                   wanted(&["any"], &["who"]),        Ok(())),
+            (Identity::unrestricted(),                   wanted(&["any"], &["who"]),        Ok(())),
             (identity("x", &[], &["*.ChangeOwner"]), wanted(&["any"], &[]),             Ok(())),
             (identity("x", &["web"], &[]),           wanted(&["any"], &["who"]),        Ok(())),
             (identity("bob", &[], &[]),              wanted(&["any"], &["who"]),        Ok(())),

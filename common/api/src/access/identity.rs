@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use model::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The most bytes that the names of all owners of one item may have together.
@@ -173,9 +174,10 @@ impl Identity {
         self.powers.has(method) && self.zone.as_ref().is_none_or(|zone| zone.has(method))
     }
 
-    /// Returns the caller of a server that runs with `--insecure`: unknown, with all powers.
+    /// Returns somebody unknown with all powers: the caller of a server that runs with
+    /// `--insecure`, and the server itself.
     #[must_use]
-    pub fn insecure() -> Self {
+    pub fn unrestricted() -> Self {
         Self { powers: Powers::all(), ..Self::default() }
     }
 
@@ -188,7 +190,7 @@ impl Identity {
 }
 
 /// The owners of an image, directory or machine.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Owners {
     /// Every member of one of these groups is an owner.
     pub groups: BTreeSet<String>,

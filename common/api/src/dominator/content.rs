@@ -5,6 +5,7 @@
 use core::fmt;
 use core::str::FromStr;
 
+use model::JsonSchema;
 use model::path::TreePath;
 use model::tree::Time;
 use serde::{Deserialize, Serialize};
@@ -15,18 +16,18 @@ use crate::audit::call_details::CallDetails;
 use crate::method::{Effect, Method};
 
 /// What gave machines other content.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ContentCause {
     /// The content revision of the filegen-server with this number.
-    Revision(#[serde(with = "model::json::large_number")] u64),
+    Revision(#[serde(with = "model::json::LargeNumber")] u64),
     /// Anything else that changed the content of one path: the records of the machines, or what a
     /// program or web server gave.
     Path(TreePath),
 }
 
 /// Identifies a change. Its text is `HOST:PORT/7`, or `HOST:PORT/etc/motd`.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub struct ContentChangeId {
     /// The address of the filegen-server, as images name it.
     pub source: String,
@@ -64,7 +65,7 @@ impl FromStr for ContentChangeId {
 }
 
 /// How far a change has come.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ContentStage {
     /// The first machines have it, or get it.
@@ -88,7 +89,7 @@ impl ContentStage {
 }
 
 /// A change of the content of computed files.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ContentChange {
     pub id: ContentChangeId,
     pub stage: ContentStage,
@@ -123,13 +124,13 @@ impl ContentChange {
 /// Returns the changes of content.
 pub enum ListContentChanges {}
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ListContentChangesRequest {
     /// The filegen-server; all if empty.
     pub source: String,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ListContentChangesReply {
     /// Sorted by [`ContentChange::id`].
     pub changes: Vec<ContentChange>,
@@ -145,7 +146,7 @@ impl Method for ListContentChanges {
 }
 
 /// An order about one change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ContentOrder {
     /// No more machines get it. Those that have it keep it.
@@ -174,7 +175,7 @@ impl ContentOrder {
 /// Gives an order about a change of content.
 pub enum OrderContentChange {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct OrderContentChangeRequest {
     pub id: ContentChangeId,
     pub order: ContentOrder,

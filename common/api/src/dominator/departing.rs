@@ -1,5 +1,6 @@
 //! Machines that have left the machine database, and what becomes of their tasks.
 
+use model::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::Done;
@@ -11,14 +12,14 @@ use model::tree::Time;
 /// Lists the machines that have left the machine database and are not forgotten yet.
 pub enum ListDeparting {}
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ListDepartingReply {
     /// By host name.
     pub machines: Vec<DepartingMachine>,
 }
 
 /// A machine that has left the machine database.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DepartingMachine {
     pub hostname: String,
     /// When it left, by the dominator's clock.
@@ -37,7 +38,9 @@ pub struct DepartingMachine {
 }
 
 /// What becomes of the tasks of a machine that has left the machine database.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum DepartingState {
     /// They run until their time is over.
@@ -89,7 +92,7 @@ impl Method for ListDeparting {
 /// Decides about machines that have left the machine database.
 pub enum OrderDeparting {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct OrderDepartingRequest {
     /// Names or patterns of machines. Not empty.
     pub hosts: Vec<String>,
@@ -102,7 +105,7 @@ pub struct OrderDepartingRequest {
 }
 
 /// What is decided.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum DepartingOrder {
     /// Their tasks are stopped now.

@@ -1,5 +1,6 @@
 //! The event history: changes of machines, and orders.
 
+use model::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::access::Access;
@@ -26,7 +27,9 @@ pub const FILTER_BYTES_MAX: usize = 4_096;
 pub const PIECE_BYTES_MAX: u32 = 4 << 20;
 
 /// Why a path was changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum ChangeReason {
     /// The machine had drifted: its former image requires the same of the path as the new one.
@@ -52,7 +55,9 @@ impl ChangeReason {
 }
 
 /// The kind of an event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum EventKind {
     /// The status of a machine changed.
@@ -81,7 +86,9 @@ impl EventKind {
 }
 
 /// What was done to a path.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum PathOperation {
     /// The path did not exist.
@@ -108,7 +115,7 @@ impl PathOperation {
 }
 
 /// An ordered change of one path.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PathChange {
     pub path: TreePath,
     pub operation: PathOperation,
@@ -122,10 +129,10 @@ pub struct PathChange {
 }
 
 /// An update that was ordered.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct UpdateSummary {
     /// The id of the update at the sub.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub update_id: u64,
     /// The new image.
     pub image: String,
@@ -145,7 +152,7 @@ pub struct UpdateSummary {
 }
 
 /// What happened, by kind of event.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum EventDetails {
     /// The status of the machine changed.
@@ -170,7 +177,7 @@ pub enum EventDetails {
     },
     /// Changes of status could not be recorded.
     Gap {
-        #[serde(with = "model::json::large_number")]
+        #[serde(with = "model::json::LargeNumber")]
         lost: u64,
     },
     /// As [`EventDetails::Update`], but triggers failed.
@@ -182,7 +189,7 @@ pub enum EventDetails {
 }
 
 /// One event of the history.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct HistoryEvent {
     /// The position in the history.
     pub at: EventPosition,
@@ -196,11 +203,22 @@ pub struct HistoryEvent {
 
 /// The position of an event in the history; later events have larger ones.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    JsonSchema,
 )]
 pub struct EventPosition {
     /// The number of the record.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub number: u64,
     /// The number of the path within one update.
     pub part: u32,
@@ -211,7 +229,7 @@ pub enum ListEvents {}
 
 /// See [`ListEvents`]. Each list may have at most [`FILTERS_MAX`] values of [`FILTER_BYTES_MAX`];
 /// an event must match one of each list that is not empty.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct ListEventsRequest {
     /// Patterns of what events are about, in which `*` stands for any characters and `?` for one.
@@ -241,7 +259,7 @@ pub struct ListEventsRequest {
     pub after: Option<EventPosition>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ListEventsReply {
     /// The events, newest first.
     pub events: Vec<HistoryEvent>,
@@ -263,7 +281,7 @@ impl Method for ListEvents {
 /// is removed from the history again.
 pub enum AcceptClock {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct AcceptClockRequest {
     /// Who asks, if the call has no certificate.
     pub who: String,
@@ -288,26 +306,26 @@ impl Method for AcceptClock {
 /// the copy starts with updates disabled.
 pub enum Backup {}
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct BackupRequest {
     /// The id of the copy to read; 0 makes a new copy and deletes the last.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub id: u64,
     /// The offset of the piece, in bytes.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub offset: u64,
     /// Who says so, as long as no certificate tells.
     pub who: String,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct BackupReply {
     /// The id of the copy.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub id: u64,
     /// The length of the copy.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub size_bytes: u64,
     /// The digest of the whole copy.
     pub digest: ObjectId,

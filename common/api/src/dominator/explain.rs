@@ -1,5 +1,6 @@
 //! Explains the status of one machine, and what comes next.
 
+use model::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::Status;
@@ -16,13 +17,13 @@ use model::tree::Time;
 /// Explains the status of one machine.
 pub enum Explain {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ExplainRequest {
     /// Its name in the machine database.
     pub hostname: String,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Explanation {
     pub hostname: String,
     pub status: Status,
@@ -49,7 +50,7 @@ pub struct Explanation {
 }
 
 /// The state of a machine.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ActualState {
     /// The image of the last update that was done; empty if none.
     pub image: String,
@@ -64,7 +65,7 @@ pub struct ActualState {
 }
 
 /// Where the required image of a machine comes from.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ImageSource {
     /// The record in the machine database.
@@ -79,7 +80,7 @@ pub enum ImageSource {
 }
 
 /// What environments say about a machine.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct EnvironmentImage {
     /// Those that apply, each as `NAME@REVISION`: the one that gives the image, if one does, and
     /// those that give bundles.
@@ -99,7 +100,7 @@ impl RequiredState {
 }
 
 /// The state that a machine must have.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct RequiredState {
     /// The image; empty if none.
     pub image: String,
@@ -117,7 +118,7 @@ pub struct RequiredState {
 }
 
 /// How a machine differs from its image.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DifferenceSummary {
     /// How many paths are to be changed.
     pub operations: u32,
@@ -136,12 +137,12 @@ pub struct DifferenceSummary {
     /// Objects that it still has to fetch.
     pub missing_objects: u32,
     /// Their length together, in bytes.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub missing_bytes: u64,
 }
 
 /// Something that an operator can do.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Suggestion {
     /// The command to run, such as `domtool retry web1`; empty if `what` is no command.
     pub command: String,

@@ -1,6 +1,7 @@
 //! `Dominator.CountKeptFiles`: files that machines would keep with numbers of users and groups that
 //! mean others in the image that they would get.
 
+use model::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::access::Access;
@@ -17,26 +18,26 @@ pub enum CountKeptFiles {}
 pub const COUNTING_MAX: usize = 50;
 
 /// A machine, and the image that it would get.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ImageOfMachine {
     pub hostname: String,
     pub image: ImageName,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct CountKeptFilesRequest {
     /// At most [`COUNTING_MAX`].
     pub machines: Vec<ImageOfMachine>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct CountKeptFilesReply {
     /// The machines for which numbers differ, or for which that is not known.
     pub machines: Vec<KeptFiles>,
 }
 
 /// The files of one machine with old numbers.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct KeptFiles {
     pub hostname: String,
     /// The image that it was last updated to.
@@ -52,7 +53,7 @@ pub struct KeptFiles {
 }
 
 /// A number that means another user or group in the new image.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct KeptNumber {
     pub kind: AccountKind,
     pub number: u32,

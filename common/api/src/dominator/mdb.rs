@@ -1,5 +1,6 @@
 //! Methods about the machine database.
 
+use model::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::Done;
@@ -14,7 +15,7 @@ use model::tree::Time;
 
 /// A machine database that is held until an operator accepts it, because it would change too much
 /// at once.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct HeldMdb {
     /// Identifies it.
     pub digest: ObjectId,
@@ -26,13 +27,13 @@ pub struct HeldMdb {
 /// Returns the machine database in force, or the one that is held.
 pub enum ShowMdb {}
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ShowMdbRequest {
     /// Returns the held one instead of the one in force.
     pub held: bool,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ShowMdbReply {
     /// The machines, sorted by host name.
     pub machines: Vec<Machine>,
@@ -52,7 +53,7 @@ impl Method for ShowMdb {
 /// Accepts the machine database that is held.
 pub enum AcceptMdb {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct AcceptMdbRequest {
     /// The digest of the one to accept: another one may be held by now.
     pub digest: ObjectId,

@@ -1,6 +1,7 @@
 //! Orders about machines and images: pause and resume updates, override refusals, update at once
 //! and watch, the default image, and budgets.
 
+use model::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::Status;
@@ -28,7 +29,7 @@ pub fn is_pattern(text: &str) -> bool {
 }
 
 /// A pause of a machine's updates by an operator.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub struct UpdatePause {
     /// When it ends, by the dominator's clock.
     pub until: Time,
@@ -54,16 +55,16 @@ impl UpdatePause {
 pub enum PauseUpdates {}
 
 /// When a pause ends, by the dominator's clock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum PauseEnd {
     /// At this time.
     At(Time),
     /// After this many seconds.
-    After(#[serde(with = "model::json::large_number")] u64),
+    After(#[serde(with = "model::json::LargeNumber")] u64),
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PauseUpdatesRequest {
     /// Names of machines, or patterns in which `*` stands for any characters and `?` for one: 1 to
     /// [`PATTERNS_MAX`]. Each must match a machine of the machine database.
@@ -76,7 +77,7 @@ pub struct PauseUpdatesRequest {
     pub who: String,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PauseUpdatesReply {
     /// The paused machines, sorted.
     pub hostnames: Vec<String>,
@@ -107,7 +108,7 @@ impl Method for PauseUpdates {
 /// Ends pauses before their time.
 pub enum ResumeUpdates {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ResumeUpdatesRequest {
     /// Names of machines, or patterns, as in [`PauseUpdatesRequest`].
     pub hosts: Vec<String>,
@@ -118,7 +119,7 @@ pub struct ResumeUpdatesRequest {
     pub why: String,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ResumeUpdatesReply {
     /// Those machines that were paused, sorted.
     pub hostnames: Vec<String>,
@@ -144,7 +145,7 @@ impl Method for ResumeUpdates {
 /// once.
 pub enum ForceDisruptiveUpdate {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ForceDisruptiveUpdateRequest {
     pub hostname: String,
     /// The reason; must not be empty.
@@ -173,7 +174,7 @@ impl Method for ForceDisruptiveUpdate {
 /// progress.
 pub enum FastUpdate {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct FastUpdateRequest {
     pub hostname: String,
     /// Who asks, if the call has no certificate.
@@ -199,7 +200,7 @@ impl Method for FastUpdate {
 /// requires another image.
 pub enum GoOn {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GoOnRequest {
     pub hostname: String,
     /// The reason; must not be empty.
@@ -226,21 +227,21 @@ pub enum WatchSub {}
 /// The longest wait of [`WatchSub`], in milliseconds.
 pub const WATCH_WAIT_MS_MAX: u32 = 60_000;
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct WatchSubRequest {
     pub hostname: String,
     /// The version that the caller knows; 0 to get an answer at once.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub have: u64,
     /// How long to wait for another version, in milliseconds: at most [`WATCH_WAIT_MS_MAX`].
     pub wait_ms: u32,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct WatchSubReply {
     pub hostname: String,
     /// A version that changes with any of the following fields.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub version: u64,
     pub status: Status,
     /// Details of the status.
@@ -302,7 +303,7 @@ impl Status {
 }
 
 /// The image of machines whose record names none.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DefaultImage {
     pub image: ImageName,
     /// Who ordered it.
@@ -314,7 +315,7 @@ pub struct DefaultImage {
 /// dominator.
 pub enum SetDefaultImage {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SetDefaultImageRequest {
     /// The image; `None` for no default.
     pub image: Option<ImageName>,
@@ -327,7 +328,7 @@ pub struct SetDefaultImageRequest {
     pub why: String,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SetDefaultImageReply {
     /// How many machines have no image in the machine database.
     pub machines: u32,
@@ -353,7 +354,7 @@ impl Method for SetDefaultImage {
 /// or shares its name or machine id with others for a reason.
 pub enum Trust {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TrustRequest {
     /// The name in the machine database.
     pub hostname: String,
@@ -376,7 +377,7 @@ impl Method for Trust {
 }
 
 /// One limit, and how much of it is used.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct LimitUse {
     /// The flag that sets it, such as `--max-updating nyc=10%`.
     pub limit: String,
@@ -393,7 +394,7 @@ pub struct LimitUse {
 }
 
 /// An image to which updates were stopped, because they failed too often.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct StoppedImage {
     pub image: ImageName,
     /// Describes how often they failed.
@@ -402,7 +403,7 @@ pub struct StoppedImage {
 }
 
 /// Updates under way, waiting machines, and stopped images.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct BudgetReport {
     /// Machines that are being updated, or may be.
     pub under_way: u32,
@@ -411,7 +412,7 @@ pub struct BudgetReport {
     /// Machines that wait for the network budget.
     pub fetches_waiting: u32,
     /// How many bytes they will fetch.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub bytes_waiting: u64,
     /// The limits that have counted machines, those with most waiting machines first; at most a
     /// hundred.
@@ -424,7 +425,7 @@ pub struct BudgetReport {
 /// another content.
 pub enum AcceptImage {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct AcceptImageRequest {
     pub image: ImageName,
     /// The reason; must not be empty.
@@ -448,7 +449,7 @@ impl Method for AcceptImage {
 /// Resumes updates to a stopped image, and resets its count of failures.
 pub enum ResumeImage {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ResumeImageRequest {
     pub image: ImageName,
     /// The reason; must not be empty.

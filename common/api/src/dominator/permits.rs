@@ -1,5 +1,6 @@
 //! Permits of exclusive tasks, and machines that are fenced.
 
+use model::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::Done;
@@ -12,7 +13,7 @@ use model::tree::Time;
 /// ends that.
 pub enum FenceMachine {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct FenceMachineRequest {
     pub hostname: String,
     /// False to end it.
@@ -43,7 +44,7 @@ impl Method for FenceMachine {
 /// Returns which machines have the permits of exclusive tasks, and which are fenced.
 pub enum ListPermits {}
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ListPermitsReply {
     /// How long the dominator gives none because it was started, in seconds; zero when that is
     /// over.
@@ -54,7 +55,7 @@ pub struct ListPermitsReply {
     pub fenced: Vec<Fence>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TaskPermits {
     /// The name of the task, or `resource ID` for a resource of the fleet.
     pub task: String,
@@ -63,10 +64,10 @@ pub struct TaskPermits {
 }
 
 /// A machine that has the permit of an exclusive task, or runs the task without.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PermitHolder {
     pub hostname: String,
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub number: u64,
     /// When another machine may get the permit if it is not prolonged, in seconds.
     pub ends_in_s: u32,
@@ -75,7 +76,7 @@ pub struct PermitHolder {
 }
 
 /// That a machine is off, as an operator says.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Fence {
     pub hostname: String,
     pub who: String,

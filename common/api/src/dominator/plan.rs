@@ -1,6 +1,7 @@
 //! Previews: what would be done to one machine, or under a machine database that is not in force.
 //! None of these methods changes anything.
 
+use model::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Brake, Status};
@@ -15,14 +16,14 @@ use model::mdb::Machine;
 /// Returns what an update of one machine would do.
 pub enum PlanMachine {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PlanMachineRequest {
     pub hostname: String,
     /// The image; `None` for the required image of the machine.
     pub image: Option<ImageName>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PlanMachineReply {
     pub preview: Preview,
     /// Why it would not be done now, as statuses with explanations. Obstacles that the plan itself
@@ -45,13 +46,13 @@ pub enum PlanMachines {}
 /// The most machines in one request.
 pub const MACHINES_MAX: usize = 1_000;
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PlanMachinesRequest {
     /// The records: at most [`MACHINES_MAX`].
     pub machines: Vec<Machine>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PlanMachinesReply {
     /// The distinct updates.
     pub updates: Vec<PlanSummary>,
@@ -61,7 +62,7 @@ pub struct PlanMachinesReply {
 }
 
 /// What would be done to one machine.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct MachinePlan {
     pub hostname: String,
     pub outlook: PlanOutcome,
@@ -71,7 +72,7 @@ pub struct MachinePlan {
 }
 
 /// What would be done to a machine, if that is known.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum PlanOutcome {
     /// It would get this update.
@@ -80,7 +81,7 @@ pub enum PlanOutcome {
         update: u32,
         /// How many objects it would fetch.
         fetch_objects: u32,
-        #[serde(with = "model::json::large_number")]
+        #[serde(with = "model::json::LargeNumber")]
         fetch_bytes: u64,
     },
     /// No plan can be made for it.
@@ -93,7 +94,9 @@ pub enum PlanOutcome {
 }
 
 /// Why no plan can be made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum NoPlanReason {
     /// The record names no image, and there is no default: nothing would be done.
@@ -144,13 +147,13 @@ impl Method for PlanMachines {
 /// Returns what a machine database would change in the one in force, and whether it would be held.
 pub enum CheckMdb {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct CheckMdbRequest {
     pub machines: Vec<Machine>,
 }
 
 /// See [`CheckMdb`]; host names are sorted.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct CheckMdbReply {
     /// Why it would be held until an operator accepts it; `None` if it would not.
     pub held: Option<String>,

@@ -1,6 +1,7 @@
 //! `Dominator.GetResources`, `Dominator.PlanResources` and `Dominator.OrderResource`: the resources
 //! of machines.
 
+use model::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::ListSubsRequest;
@@ -17,7 +18,7 @@ use provisioning::machine::preview::PlannedResource;
 pub enum GetResources {}
 
 /// The resources of one machine.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct MachineResources {
     pub hostname: String,
     /// What the machine says; `None` if it cannot be asked.
@@ -26,7 +27,7 @@ pub struct MachineResources {
     pub unknown: Option<String>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GetResourcesReply {
     /// By host name. Machines without resources are left out, also those whose subd knows nothing
     /// of resources.
@@ -49,20 +50,20 @@ pub enum PlanResources {}
 /// The most machines in one request: they are asked at the same time.
 pub const PLANNING_MAX: usize = 50;
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PlanResourcesRequest {
     /// At most [`PLANNING_MAX`].
     pub machines: Vec<ImageOfMachine>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PlanResourcesReply {
     /// In the order of the request, without machines for which nothing would be done.
     pub machines: Vec<PlannedResources>,
 }
 
 /// What would be done about the resources of a machine.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PlannedResources {
     pub hostname: String,
     pub image: ImageName,
@@ -93,7 +94,7 @@ impl Method for PlanResources {
 /// answer too. It is recorded before the machine is told.
 pub enum OrderResource {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct OrderResourceRequest {
     pub hostname: String,
     pub id: String,

@@ -1,6 +1,7 @@
 //! Rollbacks of machines to their former images, and the list of the orders that last: pauses and
 //! rollbacks.
 
+use model::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::Status;
@@ -12,7 +13,7 @@ use model::image::ImageName;
 use model::tree::Time;
 
 /// The order to keep a machine at its former image although its record requires another.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Rollback {
     /// The image that was required. The rollback ends when another one is.
     pub from: ImageName,
@@ -26,7 +27,7 @@ pub struct Rollback {
 }
 
 /// A machine and its rollback.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct RolledBackMachine {
     pub hostname: String,
     pub rollback: Rollback,
@@ -38,7 +39,7 @@ pub struct RolledBackMachine {
 /// former image of one of the others is not known or was deleted, the order is refused for all.
 pub enum RollBack {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct RollBackRequest {
     /// Names of machines, or patterns, as in [`super::orders::PauseUpdatesRequest`].
     pub hosts: Vec<String>,
@@ -50,7 +51,7 @@ pub struct RollBackRequest {
     pub who: String,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct RollBackReply {
     /// The machines, sorted by name.
     pub machines: Vec<RolledBackMachine>,
@@ -78,7 +79,7 @@ impl Method for RollBack {
 /// Ends rollbacks: the machines get the images that their records require.
 pub enum EndRollback {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct EndRollbackRequest {
     /// Names of machines, or patterns, as in [`super::orders::PauseUpdatesRequest`].
     pub hosts: Vec<String>,
@@ -88,7 +89,7 @@ pub struct EndRollbackRequest {
     pub who: String,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct EndRollbackReply {
     /// Those machines that were rolled back, sorted by name.
     pub machines: Vec<RolledBackMachine>,
@@ -114,7 +115,7 @@ impl Method for EndRollback {
 pub enum ListLastingOrders {}
 
 /// A machine that is paused.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PausedMachine {
     pub hostname: String,
     pub pause: UpdatePause,
@@ -122,7 +123,7 @@ pub struct PausedMachine {
     pub status: Status,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ListLastingOrdersReply {
     /// The machines that are paused now, sorted by name.
     pub paused: Vec<PausedMachine>,

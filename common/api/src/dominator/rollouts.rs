@@ -1,5 +1,6 @@
 //! Environments, and rollouts that bring their revisions to machines.
 
+use model::JsonSchema;
 use model::mdb::Machine;
 use model::tree::Time;
 use rollouts::advance::StepPlan;
@@ -17,7 +18,7 @@ use crate::method::{Effect, Method};
 /// Edits groups and environments, all or none. No machine changes by it.
 pub enum EditEnvironments {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct EditEnvironmentsRequest {
     #[serde(default)]
     pub groups: Vec<Group>,
@@ -37,14 +38,14 @@ pub struct EditEnvironmentsRequest {
     pub who: String,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct EditEnvironmentsReply {
     pub outcomes: Vec<EditOutcome>,
 }
 
 impl Method for EditEnvironments {
     const NAME: &'static str = "Dominator.EditEnvironments";
-    const ACCESS: Access = Access::Power;
+    const ACCESS: Access = Access::PowerOrOwner;
     const EFFECT: Effect = Effect::Changes;
     type Request = EditEnvironmentsRequest;
     type Reply = EditEnvironmentsReply;
@@ -64,7 +65,7 @@ impl Method for EditEnvironments {
 /// Deletes an environment, freezes it, or says whether it is active.
 pub enum OrderEnvironment {}
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum EnvironmentOrder {
     Activate,
@@ -82,7 +83,7 @@ pub enum EnvironmentOrder {
     Unfreeze,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct OrderEnvironmentRequest {
     /// To freeze all, and to end that, [`rollouts::state::ALL`].
     pub name: String,
@@ -95,14 +96,14 @@ pub struct OrderEnvironmentRequest {
 }
 
 /// What an order about an environment or a rollout, or a vote, has led to.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct OrderedReply {
     pub message: String,
 }
 
 impl Method for OrderEnvironment {
     const NAME: &'static str = "Dominator.OrderEnvironment";
-    const ACCESS: Access = Access::Power;
+    const ACCESS: Access = Access::PowerOrOwner;
     const EFFECT: Effect = Effect::Changes;
     type Request = OrderEnvironmentRequest;
     type Reply = OrderedReply;
@@ -119,7 +120,7 @@ impl Method for OrderEnvironment {
 /// Lists environments and groups.
 pub enum ListEnvironments {}
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ListEnvironmentsRequest {
     /// Names; empty for all.
     #[serde(default)]
@@ -132,14 +133,14 @@ pub struct ListEnvironmentsRequest {
     pub all_revisions: bool,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ListEnvironmentsReply {
     pub groups: Vec<Group>,
     /// By name.
     pub environments: Vec<EnvironmentInfo>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct EnvironmentInfo {
     pub name: String,
     pub newest: Revision,
@@ -164,7 +165,7 @@ pub struct EnvironmentInfo {
     pub revisions: Vec<RevisionInfo>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct RevisionInfo {
     pub number: Revision,
     pub definition: Definition,
@@ -187,7 +188,7 @@ impl Method for ListEnvironments {
 /// Returns what rollouts would do. Nothing is stored.
 pub enum PlanRollout {}
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PlanRolloutRequest {
     /// Names of environments, or `NAME@REVISION`; empty for all that have a revision that is not
     /// committed.
@@ -198,7 +199,7 @@ pub struct PlanRolloutRequest {
     pub machines: Option<Vec<Machine>>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PlanRolloutReply {
     /// In the order of the steps, as far as there is one.
     pub plans: Vec<StepPlan>,
@@ -217,7 +218,7 @@ impl Method for PlanRollout {
 /// Starts a rollout.
 pub enum StartRollout {}
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct StartRolloutRequest {
     /// Each as `NAME@REVISION`. The revision must be the newest; for a rollback, an old one, or
     /// none for the former one.
@@ -240,14 +241,14 @@ pub struct StartRolloutRequest {
     pub who: String,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct StartRolloutReply {
     pub id: String,
 }
 
 impl Method for StartRollout {
     const NAME: &'static str = "Dominator.StartRollout";
-    const ACCESS: Access = Access::Power;
+    const ACCESS: Access = Access::PowerOrOwner;
     const EFFECT: Effect = Effect::Changes;
     type Request = StartRolloutRequest;
     type Reply = StartRolloutReply;
@@ -266,7 +267,7 @@ impl Method for StartRollout {
 pub enum OrderRollout {}
 
 /// What is ordered of a rollout.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RolloutVerb {
     /// Machines stay as they are, and its environments are not active any more.
@@ -279,7 +280,7 @@ pub enum RolloutVerb {
     Resolve,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct OrderRolloutRequest {
     pub id: String,
     pub order: RolloutVerb,
@@ -293,7 +294,7 @@ pub struct OrderRolloutRequest {
 
 impl Method for OrderRollout {
     const NAME: &'static str = "Dominator.OrderRollout";
-    const ACCESS: Access = Access::Power;
+    const ACCESS: Access = Access::PowerOrOwner;
     const EFFECT: Effect = Effect::Changes;
     type Request = OrderRolloutRequest;
     type Reply = OrderedReply;
@@ -310,7 +311,7 @@ impl Method for OrderRollout {
 /// Approves or rejects the plan of a step. Only voters may.
 pub enum VoteOnStep {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct VoteOnStepRequest {
     /// The id of the rollout.
     pub rollout: String,
@@ -348,7 +349,7 @@ impl Method for VoteOnStep {
 /// Lists rollouts, the newest first.
 pub enum ListRollouts {}
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ListRolloutsRequest {
     /// Ids; empty for all.
     #[serde(default)]
@@ -361,14 +362,14 @@ pub struct ListRolloutsRequest {
     pub unfinished: bool,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ListRolloutsReply {
     pub rollouts: Vec<RolloutInfo>,
     /// Why no rollout goes on now, if none does.
     pub paused: Option<String>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct RolloutInfo {
     pub rollout: Rollout,
     pub why: String,

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 
+use model::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::TagFilter;
@@ -19,7 +20,9 @@ use crate::{
 use model::tree::Time;
 
 /// One of the [`Limits`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum Limit {
     /// Processor time of the content and media passes, of one core.
@@ -98,7 +101,7 @@ impl Limit {
 }
 
 /// The machines that a value applies to.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Level {
     /// All machines.
@@ -123,7 +126,7 @@ impl std::fmt::Display for Level {
 }
 
 /// A value, and who set it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Setting {
     /// The value, in per cent: 1 to 100.
     pub percent: u8,
@@ -134,7 +137,7 @@ pub struct Setting {
 }
 
 /// The values that are set for one level.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct LevelSettings {
     pub level: Level,
     pub values: BTreeMap<Limit, Setting>,
@@ -143,7 +146,7 @@ pub struct LevelSettings {
 /// Sets or unsets values of a level. They persist across restarts.
 pub enum SetSubConfiguration {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SetSubConfigurationRequest {
     pub level: Level,
     /// The new values, 1 to 100; `None` unsets one.
@@ -153,7 +156,7 @@ pub struct SetSubConfigurationRequest {
     pub who: String,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SetSubConfigurationReply {
     /// How many machines of the machine database in force the level includes.
     pub machines: u32,
@@ -182,13 +185,13 @@ impl Method for SetSubConfiguration {
 /// Returns the values of all levels, or those that apply to one machine.
 pub enum GetSubConfiguration {}
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GetSubConfigurationRequest {
     /// The machine; `None` for all levels.
     pub hostname: Option<String>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GetSubConfigurationReply {
     /// The levels that have values: fleet, tags, hosts. For a machine the levels that include it,
     /// by descending priority.
@@ -198,7 +201,7 @@ pub struct GetSubConfigurationReply {
 }
 
 /// The limits of one machine.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct MachineConfiguration {
     pub hostname: String,
     /// The resulting limits, which are sent to its sub.
@@ -223,7 +226,7 @@ impl Method for GetSubConfiguration {
 /// Returns the limits that hold on one machine now, and why: the machine is asked.
 pub enum GetSubLimits {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GetSubLimitsRequest {
     pub hostname: String,
 }

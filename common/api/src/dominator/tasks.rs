@@ -1,5 +1,6 @@
 //! The daemon tasks of all machines: how they are, and orders about them.
 
+use model::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::ListSubsRequest;
@@ -13,7 +14,7 @@ use model::tree::Time;
 pub const ORDER_WAIT_MS_MAX: u32 = 60_000;
 
 /// An order about a task of a machine, as the dominator keeps it until the machine has taken it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct WantedTaskOrder {
     pub task: String,
     pub order: TaskOrder,
@@ -23,12 +24,12 @@ pub struct WantedTaskOrder {
     /// When it was given, by the dominator's clock.
     pub since: Time,
     /// Grows with each order about the task.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub number: u64,
 }
 
 /// A task of a machine.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TaskOfMachine {
     pub hostname: String,
     /// As the machine has told it last.
@@ -42,7 +43,7 @@ pub struct TaskOfMachine {
 /// Lists tasks, by host name and task.
 pub enum ListTasks {}
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct ListTasksRequest {
     /// Only those of these machines.
@@ -53,7 +54,7 @@ pub struct ListTasksRequest {
     pub states: Vec<TaskState>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ListTasksReply {
     pub tasks: Vec<TaskOfMachine>,
     /// The machines whose tasks are not known, and why.
@@ -72,13 +73,13 @@ impl Method for ListTasks {
 /// Returns all that is known of a task of a machine.
 pub enum GetTask {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GetTaskRequest {
     pub hostname: String,
     pub task: String,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GetTaskReply {
     pub task: TaskOfMachine,
     /// When the machine was last heard of.
@@ -99,7 +100,7 @@ impl Method for GetTask {
 /// the dominator and while updates are disabled.
 pub enum OrderTasks {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct OrderTasksRequest {
     /// Which machines. Not empty: `*` is all.
     pub machines: ListSubsRequest,
@@ -119,7 +120,7 @@ pub struct OrderTasksRequest {
 }
 
 /// What became of an order.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum TaskOrderOutcome {
     /// The machine has taken it.
@@ -131,14 +132,14 @@ pub enum TaskOrderOutcome {
 }
 
 /// An order about one task of one machine.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct OrderedTask {
     pub hostname: String,
     pub task: String,
     pub outcome: TaskOrderOutcome,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct OrderTasksReply {
     /// By host name and task.
     pub tasks: Vec<OrderedTask>,
@@ -165,7 +166,7 @@ impl Method for OrderTasks {
 /// Returns the end of what a task of a machine has written.
 pub enum GetTaskLog {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GetTaskLogRequest {
     pub hostname: String,
     pub task: String,

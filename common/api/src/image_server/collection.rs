@@ -1,5 +1,6 @@
 //! `ImageServer`: removes objects that nothing needs, and estimates what an image takes.
 
+use model::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::access::Access;
@@ -11,19 +12,19 @@ use model::image::ImageName;
 /// which may take minutes.
 pub enum Collect {}
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct CollectRequest {
     /// Only reports what could be removed.
     pub dry_run: bool,
     /// Stops after this much space was freed; 0 to remove all.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub bytes: u64,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct CollectReply {
     /// How many images were read.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub images: u64,
     /// Objects that no image needs, before any is removed.
     pub unneeded: ObjectTotals,
@@ -32,7 +33,7 @@ pub struct CollectReply {
     /// Those of them that were removed; with `dry_run`, that would be removed.
     pub removed: ObjectTotals,
     /// With `dry_run`: for how much longer nothing is removed, in seconds.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub held_seconds: u64,
 }
 
@@ -51,19 +52,19 @@ impl Method for Collect {
 /// Reports how many objects only this image needs. Reads all images, which may take minutes.
 pub enum EstimateImage {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct EstimateImageRequest {
     pub name: ImageName,
 }
 
 /// A number of objects with their total size.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ObjectTotals {
     /// How many objects: contents of files, directories, and the log of the build.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub objects: u64,
     /// Their total size, in bytes.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub bytes: u64,
 }
 
@@ -75,7 +76,7 @@ impl ObjectTotals {
     }
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct EstimateImageReply {
     /// Objects that only this image needs. A collection removes them after the image was deleted,
     /// unless a lease holds them.

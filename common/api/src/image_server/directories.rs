@@ -1,5 +1,6 @@
 //! `ImageServer`: the directories that images are in, and who owns them.
 
+use model::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::Done;
@@ -15,7 +16,7 @@ use model::tree::Time;
 /// Makes a directory. A directory that exists only because images are in it gets owners by this.
 pub enum MakeDirectory {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct MakeDirectoryRequest {
     pub name: ImageName,
     /// Makes missing directories above it too, and does nothing if it was made before.
@@ -24,7 +25,7 @@ pub struct MakeDirectoryRequest {
     pub owners: Option<Owners>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct MakeDirectoryReply {
     /// The directories that were made, the outermost first.
     pub made: Vec<ImageName>,
@@ -49,7 +50,7 @@ impl Method for MakeDirectory {
 /// Removes an empty directory. Names of deleted images in it remain unusable.
 pub enum RemoveDirectory {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct RemoveDirectoryRequest {
     pub name: ImageName,
 }
@@ -69,7 +70,7 @@ impl Method for RemoveDirectory {
 /// Replaces the owners of a directory.
 pub enum ChangeOwner {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ChangeOwnerRequest {
     /// The directory.
     pub name: ImageName,
@@ -94,7 +95,7 @@ impl Method for ChangeOwner {
 /// Lists directories, each before those below it.
 pub enum ListDirectories {}
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ListDirectoriesRequest {
     /// Only this directory and those below it.
     pub below: Option<ImageName>,
@@ -103,7 +104,7 @@ pub struct ListDirectoriesRequest {
 }
 
 /// One directory in a list.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DirectorySummary {
     pub name: ImageName,
     /// When it was made; `None` if it exists only because images are in it.
@@ -115,11 +116,11 @@ pub struct DirectorySummary {
     /// How many images are in it and below.
     pub images_below: u64,
     /// The total length of the files of these images, in bytes; shared files count for each.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub bytes_below: u64,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ListDirectoriesReply {
     /// The directories, sorted by component.
     pub directories: Vec<DirectorySummary>,

@@ -1,5 +1,6 @@
 //! `ImageServer`: when images expire, and which are in use and cannot.
 
+use model::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::Done;
@@ -12,14 +13,14 @@ use model::tree::Time;
 /// Postpones the expiry of an image, or removes it. An expiry is never brought forward.
 pub enum ChangeExpiry {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ChangeExpiryRequest {
     pub name: ImageName,
     /// In how many seconds it expires; `None` for never.
     pub expires_in_seconds: Option<u32>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ChangeExpiryReply {
     /// When it expires, by the server's clock; `None` for never.
     pub expires_at: Option<Time>,
@@ -42,7 +43,7 @@ impl Method for ChangeExpiry {
 /// Confirms that the server's clock is right although it jumped: images expire again.
 pub enum AcceptClock {}
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct AcceptClockReply {
     /// The time of the server's clock.
     pub now: Time,
@@ -71,7 +72,7 @@ pub const HOLDER_BYTES_MAX: usize = 256;
 /// and is deleted only by force. Each request of a holder replaces its previous one.
 pub enum HoldImages {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct HoldImagesRequest {
     /// The holder, for people: a host name and port.
     pub holder: String,

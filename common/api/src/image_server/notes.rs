@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use model::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::AddImageReply;
@@ -16,7 +17,7 @@ use model::signing::Signature;
 /// existing one, except for its owners, its expiry and the tag `deprecated`.
 pub enum CopyImage {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct CopyImageRequest {
     /// The existing image.
     pub from: ImageName,
@@ -41,7 +42,7 @@ impl Method for CopyImage {
 /// Sets and removes tags of an image.
 pub enum ChangeTags {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ChangeTagsRequest {
     pub name: ImageName,
     /// Tags to set.
@@ -50,7 +51,7 @@ pub struct ChangeTagsRequest {
     pub remove: BTreeSet<String>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ChangeTagsReply {
     /// All tags of the image afterwards.
     pub tags: Tags,
@@ -74,7 +75,7 @@ impl Method for ChangeTags {
 /// Finds the newest image in a directory.
 pub enum FindLatestImage {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct FindLatestImageRequest {
     /// The directory; images in directories below it do not count.
     pub directory: ImageName,
@@ -82,7 +83,7 @@ pub struct FindLatestImageRequest {
     pub tags: Tags,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct FindLatestImageReply {
     /// The name of the newest image in the directory; `None` if no image there has the tags.
     pub name: Option<ImageName>,
@@ -100,7 +101,7 @@ impl Method for FindLatestImage {
 /// replaces the former.
 pub enum ChangeSignatures {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ChangeSignaturesRequest {
     pub name: ImageName,
     /// Signatures to add. Each must be for this image.
@@ -109,7 +110,7 @@ pub struct ChangeSignaturesRequest {
     pub remove: Vec<String>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ChangeSignaturesReply {
     /// All signatures of the image afterwards.
     pub signatures: Vec<Signature>,

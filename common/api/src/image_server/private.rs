@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use model::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::replication::directories::DirectoriesVersion;
@@ -23,7 +24,7 @@ pub const READERS_BYTES_MAX: usize = 64 << 10;
 /// The power to call this is also the power to read all private images of the server.
 pub enum GetPrivateDirectories {}
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GetPrivateDirectoriesRequest {
     /// Only this directory and those below it, which its owners may ask for too.
     pub below: Option<ImageName>,
@@ -32,7 +33,7 @@ pub struct GetPrivateDirectoriesRequest {
 }
 
 /// A directory that is private, or that machines are named for.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PrivateDirectory {
     pub name: ImageName,
     /// True if the images below it are private on this server.
@@ -42,7 +43,7 @@ pub struct PrivateDirectory {
     pub machines: BTreeSet<String>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GetPrivateDirectoriesReply {
     /// The version of all directories that this page is a part of.
     pub version: Option<DirectoriesVersion>,
@@ -64,7 +65,7 @@ impl Method for GetPrivateDirectories {
 /// Changes which machines may read the private images below a directory.
 pub enum ChangeReaders {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ChangeReadersRequest {
     /// The directory.
     pub name: ImageName,
@@ -74,7 +75,7 @@ pub struct ChangeReadersRequest {
     pub remove: BTreeSet<String>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ChangeReadersReply {
     /// All patterns of the directory afterwards.
     pub machines: BTreeSet<String>,

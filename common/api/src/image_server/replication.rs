@@ -9,6 +9,7 @@ pub mod directories;
 
 use std::collections::BTreeSet;
 
+use model::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use directories::{DirectoriesVersion, TroubledDirectories};
@@ -44,7 +45,7 @@ pub const ADDRESS_BYTES_MAX: usize = 300;
 
 /// Identifies the store of a server: 32 random hexadecimal digits, generated when the store was
 /// made.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
 pub struct ServerId(String);
 
@@ -85,25 +86,27 @@ impl std::fmt::Display for ServerId {
 }
 
 /// A position in the changes of a server.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
 pub struct Cursor {
     /// Random for each start of a server.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub instance: u64,
     /// Grows with each change.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub sequence: u64,
 }
 
 /// What a replica requests.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ReplicationPosition {
     /// The first page of the list.
     Start,
     /// The next page of a list. If the master was restarted since its first page, the first page.
     After {
         /// [`Cursor::instance`] of the first page.
-        #[serde(with = "model::json::large_number")]
+        #[serde(with = "model::json::LargeNumber")]
         instance: u64,
         /// The last name of the page before.
         name: ImageName,
@@ -113,7 +116,7 @@ pub enum ReplicationPosition {
 }
 
 /// The state of a replica, as it reports it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ReplicaReport {
     pub server: ServerId,
     /// The port on which it listens. Its address is the source address of the call.
@@ -121,14 +124,14 @@ pub struct ReplicaReport {
     /// True if it has all images that it wants.
     pub is_level: bool,
     /// Images that are still to be fetched or changed.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub images_behind: u64,
 }
 
 /// Lists all images, present and ended, then waits for changes.
 pub enum GetImageUpdates {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GetImageUpdatesRequest {
     pub position: ReplicationPosition,
     /// How long to wait for a change, in milliseconds: at most 60,000.
@@ -139,7 +142,7 @@ pub struct GetImageUpdatesRequest {
 }
 
 /// How an image ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ImageEnd {
     /// It was deleted.
@@ -160,7 +163,7 @@ impl ImageEnd {
 }
 
 /// The state of a name. Later releases may have other kinds of changes.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ImageChange {
     /// An image of this name exists.
     Image {
@@ -172,7 +175,7 @@ pub enum ImageChange {
         /// When it expires.
         expires_at: Option<Time>,
         /// The total length of its files.
-        #[serde(with = "model::json::large_number")]
+        #[serde(with = "model::json::LargeNumber")]
         bytes: u64,
     },
     /// An image of this name has ended. The name is never used again.
@@ -195,7 +198,7 @@ impl ImageChange {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GetImageUpdatesReply {
     pub server: ServerId,
     /// The stores of its master, of the master's master, and so on; at most [`SERVERS_MAX`].
@@ -239,7 +242,7 @@ macro_rules! forwarded_methods {
         $written:pat => $reply:expr;
     )+) => {
         /// The request of a forwarded method. The objects of a new image are on the master already.
-        #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+        #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
         pub enum ForwardedWrite {
             $($variant($body),)+
         }
@@ -315,7 +318,7 @@ forwarded_methods! {
 }
 
 /// The result of a [`ForwardedWrite`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum WriteReply {
     /// Of [`ForwardedWrite::Add`] and [`ForwardedWrite::Copy`]: the image as it is now.
     Image(Box<Image>),
@@ -329,7 +332,7 @@ pub enum WriteReply {
 }
 
 /// The caller who requested a change, as reported by the replica.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ForwardOrigin {
     /// An address and port.
     pub address: String,
@@ -345,7 +348,7 @@ pub struct ForwardOrigin {
 /// identity of the caller.
 pub enum Forward {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ForwardRequest {
     /// The stores of the replicas that it has passed through, the first one first: at most
     /// [`SERVERS_MAX`].
@@ -355,7 +358,7 @@ pub struct ForwardRequest {
     pub write: ForwardedWrite,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ForwardReply {
     pub written: WriteReply,
     /// The position that includes the change.
@@ -388,7 +391,7 @@ impl Method for Forward {
 pub enum GetReplication {}
 
 /// The state of the connection from a replica to its master.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum LinkState {
     /// It has not answered yet.
@@ -415,7 +418,9 @@ impl LinkState {
 }
 
 /// Why an image differs from the master's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum ReplicationTrouble {
     /// Another image of this name exists here.
@@ -448,7 +453,7 @@ impl ReplicationTrouble {
 }
 
 /// An image that differs from the master's.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TroubledImage {
     pub name: ImageName,
     pub trouble: ReplicationTrouble,
@@ -460,7 +465,7 @@ pub struct TroubledImage {
 pub const NAMED_MAX: usize = 1_000;
 
 /// The state of replication from the master.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct MasterState {
     /// The address of the master.
     pub address: String,
@@ -476,10 +481,10 @@ pub struct MasterState {
     /// When that was last true.
     pub level_at: Option<Time>,
     /// Images that are still to be fetched or changed.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub images_behind: u64,
     /// An upper bound of the bytes to be fetched for them.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub bytes_left: u64,
     /// The last error, and when it happened.
     pub last_error: Option<(Time, String)>,
@@ -491,21 +496,21 @@ pub struct MasterState {
     pub is_archive: bool,
     /// Images that differ from the master's, sorted by name: at most [`NAMED_MAX`].
     pub troubles: Vec<TroubledImage>,
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub troubles_total: u64,
     /// Images that the master does not know, sorted by name: at most [`NAMED_MAX`].
     pub only_here: Vec<ImageName>,
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub only_here_total: u64,
     /// Images here that the patterns exclude.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub not_followed: u64,
     /// Why the directories differ from the master's; `None` if they are equal or about to be.
     pub directories: Option<TroubledDirectories>,
 }
 
 /// A replica, as its master knows it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ReplicaState {
     pub server: ServerId,
     /// The address of the replica.
@@ -517,11 +522,11 @@ pub struct ReplicaState {
     /// As it last reported.
     pub is_level: bool,
     /// As it last reported.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub images_behind: u64,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GetReplicationReply {
     pub server: ServerId,
     /// The state of replication; `None` without a master.
@@ -544,7 +549,7 @@ impl Method for GetReplication {
 /// replicated later.
 pub enum DropCopy {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DropCopyRequest {
     pub name: ImageName,
     /// Removes it even if it is in use.

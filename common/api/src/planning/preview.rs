@@ -6,6 +6,7 @@
 use core::fmt::Write as _;
 use std::collections::BTreeMap;
 
+use model::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::planning::Planned;
@@ -23,7 +24,7 @@ use tasks::planned::{PlannedTask, planned_tasks};
 pub const BLOCKED_NAMED: usize = 20;
 
 /// How many operations a plan has, by kind and by reason.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ChangeCounts {
     /// Paths that are created.
     pub create: u32,
@@ -99,7 +100,7 @@ pub struct FormerImage {
 }
 
 /// What an update would do, without single paths.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PlanSummary {
     pub image: ImageName,
     /// The former image; `None` if the machine was never updated.
@@ -153,7 +154,7 @@ impl PlanSummary {
 }
 
 /// What an update of one machine would do.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Preview {
     pub image: ImageName,
     /// The former image; `None` if the machine was never updated.
@@ -175,7 +176,7 @@ pub struct Preview {
     pub former_unknown: Option<String>,
     /// Objects that would be fetched.
     pub fetch_objects: u32,
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub fetch_bytes: u64,
 }
 

@@ -1,5 +1,6 @@
 //! `Subd.AddObjects`: content of computed files, which no image server has.
 
+use model::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::Done;
@@ -12,7 +13,7 @@ use crate::method::{Effect, Method};
 /// one is refused, with all that come after it.
 pub enum AddObjects {}
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct AddObjectsRequest {
     /// A request ends after [`BATCH_BYTES`].
     pub contents: Vec<ComputedContent>,

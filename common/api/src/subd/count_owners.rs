@@ -1,5 +1,6 @@
 //! `Subd.CountOwners`: how many entries outside a scan belong to given users and groups.
 
+use model::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::access::Access;
@@ -20,7 +21,7 @@ pub const OWNERS_MAX: usize = 1_000;
 /// The longest time for which a sub counts, in milliseconds.
 pub const COUNT_MS_MAX: u32 = 60_000;
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct CountOwnersRequest {
     /// The settings of the scan that leaves them out.
     pub scan: ScanSettings,
@@ -31,7 +32,7 @@ pub struct CountOwnersRequest {
     pub time_ms: u32,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct CountOwnersReply {
     /// How many kept entries each of the users has, in the order of the request.
     pub users: Vec<u32>,

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use model::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::access::Access;
@@ -23,7 +24,7 @@ pub const HAVE_MAX: usize = 14_000;
 /// more, and at most [`GetDirectoryBlocks::REPLY_BYTES_MAX`].
 pub const BLOCKS_BYTES_MIN: usize = 4 << 20;
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GetDirectoryBlocksRequest {
     /// The digest of the directory. The answer is [`crate::fault::FaultCode::NotFound`] if the
     /// scanned tree does not have it: the tree has changed, so poll again.
@@ -35,7 +36,7 @@ pub struct GetDirectoryBlocksRequest {
     pub position: u32,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GetDirectoryBlocksReply {
     /// The blocks from there on, in order.
     pub blocks: Vec<DirectoryBlock>,
@@ -69,7 +70,7 @@ impl GetDirectoryBlocksReply {
 }
 
 /// One block of an encoding.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum DirectoryBlock {
     /// The block whose digest has this place in the request, from 0.

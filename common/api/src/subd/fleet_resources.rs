@@ -1,6 +1,7 @@
 //! `Subd.GetFleetResources` and `Subd.TellFleetResources`: the resources that one machine makes for
 //! all.
 
+use model::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::tasks::PermitReport;
@@ -18,13 +19,13 @@ pub const OUTPUTS_BYTES_MAX: usize = 1 << 20;
 /// Returns how the resources of the fleet are that concern the machine.
 pub enum GetFleetResources {}
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GetFleetResourcesRequest {
     /// The ids of those whose outputs are told.
     pub outputs_of: Vec<String>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GetFleetResourcesReply {
     /// When this was said. Permits are counted from here.
     pub said_at: BootTime,
@@ -33,7 +34,7 @@ pub struct GetFleetResourcesReply {
 }
 
 /// How a resource of the fleet is, as a machine knows.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct FleetResourceReport {
     pub id: String,
     pub permit: PermitReport,
@@ -43,7 +44,7 @@ pub struct FleetResourceReport {
     /// True if another resource of the machine needs it.
     pub is_needed: bool,
     /// The number of the permit with which it was made last; zero if that is not known.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub number: u64,
     /// The machine that had that permit; `None` if it was this one.
     pub maker: Option<String>,
@@ -54,7 +55,7 @@ pub struct FleetResourceReport {
 }
 
 /// What a machine knows of a resource that is there.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct MadeReport {
     /// The digest of its inputs, as [`provisioning::Resource::key`]; `None` while nobody knows how
     /// far its change has come.
@@ -106,18 +107,18 @@ impl Method for GetFleetResources {
 /// [`crate::fault::FaultCode::BadRequest`] if outputs cannot be read; all else is taken.
 pub enum TellFleetResources {}
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TellFleetResourcesRequest {
     /// Taken first.
     pub news: Vec<FleetResourceNews>,
     pub permits: Vec<PermitResource>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct FleetResourceNews {
     pub id: String,
     /// The number of the permit of the maker; zero if only what follows `made` is told.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub number: u64,
     /// The host name of the machine that made or removed it last.
     pub maker: String,
@@ -146,7 +147,7 @@ impl TryFrom<FleetResourceNews> for FleetNews {
 }
 
 /// What the maker has made.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SharedResource {
     /// As in [`MadeReport`].
     pub key: Option<String>,
@@ -155,11 +156,11 @@ pub struct SharedResource {
 }
 
 /// Permits the machine to make and remove a resource of the fleet until a moment.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PermitResource {
     pub id: String,
     /// Grows with each machine that gets the permit.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub number: u64,
     /// When no plugin may work on it any more.
     pub until: BootTime,

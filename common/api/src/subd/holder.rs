@@ -1,5 +1,6 @@
 //! Which dominator gives orders to a machine: `Subd.HoldMachine` and `Subd.TakeOver`.
 
+use model::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::Done;
@@ -18,12 +19,12 @@ pub const DOMINATOR_BYTES_MAX: usize = 255;
 /// holder, while another one holds it. Orders by hand need no hold.
 pub enum HoldMachine {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct HoldMachineRequest {
     /// The name of the dominator, which is kept over its restarts: at most [`DOMINATOR_BYTES_MAX`].
     pub dominator: String,
     /// Random for each start of it. If an earlier start calls again, two run with one state.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub start: u64,
 }
 
@@ -42,13 +43,13 @@ impl Method for HoldMachine {
 /// Gives a machine to another dominator at once.
 pub enum TakeOver {}
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TakeOverRequest {
     /// The dominator that may hold the machine; `None` for the first that asks.
     pub dominator: Option<String>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TakeOverReply {
     /// The dominator that held the machine until now.
     pub former: Option<String>,

@@ -1,10 +1,11 @@
 //! How much of the machine subd may use and uses, and alarms.
 
+use model::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Limits, each in per cent. `None` leaves the machine's own limit in force. A value above that has
 /// no effect, because remote limits can only be lower.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Limits {
     /// Processor time of the content and media passes, of one core: 1 to 100.
@@ -18,7 +19,7 @@ pub struct Limits {
 }
 
 /// The limits of a sub.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct LimitsReport {
     /// The limits that the dominator set, unchanged.
@@ -46,18 +47,18 @@ impl LimitsReport {
 }
 
 /// A limit in force, and how much of it is used.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ResourceUse {
     /// The most per second; 0 for no limit.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub limit: u64,
     /// The use per second, averaged over the last minute.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub used: u64,
 }
 
 /// How much of the machine subd uses.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Load {
     /// Processor time of the passes, in microseconds of one core.
     pub cpu: ResourceUse,
@@ -70,7 +71,7 @@ pub struct Load {
 }
 
 /// A fault that an operator should know of, and that may disappear by itself.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Alarm {
     /// The root is mounted read-only: nothing can be repaired.

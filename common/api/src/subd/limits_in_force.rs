@@ -1,6 +1,7 @@
 //! `Subd.GetLimits` and `Subd.Hurry`: which limits hold on a machine and why, and how those that
 //! nobody set are lifted.
 
+use model::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::Done;
@@ -11,7 +12,7 @@ use model::display::size;
 /// Returns the limits that hold now, and why.
 pub enum GetLimits {}
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GetLimitsReply {
     /// Processor time of the passes.
     pub cpu: LimitInForce,
@@ -24,22 +25,22 @@ pub struct GetLimitsReply {
 }
 
 /// A limit with its reason.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct LimitInForce {
     /// The most per second, in microseconds of a core or in bytes; 0 for no limit.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub limit: u64,
     /// The share of the speed, in per cent.
     pub percent: u8,
     pub reason: LimitReason,
     /// The speed, in the same unit; 0 if it is not known.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub speed: u64,
     pub speed_source: SpeedSource,
 }
 
 /// Why a share is what it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum LimitReason {
     /// The machine's own configuration sets it.
@@ -55,7 +56,7 @@ pub enum LimitReason {
 }
 
 /// Where a speed comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum SpeedSource {
     /// It is that of a core.

@@ -1,5 +1,6 @@
 //! `Subd.OfferContents` and `Subd.ForgetIssued`: the signatures of the content of computed files.
 
+use model::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::Done;
@@ -14,7 +15,7 @@ use model::signing::Signature;
 /// images needs them, and only for an image that names signers.
 pub enum OfferContents {}
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct OfferContentsRequest {
     /// At most [`model::signing::contents::CONTENTS_SIGNATURES`].
     pub signatures: Vec<Signature>,
@@ -37,14 +38,14 @@ impl Method for OfferContents {
 /// that was signed before.
 pub enum ForgetIssued {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ForgetIssuedRequest {
     pub path: TreePath,
     /// Why, for the audit log.
     pub why: String,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ForgetIssuedReply {
     /// When it was signed, in seconds since 1970; `None` if nothing was known of the path.
     pub issued: Option<u64>,

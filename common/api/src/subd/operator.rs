@@ -1,5 +1,6 @@
 //! Methods for operators on one machine, for `subtool`.
 
+use model::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::Done;
@@ -18,7 +19,7 @@ use model::tree::Time;
 pub enum ScanNow {}
 
 /// A metadata pass is always made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ScanNowRequest {
     /// Hashes every file, through the page cache.
     pub content: bool,
@@ -39,7 +40,7 @@ impl Method for ScanNow {
 }
 
 /// A pause of updates on the machine itself.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Paused {
     /// When it ends, by the machine's clock.
     pub until: Time,
@@ -83,27 +84,27 @@ pub const PIECES_MAX: usize = 256;
 pub const PIECE_BYTES_MAX: u32 = 1 << 20;
 
 /// A piece of a file.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Piece {
     pub path: TreePath,
     /// The offset of the piece, in bytes.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub offset: u64,
     /// Its length, in bytes: at most [`PIECE_BYTES_MAX`].
     pub length: u32,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GetFilesRequest {
     /// The pieces: at most [`PIECES_MAX`].
     pub pieces: Vec<Piece>,
 }
 
 /// The content of a piece.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PieceContent {
     /// The length of the whole file, in bytes.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub size_bytes: u64,
     /// The modification time. If it differs between two pieces the file has changed.
     pub mtime: Time,
@@ -111,7 +112,7 @@ pub struct PieceContent {
     pub bytes: ByteText,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GetFilesReply {
     /// For each piece, in the order of the request, its content or why it cannot be read. The
     /// server may stop early to keep the reply small; ask again for the rest.
@@ -130,7 +131,7 @@ impl Method for GetFiles {
 /// Runs the health check of the last image, and returns the result. Nothing is undone.
 pub enum CheckHealth {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct CheckHealthReply {
     /// The result; `None` if the last image has no health check.
     pub health: Option<super::Health>,

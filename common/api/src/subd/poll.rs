@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use model::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::limits::{Alarm, LimitsReport, Load};
@@ -17,16 +18,16 @@ use model::scope::Scope;
 use model::tree::{Time, TimePrecision, Totals, Tree};
 
 /// The version of a sub's state. A poll answers when any part has changed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SubVersion {
     /// Random for each start of subd.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub instance: u64,
     /// Grows when, and only when, the scanned tree or the object cache has changed.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub generation: u64,
     /// Grows with every other change that a poll reports.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub status: u64,
 }
 
@@ -36,7 +37,7 @@ pub enum Poll {}
 /// The longest wait of a poll, in milliseconds.
 pub const POLL_WAIT_MS_MAX: u32 = 120_000;
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PollRequest {
     /// The version that the caller knows; `None` to get everything at once.
     pub have: Option<SubVersion>,
@@ -48,7 +49,7 @@ pub struct PollRequest {
 pub const UNREADABLE_MAX: usize = 100;
 
 /// The result of a scan.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ScanReport {
     pub scope: Scope,
     /// The digest of the tree; [`super::GetDirectories`] returns its directories.
@@ -88,7 +89,7 @@ impl ScanReport {
 }
 
 /// The object cache, or its changes.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum CacheReport {
     /// All objects of the cache, sorted.
@@ -103,30 +104,30 @@ pub enum CacheReport {
 }
 
 /// The result of a fetch.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct LastFetch {
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub fetch_id: u64,
     /// The error, if it failed. Objects that had arrived are kept.
     pub error: Option<FetchFailure>,
     /// How many objects arrived.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub objects: u64,
     /// How many bytes arrived.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub bytes: u64,
     /// How long it took, in milliseconds.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub took_ms: u64,
     /// How many objects were copied from files of the machine instead.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub reused: u64,
     /// Errors of sources, even if another source had the objects.
     pub complaints: Vec<Complaint>,
 }
 
 /// An error of a source.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Complaint {
     /// `host:port`.
     pub source: String,
@@ -137,14 +138,14 @@ pub struct Complaint {
 }
 
 /// Why a fetch failed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum FetchFailure {
     /// The objects do not fit on the file-system.
     InsufficientSpace {
-        #[serde(with = "model::json::large_number")]
+        #[serde(with = "model::json::LargeNumber")]
         need_bytes: u64,
-        #[serde(with = "model::json::large_number")]
+        #[serde(with = "model::json::LargeNumber")]
         free_bytes: u64,
     },
     /// No source had all objects.
@@ -156,7 +157,7 @@ pub enum FetchFailure {
 }
 
 /// How an update ended.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum UpdateOutcome {
     /// The tree was changed as planned.
@@ -173,7 +174,7 @@ pub enum UpdateOutcome {
 }
 
 /// How a health check ended.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Health {
     /// It passed in time.
@@ -183,7 +184,7 @@ pub enum Health {
 }
 
 /// A service that could not be stopped, started or reloaded.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TriggerFailure {
     pub service: String,
     /// `stop`, `start`, `reload`, `restart` or `reboot`.
@@ -226,9 +227,9 @@ impl fmt::Display for TriggerFailure {
 }
 
 /// The result of an update that was prepared or committed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct LastUpdate {
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub update_id: u64,
     /// The new image.
     pub image: ImageName,
@@ -239,7 +240,7 @@ pub struct LastUpdate {
     /// How many operations its plan has.
     pub operations: u32,
     /// Time from its first visible change to its last, in nanoseconds.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub window_ns: u64,
     /// Triggers that failed.
     pub trigger_failures: Vec<TriggerFailure>,
@@ -276,18 +277,18 @@ impl LastUpdate {
 }
 
 /// Free space of the root file-system.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct FreeSpace {
     /// Bytes that root may still write.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub free_bytes: u64,
     /// Inodes that may still be made; `u64::MAX` if the file-system has no limit.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub free_inodes: u64,
 }
 
 /// The identity of a machine.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SubIdentity {
     /// Its host name.
     pub hostname: String,
@@ -300,36 +301,36 @@ pub struct SubIdentity {
 }
 
 /// Counters of the scanner.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ScanCounters {
     /// Completed metadata passes.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub metadata_passes: u64,
     /// Completed content passes.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub content_passes: u64,
     /// How long the last metadata pass took, in milliseconds.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub metadata_pass_ms: u64,
     /// How long the last content pass took, in milliseconds.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub content_pass_ms: u64,
     /// Completed media passes.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub media_passes: u64,
     /// How long the last media pass took, in milliseconds.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub media_pass_ms: u64,
     /// Bytes that were hashed since subd started.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub hashed_bytes: u64,
     /// Bytes that were fetched since subd started.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub fetched_bytes: u64,
 }
 
 /// See [`Poll`]. Parts that are `None` have not changed since the caller's version.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PollReply {
     pub version: SubVersion,
     pub identity: SubIdentity,
@@ -404,35 +405,35 @@ impl Method for Poll {
 }
 
 /// What a sub is doing.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Activity {
     /// Only scanning.
     Idle,
     /// Fetching objects.
     Fetching {
-        #[serde(with = "model::json::large_number")]
+        #[serde(with = "model::json::LargeNumber")]
         fetch_id: u64,
         /// How many objects were fetched so far.
-        #[serde(with = "model::json::large_number")]
+        #[serde(with = "model::json::LargeNumber")]
         objects: u64,
         /// How many bytes were fetched so far.
-        #[serde(with = "model::json::large_number")]
+        #[serde(with = "model::json::LargeNumber")]
         bytes: u64,
     },
     /// Staging an update.
     Preparing {
-        #[serde(with = "model::json::large_number")]
+        #[serde(with = "model::json::LargeNumber")]
         update_id: u64,
     },
     /// An update is staged and waits for its Commit.
     Prepared {
-        #[serde(with = "model::json::large_number")]
+        #[serde(with = "model::json::LargeNumber")]
         update_id: u64,
     },
     /// Changing the tree, or running triggers.
     Updating {
-        #[serde(with = "model::json::large_number")]
+        #[serde(with = "model::json::LargeNumber")]
         update_id: u64,
     },
 }

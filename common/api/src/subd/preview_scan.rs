@@ -1,5 +1,6 @@
 //! `Subd.PreviewScan`: a scan with other settings, for a plan that is only shown.
 
+use model::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::ScanReport;
@@ -16,7 +17,7 @@ use model::scope::ScanSettings;
 /// [`super::GetDirectories`] and [`super::GetDirectoryBlocks`] return its directories too.
 pub enum PreviewScan {}
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PreviewScanRequest {
     /// How to scan.
     pub scan: ScanSettings,
@@ -24,7 +25,7 @@ pub struct PreviewScanRequest {
     pub wait_ms: u32,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PreviewScanReply {
     /// What was found; `None` while the scan is under way: ask again.
     pub scan: Option<ScanReport>,
@@ -33,7 +34,7 @@ pub struct PreviewScanReply {
     /// How long ago the scan ended, in seconds.
     pub age_seconds: u32,
     /// How much was hashed since it was asked for.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub hashed_bytes: u64,
 }
 

@@ -1,6 +1,7 @@
 //! `Subd.Provision`, `Subd.ContinueProvisioning`, `Subd.GiveUpProvisioning`, `Subd.PlanResources`,
 //! `Subd.GetResources` and `Subd.OrderResource`: the resources of a machine.
 
+use model::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::Done;
@@ -20,10 +21,10 @@ use provisioning::machine::preview::PlannedResource;
 /// `Commit` of an update is refused until its resources are provisioned.
 pub enum Provision {}
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ProvisionRequest {
     /// The update; the answer is [`crate::fault::FaultCode::NotFound`] if it is not staged.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub update_id: u64,
 }
 
@@ -42,7 +43,7 @@ impl Method for Provision {
 /// Starts the next wave, or what has failed once more.
 pub enum ContinueProvisioning {}
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ContinueProvisioningRequest {
     /// The image; the answer is [`crate::fault::FaultCode::NotFound`] if its resources are not
     /// those that are provisioned.
@@ -70,7 +71,7 @@ impl Method for ContinueProvisioning {
 /// active. The answer is [`crate::fault::FaultCode::Busy`] while an update is carried out.
 pub enum GiveUpProvisioning {}
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GiveUpProvisioningRequest {
     /// The image, as in [`ProvisioningReport`].
     pub image_digest: ObjectId,
@@ -92,13 +93,13 @@ impl Method for GiveUpProvisioning {
 /// is served at a time; the answer to others is [`crate::fault::FaultCode::Busy`].
 pub enum PlanResources {}
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PlanResourcesRequest {
     /// What the image asks for.
     pub definition: Definition,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PlanResourcesReply {
     /// By id, without those that stay as they are.
     pub resources: Vec<PlannedResource>,
@@ -121,13 +122,13 @@ impl Method for PlanResources {
 /// provisions, where its root and its flags allow that.
 pub enum GetResources {}
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GetResourcesRequest {
     /// [`GetResourcesReply::version`] that the caller knows.
     pub have: Option<ObjectId>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GetResourcesReply {
     /// A digest of the report. When it changes, [`super::SubVersion::status`] grows.
     pub version: ObjectId,
@@ -136,7 +137,7 @@ pub struct GetResourcesReply {
 }
 
 /// The resources of a machine.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ResourcesReport {
     /// Why the machine does not provision.
     pub not_run: Option<String>,
@@ -152,7 +153,7 @@ pub struct ResourcesReport {
 }
 
 /// How far the resources of an image are.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ProvisioningReport {
     pub image: ImageName,
     pub image_digest: ObjectId,
@@ -162,7 +163,7 @@ pub struct ProvisioningReport {
 }
 
 /// How far the resources of an image are. Waves count from 1.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ProvisioningStage {
     /// Plugins work on a wave; 0 if it is what is left of a former image.
@@ -179,7 +180,7 @@ pub enum ProvisioningStage {
 }
 
 /// A resource.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ResourceReport {
     pub id: String,
     pub kind: String,
@@ -200,7 +201,9 @@ pub struct ResourceReport {
 }
 
 /// The state of a resource.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum ResourceState {
     /// It is to be made or changed.
@@ -251,7 +254,7 @@ impl Method for GetResources {
 /// [`crate::fault::FaultCode::Busy`] while its plugin works on it.
 pub enum OrderResource {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct OrderResourceRequest {
     pub id: String,
     pub order: ResourceOrder,
@@ -263,7 +266,7 @@ pub struct OrderResourceRequest {
 pub const RESOURCE_WHY_BYTES_MAX: usize = 1_000;
 
 /// What is to become of an orphan.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ResourceOrder {
     /// The machine forgets it, and it stays as it is.

@@ -1,5 +1,6 @@
 //! `Subd.GetRefusedChanges`: what a machine refuses to change.
 
+use model::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::access::Access;
@@ -14,7 +15,7 @@ pub enum GetRefusedChanges {}
 /// The most refused changes that a sub remembers.
 pub const REFUSED_MAX: usize = 10_000;
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GetRefusedChangesReply {
     /// At most one for each path, sorted by path.
     pub changes: Vec<RefusedChange>,

@@ -1,5 +1,6 @@
 //! `Subd.ReplaceCertificate`: brings a machine back that was off past the end of its certificate.
 
+use model::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::Done;
@@ -16,7 +17,7 @@ pub const OWN_CERTIFICATE: &str = "/etc/dominator/tls/cert.pem";
 /// bring it then, because no dominator takes orders to a server whose certificate has ended.
 pub enum ReplaceCertificate {}
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ReplaceCertificateRequest {
     /// The content of [`OWN_CERTIFICATE`]: the certificate, and those between it and its authority.
     pub chain: ByteText,

@@ -1,6 +1,7 @@
 //! `Subd.GetTasks`, `Subd.GetTaskStates`, `Subd.OrderTask`, `Subd.PermitTask` and
 //! `Subd.GetTaskLog`: the daemon tasks of a machine.
 
+use model::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::poll::Health;
@@ -27,7 +28,7 @@ pub const TASK_LOG_BYTES_MAX: u32 = 1 << 20;
 /// tasks, where its root and its flags allow that.
 pub enum GetTasks {}
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GetTasksReply {
     /// What runs tasks: `systemd` or `direct`; `None` if they are not run here.
     pub supervisor: Option<String>,
@@ -40,7 +41,7 @@ pub struct GetTasksReply {
 }
 
 /// How a task is.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TaskReport {
     pub name: String,
     pub state: TaskState,
@@ -63,7 +64,7 @@ pub struct TaskReport {
     /// Of an exclusive task.
     pub permit: Option<PermitReport>,
     /// The highest number of an order about it; zero if there was none.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub order_number: u64,
 }
 
@@ -76,10 +77,10 @@ impl TaskReport {
 }
 
 /// How a machine is about the permit of an exclusive task.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PermitReport {
     /// The highest number of a permit that it has heard of.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub number: u64,
     /// When the permit ends that it has.
     pub until: Option<BootTime>,
@@ -90,7 +91,9 @@ pub struct PermitReport {
 }
 
 /// The state of a task.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum TaskState {
     /// The machine runs no tasks.
@@ -164,7 +167,7 @@ impl Method for GetTasks {
 /// whose status differs: what is told here is part of the status.
 pub enum GetTaskStates {}
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GetTaskStatesRequest {
     /// The version that the caller knows, if it knows one.
     pub have: Option<TasksVersion>,
@@ -172,10 +175,10 @@ pub struct GetTaskStatesRequest {
 
 /// The version of all that [`GetTaskStates`] tells. Equal versions tell the same, also of another
 /// start of subd.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TasksVersion(#[serde(with = "model::json::large_number")] pub u64);
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct TasksVersion(#[serde(with = "model::json::LargeNumber")] pub u64);
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GetTaskStatesReply {
     pub version: TasksVersion,
     /// When this was said. Permits are counted from here.
@@ -184,7 +187,7 @@ pub struct GetTaskStatesReply {
     pub states: Option<TaskStates>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TaskStates {
     /// Why tasks are not run here, if they are not.
     pub not_run: Option<String>,
@@ -207,7 +210,7 @@ impl Method for GetTaskStates {
 /// Gives an order about a task. It holds over restarts of subd and of the machine.
 pub enum OrderTask {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct OrderTaskRequest {
     pub task: String,
     pub order: TaskOrder,
@@ -215,7 +218,7 @@ pub struct OrderTaskRequest {
     pub why: String,
     /// Zero for the next number of the machine. An order with a lower number than the machine has
     /// heard of is refused as `stale`; one with the same number was carried out before.
-    #[serde(default, with = "model::json::large_number")]
+    #[serde(default, with = "model::json::LargeNumber")]
     pub number: u64,
 }
 
@@ -238,17 +241,17 @@ impl Method for OrderTask {
 /// prolongs that.
 pub enum PermitTask {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PermitTaskRequest {
     pub task: String,
     /// Grows with each machine that gets the permit.
-    #[serde(with = "model::json::large_number")]
+    #[serde(with = "model::json::LargeNumber")]
     pub number: u64,
     /// When nothing of the task may be left on the machine.
     pub until: BootTime,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PermitTaskReply {
     /// When this was said.
     pub said_at: BootTime,
@@ -271,14 +274,14 @@ impl Method for PermitTask {
 /// Returns the end of what a task has written.
 pub enum GetTaskLog {}
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GetTaskLogRequest {
     pub task: String,
     /// How much: at most [`TASK_LOG_BYTES_MAX`].
     pub bytes: u32,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GetTaskLogReply {
     pub text: ByteText,
 }

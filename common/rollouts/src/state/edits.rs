@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use model::JsonSchema;
 use model::display::counted;
 use model::json::KeyError;
 use model::names::check_name;
 use model::tree::Time;
 use serde::{Deserialize, Serialize};
 
-use super::{EnvironmentState, SharedMachines, State, StoredRevision};
+use super::{ENVIRONMENTS_MAX, EnvironmentState, SharedMachines, State, StoredRevision};
 use crate::definition::{Definition, EnvironmentEdit, Source};
 use crate::document::{Group, Revision};
 use crate::gate::Gate;
@@ -33,7 +34,7 @@ pub struct Editor {
 }
 
 /// What an edit did to an environment or group.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct EditOutcome {
     pub name: String,
     /// The new revision; `None` if nothing has changed, and for groups.
@@ -54,7 +55,7 @@ impl State {
     /// # Errors
     ///
     /// [`Said`] has the code of HTTP: 400 for an invalid edit, 409 if it was made from an older
-    /// revision.
+    /// revision, 429 if there would be too many.
     pub fn edit(
         &mut self,
         edits: Edits,
@@ -68,6 +69,14 @@ impl State {
         }
         for edit in edits.environments {
             outcomes.push(next.edit_one(edit, edits.whole, editor, mdb)?);
+        }
+        let count = next.environments.len().max(next.groups.len());
+        if count > ENVIRONMENTS_MAX {
+            let message = format!(
+                "there would be {count} environments or groups, and {ENVIRONMENTS_MAX} are the \
+                 most: delete some"
+            );
+            return Err(Said::new(429, message));
         }
         next.document(None).check().map_err(|error| invalid(&error))?;
         for outcome in &mut outcomes {

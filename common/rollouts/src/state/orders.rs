@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use model::tree::Time;
 
-use super::{Editor, RolloutRecord, SharedMachines, State};
+use super::{Editor, RolloutRecord, SharedMachines, State, UNFINISHED_MAX};
 use crate::decide;
 use crate::document::{
     Event, FailureEvent, Kind, Revision, Rollout, RolloutState, Scan, StartEvent, Step, StepState,
@@ -45,7 +45,7 @@ impl State {
     ///
     /// # Errors
     ///
-    /// [`Said`] has the code of HTTP: 400, 404, or 409 for a revision that is not the newest.
+    /// [`Said`] has the code of HTTP: 400, 404, 409 for a revision that is not the newest, or 429.
     pub fn start(&mut self, order: &StartOrder, by: &Editor) -> Result<u64, Said> {
         let number = self.rollouts.keys().next_back().copied().unwrap_or_default() + 1;
         let id = format!("r{number}");
@@ -65,6 +65,16 @@ impl State {
             ..rollout
         };
         rollout.state = RolloutState::Pending;
+        let is_theirs = |record: &&Arc<RolloutRecord>| record.rollout.by == by.who;
+        if order.kind != Kind::Mdb && self.unfinished().filter(is_theirs).count() >= UNFINISHED_MAX
+        {
+            let message = format!(
+                "{} has started {UNFINISHED_MAX} rollouts that have not ended: wait for one, or \
+                 stop one",
+                by.who
+            );
+            return Err(Said::new(429, message));
+        }
         let names: BTreeSet<&String> = rollout.steps.iter().map(|step| &step.environment).collect();
         for record in self.rollouts.values_mut() {
             let waits = record.rollout.state == RolloutState::Pending;

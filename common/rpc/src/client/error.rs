@@ -96,7 +96,10 @@ impl CallError {
             Self::Protocol { .. } | Self::Codec { .. } => Remedy::Switch,
             Self::Source { .. } => Remedy::Report,
             Self::Fault { source, .. } => match source.code {
-                FaultCode::Busy | FaultCode::Stale | FaultCode::Unavailable => Remedy::Wait,
+                FaultCode::Busy
+                | FaultCode::Stale
+                | FaultCode::Unavailable
+                | FaultCode::Throttled => Remedy::Wait,
                 FaultCode::Internal | FaultCode::NotFound => Remedy::Switch,
                 _ => Remedy::Report,
             },

@@ -133,7 +133,7 @@ impl Connection {
         let is_insecure = service.routes.security.is_insecure();
         let identity = match &session {
             Some(session) => session.identity(),
-            None if is_insecure => Arc::new(Identity::insecure()),
+            None if is_insecure => Arc::new(Identity::unrestricted()),
             None => Arc::new(Identity::default()),
         };
         let user = identity.in_words();

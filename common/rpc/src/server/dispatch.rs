@@ -14,6 +14,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::caller::{Caller, CallerPermit, CallerPermits};
+use super::change_rates::ChangeRates;
 use super::connection_counts::Refusal;
 use super::connection_limiter::ConnectionLimiter;
 use super::metrics::content_type;
@@ -29,6 +30,7 @@ use crate::packing;
 use api::access::{Access, authorize};
 use api::codec::{self, Encoding};
 use api::fault::{Fault, FaultCode};
+use api::method::Effect;
 use api::{PROTOCOL, PROTOCOL_HEADER, PROTOCOL_OLDEST, object_stream};
 
 /// The longest pause within the body of a request.
@@ -63,6 +65,8 @@ pub(super) struct Service {
     /// For one request at a time that is larger than what a caller may have of the memory.
     large: Arc<Semaphore>,
     unstated_owners: UnstatedOwners,
+    /// `None`: callers may change things as often as they want.
+    change_rates: Option<ChangeRates>,
 }
 
 /// What a request holds until it is answered.
@@ -81,12 +85,14 @@ struct CallEncoding {
 impl Service {
     pub(super) fn new(routes: Routes) -> Self {
         let all = routes.limits.memory_bytes / UNIT_BYTES;
+        let change_rates = routes.limits.changes.map(ChangeRates::new);
         Self {
             routes,
             // A caller that takes its half leaves the other half.
             memory: CallerPermits::with_strangers(all, all / 2, all / ANONYMOUS_PART),
             large: Arc::new(Semaphore::new(1)),
             unstated_owners: UnstatedOwners::default(),
+            change_rates,
         }
     }
 
@@ -347,7 +353,9 @@ impl Service {
             if entry.access == Access::PowerOrOwner {
                 self.unstated_owners.warn_once(identity, entry.name);
             }
-            return Ok(());
+            // What prevents changes is never refused for that.
+            let rates = self.change_rates.as_ref().filter(|_| entry.effect == Effect::Changes);
+            return rates.map_or(Ok(()), |rates| rates.count(caller));
         };
         let fault = Fault::new(FaultCode::Denied, error.to_string());
         self.routes.recorder.denied(caller, entry.name, entry.effect, &fault);

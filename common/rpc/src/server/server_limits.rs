@@ -1,5 +1,7 @@
 //! How much of a process the callers of its server may use together.
 
+use std::num::NonZeroU32;
+
 use super::connection_counts::Limits;
 use super::handshakes::HandshakeLimits;
 
@@ -42,6 +44,8 @@ pub struct ServerLimits {
     pub(super) memory_bytes: usize,
     /// Unfinished handshakes.
     pub(super) handshakes: HandshakeLimits,
+    /// Calls of one caller in a second that change something; `None`: any number.
+    pub(super) changes: Option<NonZeroU32>,
 }
 
 impl ServerLimits {
@@ -52,6 +56,7 @@ impl ServerLimits {
         memory_bytes: bytes(SERVER_MEMORY_MIB),
         // 1,024 from one address are enough for a rack behind it that was switched on.
         handshakes: HandshakeLimits { all: 2_048, source: 256, known_source: 1_024 },
+        changes: None,
     };
 
     /// For the agent on each machine, which a dominator and a few people call.
@@ -60,7 +65,14 @@ impl ServerLimits {
         streams: 32,
         memory_bytes: 48 << 20,
         handshakes: HandshakeLimits { all: 64, source: 16, known_source: 32 },
+        changes: None,
     };
+
+    /// Limits how many calls of one caller in a second change something; 0: not.
+    #[must_use]
+    pub fn with_changes(self, each_second: u32) -> Self {
+        Self { changes: NonZeroU32::new(each_second), ..self }
+    }
 
     pub(super) fn of_connections(&self) -> Limits {
         Limits {

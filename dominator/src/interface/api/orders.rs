@@ -189,22 +189,36 @@ pub(super) fn methods(router: Router<ApiState>) -> Router<ApiState> {
 /// Adds the orders about environments and rollouts.
 pub(super) fn rollout_methods(router: Router<ApiState>) -> Router<ApiState> {
     router
-        .method::<EditEnvironments, _>(async |ApiState { fleet, tracker }, caller, request| {
-            let request = EditEnvironmentsRequest { who: caller.name_or(request.who), ..request };
-            to_the_end(tracker, async move { fleet.edit_environments(request).await }).await
-        })
-        .method::<OrderEnvironment, _>(async |ApiState { fleet, tracker }, caller, request| {
-            let request = OrderEnvironmentRequest { who: caller.name_or(request.who), ..request };
-            to_the_end(tracker, async move { fleet.order_environment(request).await }).await
-        })
-        .method::<StartRollout, _>(async |ApiState { fleet, tracker }, caller, request| {
-            let request = StartRolloutRequest { who: caller.name_or(request.who), ..request };
-            to_the_end(tracker, async move { fleet.start_rollout(request).await }).await
-        })
-        .method::<OrderRollout, _>(async |ApiState { fleet, tracker }, caller, request| {
-            let request = OrderRolloutRequest { who: caller.name_or(request.who), ..request };
-            to_the_end(tracker, async move { fleet.order_rollout(request).await }).await
-        })
+        .method_of_owners::<EditEnvironments, _>(
+            async |ApiState { fleet, tracker }, caller, request| {
+                let request =
+                    EditEnvironmentsRequest { who: caller.name_or(request.who), ..request };
+                let order = async move { fleet.edit_environments(request, caller.identity).await };
+                to_the_end(tracker, order).await
+            },
+        )
+        .method_of_owners::<OrderEnvironment, _>(
+            async |ApiState { fleet, tracker }, caller, request| {
+                let request =
+                    OrderEnvironmentRequest { who: caller.name_or(request.who), ..request };
+                let order = async move { fleet.order_environment(request, caller.identity).await };
+                to_the_end(tracker, order).await
+            },
+        )
+        .method_of_owners::<StartRollout, _>(
+            async |ApiState { fleet, tracker }, caller, request| {
+                let request = StartRolloutRequest { who: caller.name_or(request.who), ..request };
+                let order = async move { fleet.start_rollout(request, caller.identity).await };
+                to_the_end(tracker, order).await
+            },
+        )
+        .method_of_owners::<OrderRollout, _>(
+            async |ApiState { fleet, tracker }, caller, request| {
+                let request = OrderRolloutRequest { who: caller.name_or(request.who), ..request };
+                let order = async move { fleet.order_rollout(request, caller.identity).await };
+                to_the_end(tracker, order).await
+            },
+        )
         .method::<VoteOnStep, _>(async |ApiState { fleet, tracker }, caller, request| {
             let request = VoteOnStepRequest { who: caller.name_or(request.who), ..request };
             to_the_end(tracker, async move { fleet.vote(request).await }).await

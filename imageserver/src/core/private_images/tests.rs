@@ -47,7 +47,7 @@ fn who_may_read_what() {
     #[rustfmt::skip]
     let table = [
         // the caller                                                     db     db/prod  db/prod/x
-        (Identity::insecure(),                                            true,  true,    true),
+        (Identity::unrestricted(),                                            true,  true,    true),
         (caller("root", &[], &["*.*"]),                                   true,  true,    true),
         (caller("dominator", &[], &[POWER]),                              true,  true,    true),
         (caller("images2", &[], &["ImageServer.Get*"]),                   true,  true,    true),

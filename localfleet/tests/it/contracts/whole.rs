@@ -1,9 +1,9 @@
 //! One fleet that does all kinds of things, and what its tools and daemons say of that: the shape
 //! of JSON, metrics and exit codes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use expect_test::expect_file;
+use expect_test::{ExpectFile, expect_file};
 use localfleet::source_trees::copy;
 use serde_json::{Value, json};
 
@@ -401,6 +401,23 @@ fn check_list(seen: &Seen) {
     assert_eq!(types, fields.map(|field| (field, "string".to_owned())));
 }
 
+/// Compares with a file. Shows first which lines differ, because there are thousands.
+fn check(file: &ExpectFile, text: &str) {
+    // A line that is indented belongs to the last one that is not.
+    let lines = |text: &str| {
+        let mut title = "";
+        let placed = |line| {
+            title = if str::starts_with(line, ' ') { title } else { line };
+            format!("{title}: {line}")
+        };
+        text.lines().map(placed).collect::<BTreeSet<String>>()
+    };
+    let (was, is) = (lines(&file.data()), lines(text));
+    was.difference(&is).for_each(|line| println!("- {line}"));
+    is.difference(&was).for_each(|line| println!("+ {line}"));
+    file.assert_eq(text);
+}
+
 #[test]
 fn json_and_metrics_and_exit_codes_stay() {
     let mut site = Site::start();
@@ -429,8 +446,8 @@ fn json_and_metrics_and_exit_codes_stay() {
         metrics.push_str(&format!("{name}\n{}", metric_families(&site.metrics(address))));
     }
     // All that differ are written at once with UPDATE_EXPECT=1.
-    expect_file!["json.txt"].assert_eq(&seen.text());
-    expect_file!["metrics.txt"].assert_eq(&metrics);
-    expect_file!["exits.txt"].assert_eq(&exits);
+    check(&expect_file!["json.txt"], &seen.text());
+    check(&expect_file!["metrics.txt"], &metrics);
+    check(&expect_file!["exits.txt"], &exits);
     site.fleet.stop().unwrap();
 }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use api::access::Identity;
 use api::dominator::rollouts::{
     EditEnvironmentsReply, EditEnvironmentsRequest, EnvironmentOrder, OrderEnvironmentRequest,
     OrderRolloutRequest, OrderedReply, RolloutVerb, StartRolloutReply, StartRolloutRequest,
@@ -18,6 +19,7 @@ use rollouts::state::{
 use rollouts::steps::Said;
 
 use super::{digest_of, images_in};
+use crate::core::environment_owners::Orderer;
 use crate::core::orders::{Order, end_of};
 use crate::core::rollouts::{check_bundle, check_default};
 use crate::runtime::fleet::{Fleet, OrderError};
@@ -27,13 +29,16 @@ impl Fleet {
     pub async fn edit_environments(
         self: &Arc<Self>,
         request: EditEnvironmentsRequest,
+        identity: Arc<Identity>,
     ) -> Result<EditEnvironmentsReply, OrderError> {
         let EditEnvironmentsRequest { groups, environments, whole, dry_run, why, who } = request;
-        self.expect_images_of(&environments).await?;
-        let names: Vec<&str> = environments.iter().map(|edit| edit.name.as_str()).collect();
+        let edits = Edits { groups, environments, whole };
+        // Others do not learn which images there are.
+        Orderer::new(&identity, &self.rollout_state()).expect_may_edit(&edits)?;
+        self.expect_images_of(&edits.environments).await?;
+        let names: Vec<&str> = edits.environments.iter().map(|edit| edit.name.as_str()).collect();
         let order = Order::new("edit-environments", &who).about(names.join(" ")).why(&why);
         let order = order.checked()?;
-        let edits = Edits { groups, environments, whole };
         let edit = move |fleet: &Self| {
             if dry_run {
                 return Ok(fleet.try_edits(edits, who, why)?.2);
@@ -124,6 +129,7 @@ impl Fleet {
     pub async fn order_environment(
         self: &Arc<Self>,
         request: OrderEnvironmentRequest,
+        identity: Arc<Identity>,
     ) -> Result<OrderedReply, OrderError> {
         let OrderEnvironmentRequest { name, order: what, why, who } = request;
         let verb = match what {
@@ -140,6 +146,8 @@ impl Fleet {
         };
         let change = move |fleet: &Self| {
             fleet.change_rollouts(&order, |state, mdb, editor| {
+                let deletes = matches!(what, EnvironmentOrder::Delete { .. });
+                Orderer::new(&identity, state).expect_may_order(&name, deletes)?;
                 let is_active = match what {
                     EnvironmentOrder::Delete { force } => {
                         state.delete(&name, force, mdb)?;
@@ -166,6 +174,7 @@ impl Fleet {
     pub async fn start_rollout(
         self: &Arc<Self>,
         request: StartRolloutRequest,
+        identity: Arc<Identity>,
     ) -> Result<StartRolloutReply, OrderError> {
         let StartRolloutRequest {
             environments,
@@ -182,7 +191,10 @@ impl Fleet {
         let kind = if rollback { Kind::Rollback } else { Kind::User };
         let start = StartOrder { environments, kind, scan, urgent, allow_deprecated };
         let change = move |fleet: &Self| {
-            fleet.change_rollouts(&order, |state, _, editor| state.start(&start, editor))
+            fleet.change_rollouts(&order, |state, _, editor| {
+                Orderer::new(&identity, state).expect_may_start(&start.environments)?;
+                state.start(&start, editor)
+            })
         };
         Ok(StartRolloutReply { id: format!("r{}", self.on_thread(change).await?) })
     }
@@ -203,6 +215,7 @@ impl Fleet {
     pub async fn order_rollout(
         self: &Arc<Self>,
         request: OrderRolloutRequest,
+        identity: Arc<Identity>,
     ) -> Result<OrderedReply, OrderError> {
         let OrderRolloutRequest { id, order: verb, why, who } = request;
         let (name, what) = match verb {
@@ -214,7 +227,10 @@ impl Fleet {
         let order = Order::new(name, &who).about(&id).why(&why);
         let order = order.reasoned("the rollout does not go on as it was started")?;
         let change = move |fleet: &Self| {
-            fleet.change_rollouts(&order, |state, _, editor| state.order(&id, what, editor))
+            fleet.change_rollouts(&order, |state, _, editor| {
+                Orderer::new(&identity, state).expect_may_order_rollout(&id)?;
+                state.order(&id, what, editor)
+            })
         };
         Ok(OrderedReply { message: self.on_thread(change).await? })
     }
