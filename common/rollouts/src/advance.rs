@@ -146,12 +146,13 @@ pub fn plan(
             class.hosts.push(machine.hostname.clone());
         }
     }
-    let images: BTreeSet<&str> = classes.keys().map(|(_, to)| to.as_str()).collect();
-    let known = |image: &&str| image.is_empty() || digest(image).is_some();
+    let images: BTreeSet<String> = classes.keys().flat_map(|(_, to)| parts_of(to)).collect();
     let unknown: BTreeSet<String> =
-        images.iter().filter(|image| !known(image)).map(|&image| image.to_owned()).collect();
-    let digests: BTreeMap<&str, Option<String>> =
-        images.iter().map(|image| (*image, digest(image).map(|id| id.to_string()))).collect();
+        images.iter().filter(|image| digest(image).is_none()).cloned().collect();
+    let digests: BTreeMap<&str, Option<String>> = images
+        .iter()
+        .map(|image| (image.as_str(), digest(image).map(|id| id.to_string())))
+        .collect();
     let covered = serde_json::json!({
         "environment": environment,
         "revision": revision,
@@ -175,6 +176,12 @@ pub fn plan(
     }
 }
 
+/// Returns the images that a name, which may be empty, is composed of.
+fn parts_of(image: &str) -> Vec<String> {
+    let image = ImageName::new(image).ok();
+    image.iter().flat_map(ImageName::parts).map(String::from).collect()
+}
+
 /// Returns the image of a machine now, and with `revision`; of an environment with bundles the
 /// bundle. `None` if the environment does not concern it.
 fn change(
@@ -191,7 +198,7 @@ fn change(
     if new.is_none() && old.is_none() {
         return None;
     }
-    let image = |stored: &StoredRevision| stored.image_of(&machine.hostname).to_owned();
+    let image = |stored: &StoredRevision| stored.image_of(&machine.hostname).into_owned();
     if one.has_bundles() {
         let from = old.map(|(_, old)| image(old)).unwrap_or_default();
         return Some((from, new.map(image).unwrap_or_default()));
@@ -282,6 +289,7 @@ pub fn advance(
             }
         }
     }
+    state.start_cleanups(now);
     state.forget_old();
     advanced.changed = *state != before;
     advanced
@@ -439,8 +447,8 @@ fn check_plan(
     // Machines that leave the environment get what others say.
     let classes = || plan.classes.iter().filter(|class| revision.has_image(&class.to));
     let is_known = |class: &Class| {
-        let of_server = ImageName::new(&class.from).ok();
-        from.is_empty() || of_server.is_none_or(|image| from.contains(&image))
+        let mut has = ImageName::new(&class.from).into_iter();
+        from.is_empty() || has.all(|has| has.parts().all(|image| from.contains(&image)))
     };
     if let Some(class) = classes().find(|class| !is_known(class)) {
         let Class { from: has, to, hosts, .. } = class;
@@ -450,8 +458,10 @@ fn check_plan(
             hosts.join(", ")
         )));
     }
-    let images: BTreeSet<&String> = classes().map(|class| &class.to).collect();
-    for image in images {
+    let kept: BTreeSet<&str> = revision.kept.iter().map(|kept| kept.image.as_str()).collect();
+    let images: BTreeSet<String> = classes().flat_map(|class| parts_of(&class.to)).collect();
+    // What stays is there already.
+    for image in images.iter().filter(|image| !kept.contains(image.as_str())) {
         let not_known = || Obstacle::Waits(not_given(BTreeSet::from([image.clone()])));
         let notes = view.notes(image).ok_or_else(not_known)?;
         if let Some(why) = notes.deprecated.filter(|_| !rollout.allow_deprecated) {
@@ -534,8 +544,8 @@ fn concerns(state: &State, gate: &Gate<'_>, step: &Step, machine: &Record) -> bo
         state.environments.get(&step.environment).is_some_and(|one| one.has_bundles());
     let before = match stored(step.from.unwrap_or_default()) {
         Some(from) if from.definition.select.selects(machine) => from.image_of(&machine.hostname),
-        _ if has_bundles => "",
-        _ => &machine.required_image,
+        _ if has_bundles => "".into(),
+        _ => machine.required_image.as_str().into(),
     };
     now != after || before != after
 }
@@ -564,8 +574,9 @@ fn machine(
         let revision = one.number_on(&machine.hostname);
         let seen = seen.as_ref()?;
         let stored = one.revisions.get(&revision).filter(|_| one.has_bundles());
-        let bundle = stored.map(|stored| stored.image_of(&machine.hostname));
-        if seen.image == image && bundle.is_some_and(|bundle| seen.left_out.contains(bundle)) {
+        let bundles = stored.map(|stored| parts_of(&stored.image_of(&machine.hostname)));
+        let is_left_out = |bundle: &String| seen.left_out.contains(bundle);
+        if seen.image == image && bundles.iter().flatten().any(is_left_out) {
             let (environment, state) = (name.clone(), MachineTaskState::Failed);
             return Some(MachineTask { environment, revision, state });
         }
@@ -613,6 +624,9 @@ fn apply(
         }
         let name = name_of(&step.state);
         advanced.events.push((id.clone(), format!("{} is {name}: {}", step.id, step.cause)));
+        if step.state == StepState::Planning && step.revision != step.from {
+            state.note_kept(&step.environment, step.revision.unwrap_or_default());
+        }
         if step.state.is_done()
             && let Some(environment) = state.environments.get_mut(&step.environment)
         {

@@ -82,6 +82,10 @@ pub struct Definition {
     pub provides: BTreeMap<String, Version>,
     #[serde(default)]
     pub requires: BTreeMap<String, Range>,
+    /// True if two bundles of it can be on a machine at once, so that a former one can stay for
+    /// environments that require it.
+    #[serde(default)]
+    pub disjoint: bool,
 }
 
 impl Definition {
@@ -95,6 +99,9 @@ impl Definition {
         if self.source.image().is_some_and(ImageName::is_composed) {
             let why = "names more than one image: bundles have environments of their own";
             return Err(KeyError::new(&format!("{name}.source"), why));
+        }
+        if self.disjoint && !self.source.is_bundle() {
+            return Err(KeyError::new(&format!("{name}.disjoint"), "only bundles can be disjoint"));
         }
         check_strategy(name, &self.strategy)?;
         check_approval(name, self.approval.as_ref())
@@ -131,6 +138,8 @@ pub struct EnvironmentEdit {
     pub provides: Option<BTreeMap<String, Version>>,
     #[serde(default)]
     pub requires: Option<BTreeMap<String, Range>>,
+    #[serde(default)]
+    pub disjoint: Option<bool>,
 }
 
 impl EnvironmentEdit {
@@ -156,6 +165,7 @@ impl EnvironmentEdit {
                 approval: self.approval.or(former.approval),
                 provides: self.provides.unwrap_or(former.provides),
                 requires: self.requires.unwrap_or(former.requires),
+                disjoint: self.disjoint.unwrap_or(former.disjoint),
             },
             None => Definition {
                 name: self.name,
@@ -170,6 +180,7 @@ impl EnvironmentEdit {
                 approval: self.approval,
                 provides: self.provides.unwrap_or_default(),
                 requires: self.requires.unwrap_or_default(),
+                disjoint: self.disjoint.unwrap_or_default(),
             },
         };
         let group = definition.group.filter(|group| !group.is_empty());

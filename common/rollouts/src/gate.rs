@@ -34,7 +34,7 @@ pub struct Applied {
     pub environment: String,
     /// The revision that the machine has.
     pub revision: Revision,
-    /// What it gives: an image, which may be empty, or a bundle.
+    /// What it gives: an image, which may be empty, or a bundle, with former ones that stay.
     pub image: String,
 }
 
@@ -49,7 +49,8 @@ impl Gated {
     pub fn composed_with(&self, image: &str) -> String {
         let mut parts: Vec<ImageName> =
             ImageName::new(image).iter().flat_map(ImageName::parts).collect();
-        for bundle in self.bundles.iter().filter_map(|one| ImageName::new(&one.image).ok()) {
+        let bundles = self.bundles.iter().filter_map(|one| ImageName::new(&one.image).ok());
+        for bundle in bundles.flat_map(|bundles| bundles.parts().collect::<Vec<_>>()) {
             // The machine database, or another environment, may name it too.
             if !parts.contains(&bundle) {
                 parts.push(bundle);
@@ -79,7 +80,7 @@ struct InUse<'a> {
 impl InUse<'_> {
     fn applied(&self, hostname: &str) -> Applied {
         let (environment, revision) = (self.name.clone(), self.number);
-        Applied { environment, revision, image: self.stored.image_of(hostname).to_owned() }
+        Applied { environment, revision, image: self.stored.image_of(hostname).into_owned() }
     }
 }
 
@@ -146,8 +147,14 @@ impl<'a> Gate<'a> {
 /// Adds bundles to the image of a machine.
 fn with_bundles(gated: Gated, bundles: &[InUse<'_>], hostname: &str) -> Gated {
     let of_image = ImageName::new(&gated.image).map_or(0, |image| image.parts().count());
-    let (fitting, surplus) = bundles.split_at(bundles.len().min(PARTS_MAX - of_image));
-    let conflicts = surplus.iter().map(|one| one.name.clone());
+    let mut room = PARTS_MAX - of_image;
+    let (fitting, surplus): (Vec<_>, Vec<_>) = bundles.iter().partition(|one| {
+        let count = 1 + one.stored.kept.len();
+        let fits = count <= room;
+        room -= if fits { count } else { 0 };
+        fits
+    });
+    let conflicts = surplus.iter().map(|one: &&InUse<'_>| one.name.clone());
     let gated = Gated {
         bundles: fitting.iter().map(|one| one.applied(hostname)).collect(),
         conflicts: gated.conflicts.into_iter().chain(conflicts).collect(),

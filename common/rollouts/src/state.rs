@@ -5,11 +5,14 @@
 
 mod edits;
 mod freezes;
+mod kept;
 mod orders;
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use model::image::ImageName;
 use model::mdb::Machine;
 use model::tree::Time;
 use serde::{Deserialize, Serialize};
@@ -21,6 +24,7 @@ use crate::document::{
 
 pub use edits::{EditOutcome, Editor, Edits};
 pub use freezes::{ALL, Freeze};
+pub use kept::{CLEANUP_AUTHOR, KeptBundle};
 pub use orders::{RolloutOrder, StartOrder};
 
 /// Machines of a machine database, by host name.
@@ -82,25 +86,32 @@ pub struct StoredRevision {
     /// With [`crate::definition::Source::Mdb`]: the image of each machine.
     #[serde(default)]
     pub images: BTreeMap<String, String>,
+    /// Former bundles that stay beside its own.
+    #[serde(default)]
+    pub kept: Vec<KeptBundle>,
 }
 
 impl StoredRevision {
-    /// True if some of its machines get this image.
+    /// True if some of its machines get this image, or these bundles.
     #[must_use]
     pub fn has_image(&self, image: &str) -> bool {
         match self.definition.source.image() {
-            Some(own) => own.as_str() == image,
+            Some(_) => self.image_of("") == image,
             None => self.images.values().any(|own| own == image),
         }
     }
 
-    /// Returns the image, or the bundle, of a machine that the revision selects; empty if it has
+    /// Returns the image of a machine that the revision selects, or its bundles; empty if it has
     /// none.
     #[must_use]
-    pub fn image_of(&self, hostname: &str) -> &str {
-        match self.definition.source.image() {
-            Some(image) => image.as_str(),
-            None => self.images.get(hostname).map_or("", String::as_str),
+    pub fn image_of(&self, hostname: &str) -> Cow<'_, str> {
+        let Some(image) = self.definition.source.image() else {
+            return Cow::Borrowed(self.images.get(hostname).map_or("", String::as_str));
+        };
+        let all = [image].into_iter().chain(self.kept.iter().map(|kept| &kept.image));
+        match ImageName::composed(all) {
+            Ok(all) if !self.kept.is_empty() => Cow::Owned(all.into()),
+            _ => Cow::Borrowed(image.as_str()),
         }
     }
 }
@@ -209,7 +220,8 @@ impl EnvironmentState {
     /// brings, or the newest one.
     fn decided(&self, name: &str, desired: Revision) -> Environment {
         let revision = self.revisions.get(&desired).or(self.revisions.get(&self.newest()));
-        let committed = self.revisions.get(&self.committed).map(|stored| &stored.definition);
+        let stored = self.revisions.get(&self.committed);
+        let committed = stored.map(|stored| &stored.definition);
         let environment = Environment {
             name: name.to_owned(),
             desired,
@@ -221,12 +233,16 @@ impl EnvironmentState {
         };
         let Some(revision) = revision else { return environment };
         let definition = revision.definition.clone();
+        // Nothing stays beside one that is not disjoint.
+        let kept = stored.filter(|_| definition.disjoint).into_iter().flat_map(|one| &one.kept);
         Environment {
+            kept: kept.map(KeptBundle::decided).collect(),
             group: definition.group,
             depends_on: definition.depends_on,
             author: Some(revision.author.clone()),
             provides: definition.provides,
             requires: definition.requires,
+            disjoint: definition.disjoint,
             strategy: definition.strategy,
             approval: definition.approval,
             ..environment

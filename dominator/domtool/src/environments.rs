@@ -35,7 +35,7 @@ pub(super) enum Command {
     /// FILE has one JSON object: name, select (hosts, locations, tags), source ({"image": NAME},
     /// {"mdb": true}, or {"bundle": NAME} for an image that is added to the one that machines
     /// have), and, if wanted, group, owner_groups, owner_users, depends_on, strategy, approval,
-    /// provides, requires and start.
+    /// provides, requires, disjoint and start.
     /// An environment is not active until its first rollout.
     #[command(after_help = "Example: domtool env create web.json --why 'front ends'")]
     Create {
@@ -364,11 +364,15 @@ fn shown(environment: &EnvironmentInfo) -> String {
         let hosts = environment.conflicts.join(", ");
         text += &format!("CONFLICT: an older environment applies to {hosts}\n");
     }
-    for RevisionInfo { number, definition, author, why, at, images } in &environment.revisions {
+    for revision in &environment.revisions {
+        let RevisionInfo { number, definition, author, why, at, images, kept } = revision;
         let why = if why.is_empty() { String::new() } else { format!(": {why}") };
         text += &format!("\nrevision {number} by {author}, {}{why}\n", utc(*at));
         for (image, count) in images {
             text += &format!("  {image} for {}\n", has(count));
+        }
+        for image in kept {
+            text += &format!("  {image} stays beside it: others require what it provides\n");
         }
         let json = serde_json::to_string_pretty(definition).unwrap_or_default();
         text += &format!("{json}\n");

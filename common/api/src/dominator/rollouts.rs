@@ -174,6 +174,8 @@ pub struct RevisionInfo {
     pub at: Time,
     /// Of a revision of the machine database: how many machines have each image.
     pub images: Vec<(String, u32)>,
+    /// Former bundles that stay beside its own.
+    pub kept: Vec<String>,
 }
 
 impl Method for ListEnvironments {

@@ -144,13 +144,15 @@ impl State {
         let is_of_mdb = definition.source == Source::Mdb(true);
         let images = images_of(&definition, mdb);
         let (author, why) = (editor.who.clone(), editor.why.clone());
-        let revision = StoredRevision { definition, author, why, at: editor.now, images };
+        let at = editor.now;
+        let revision = StoredRevision { definition, author, why, at, images, kept: Vec::new() };
         environment.revisions.insert(newest + 1, revision);
         // Its machines have just that.
         if is_new && is_of_mdb {
             environment.committed = newest + 1;
         }
         self.environments.insert(name.clone(), Arc::new(environment));
+        self.note_kept(&name, newest + 1);
         Ok(outcome(Some(newest + 1), if is_new { "created" } else { "updated" }))
     }
 
@@ -261,6 +263,7 @@ impl State {
                 why: "the machine database was edited".to_owned(),
                 at: now,
                 images,
+                kept: Vec::new(),
             };
             let environment = Arc::make_mut(self.environments.entry(name.clone()).or_default());
             if is_draft {

@@ -66,8 +66,8 @@ impl State {
         };
         rollout.state = RolloutState::Pending;
         let is_theirs = |record: &&Arc<RolloutRecord>| record.rollout.by == by.who;
-        if order.kind != Kind::Mdb && self.unfinished().filter(is_theirs).count() >= UNFINISHED_MAX
-        {
+        let is_of_people = matches!(order.kind, Kind::User | Kind::Rollback);
+        if is_of_people && self.unfinished().filter(is_theirs).count() >= UNFINISHED_MAX {
             let message = format!(
                 "{} has started {UNFINISHED_MAX} rollouts that have not ended: wait for one, or \
                  stop one",
@@ -95,7 +95,11 @@ impl State {
         let (why, created) = (by.why.clone(), by.now);
         let record =
             RolloutRecord { number, rollout, why, created, since, ..RolloutRecord::default() };
+        let brought = record.rollout.steps.clone();
         self.rollouts.insert(number, Arc::new(record));
+        for step in brought.iter().filter(|step| step.revision != step.from) {
+            self.note_kept(&step.environment, step.revision.unwrap_or_default());
+        }
         self.forget_old();
         Ok(number)
     }

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use crate::left_out;
 
 /// Machines, each as `HOST IMAGE`. The tag `tier` is the name without its last digit.
-fn mdb(text: &str) -> SharedMachines {
+pub fn mdb(text: &str) -> SharedMachines {
     let machine = |words: &str| {
         let (hostname, image) = words.split_once(' ').unwrap_or((words, ""));
         let tier = hostname[..hostname.len() - 1].to_owned();
@@ -31,12 +31,12 @@ fn mdb(text: &str) -> SharedMachines {
     text.split(',').map(str::trim).map(machine).collect()
 }
 
-fn at(seconds: i64) -> Editor {
+pub fn at(seconds: i64) -> Editor {
     Editor { who: "ann".to_owned(), why: "so".to_owned(), now: Time { seconds, nanoseconds: 0 } }
 }
 
 /// What an edit says of each environment: `NAME@REVISION WHAT`, and warnings.
-type Outcomes = Result<Vec<String>, Said>;
+pub type Outcomes = Result<Vec<String>, Said>;
 
 fn edit_with(state: &mut State, mdb: &SharedMachines, edit: Value, whole: bool) -> Outcomes {
     let environments = vec![serde_json::from_value(edit).unwrap()];
@@ -49,11 +49,11 @@ fn edit_with(state: &mut State, mdb: &SharedMachines, edit: Value, whole: bool) 
     Ok(outcomes.iter().map(text).collect())
 }
 
-fn edit(state: &mut State, mdb: &SharedMachines, edit: Value) -> Outcomes {
+pub fn edit(state: &mut State, mdb: &SharedMachines, edit: Value) -> Outcomes {
     edit_with(state, mdb, edit, false)
 }
 
-fn environment(name: &str, image: &str) -> Value {
+pub fn environment(name: &str, image: &str) -> Value {
     json!({"name": name, "select": {"tags": {"tier": [name]}}, "source": {"image": image}})
 }
 
@@ -103,26 +103,26 @@ impl View for Instant<'_> {
 }
 
 /// Takes rollouts as far as they go at this moment.
-fn go_on(state: &mut State, mdb: &SharedMachines, seconds: i64) {
+pub fn go_on(state: &mut State, mdb: &SharedMachines, seconds: i64) {
     for _ in 0..20 {
         let now = effective(state, mdb);
         advance(state, mdb, &mut Instant(mdb, now), at(seconds).now);
     }
 }
 
-fn start(state: &mut State, what: &str, kind: Kind) -> Result<u64, Said> {
+pub fn start(state: &mut State, what: &str, kind: Kind) -> Result<u64, Said> {
     let environments = vec![what.to_owned()];
     state.start(&StartOrder { environments, kind, ..StartOrder::default() }, &at(0))
 }
 
 /// Returns `STATE: CAUSE` of a rollout.
-fn shown(state: &State, number: u64) -> String {
+pub fn shown(state: &State, number: u64) -> String {
     let rollout = &state.rollouts[&number].rollout;
     format!("{}: {}", name_of(&rollout.state), rollout.cause)
 }
 
 /// Returns the images that machines must have, by host.
-fn images(state: &State, mdb: &SharedMachines) -> String {
+pub fn images(state: &State, mdb: &SharedMachines) -> String {
     let effective = effective(state, mdb);
     let image = |one: &Arc<Machine>| {
         format!("{} {}", one.hostname, one.required_image).trim_end().to_owned()
@@ -134,7 +134,7 @@ fn ok(text: &str) -> Outcomes {
     Ok(vec![text.to_owned()])
 }
 
-fn said<T>(code: u16, message: &str) -> Result<T, Said> {
+pub fn said<T>(code: u16, message: &str) -> Result<T, Said> {
     Err(Said::new(code, message))
 }
 
@@ -488,7 +488,7 @@ fn a_step_that_waits_for_its_image_changes_nothing_meanwhile() {
     assert_eq!(state.not_started("web"), Some(2));
 }
 
-fn bundle(name: &str, tiers: &[&str], image: &str) -> Value {
+pub fn bundle(name: &str, tiers: &[&str], image: &str) -> Value {
     json!({"name": name, "select": {"tags": {"tier": tiers}}, "source": {"bundle": image}})
 }
 

@@ -6,6 +6,7 @@ mod batches;
 mod documents;
 mod environments;
 mod fleet;
+mod kept;
 mod lifecycle;
 mod locks;
 mod pace;

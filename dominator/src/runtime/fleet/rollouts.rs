@@ -317,8 +317,9 @@ fn start_by_itself(state: &mut State, name: &str, revision: Revision, now: model
 }
 
 fn images_in(revision: &StoredRevision) -> BTreeSet<ImageName> {
+    let kept = revision.kept.iter().map(|kept| kept.image.clone());
     match revision.definition.source.image() {
-        Some(image) => BTreeSet::from([image.clone()]),
+        Some(image) => kept.chain([image.clone()]).collect(),
         None => {
             let images = revision.images.values().filter_map(|one| ImageName::new(one).ok());
             images.flat_map(|image| image.parts().collect::<Vec<_>>()).collect()

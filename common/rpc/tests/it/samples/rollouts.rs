@@ -75,6 +75,7 @@ fn definition() -> Definition {
         approval: Some(approval()),
         provides: [(text("http"), "2.1".to_owned().try_into().expect("it is a version"))].into(),
         requires: [(text("sql"), ">=15".to_owned().try_into().expect("it is a range"))].into(),
+        disjoint: true,
     }
 }
 
@@ -96,6 +97,7 @@ pub fn edit_environments() -> (EditEnvironmentsRequest, EditEnvironmentsReply) {
         approval,
         provides: Some(provides),
         requires: Some(requires),
+        disjoint: Some(true),
     };
     let request = EditEnvironmentsRequest {
         groups: vec![group()],
@@ -138,6 +140,7 @@ pub fn list_environments() -> (ListEnvironmentsRequest, ListEnvironmentsReply) {
         why: text("why"),
         at: time(7),
         images: vec![(text("web/8"), 3)],
+        kept: vec![text("libs/1")],
     };
     let environment = EnvironmentInfo {
         name: text("web"),

@@ -134,8 +134,12 @@ impl Fleet {
             };
             gated.conflicts.iter().for_each(&mut conflict);
             let seen = inner.watched.get(&machine.hostname).map(seen_of);
-            let is_left_out =
-                |image: &String| seen.as_ref().is_some_and(|seen| seen.left_out.contains(image));
+            let is_left_out = |images: &str| {
+                let left_out = |image: ImageName| {
+                    seen.as_ref().is_some_and(|seen| seen.left_out.contains(image.as_str()))
+                };
+                ImageName::new(images).is_ok_and(|images| images.parts().any(left_out))
+            };
             let is_healthy =
                 seen.as_ref().is_some_and(|seen| seen.reachable && seen.state.is_healthy());
             let left_out = gated.applied().filter(|one| is_left_out(&one.image));
@@ -251,6 +255,7 @@ fn info(state: &State, name: &str, one: &EnvironmentState, all: bool) -> Environ
             why: stored.why.clone(),
             at: stored.at,
             images: images.into_iter().map(|(image, count)| (image.clone(), count)).collect(),
+            kept: stored.kept.iter().map(|kept| kept.image.to_string()).collect(),
         }
     });
     let rollout = state.unfinished().find(|record| record.rollout.environments().contains(name));
