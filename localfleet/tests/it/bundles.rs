@@ -163,3 +163,65 @@ fn a_bundle_comes_beside_the_image_of_a_machine_and_goes_with_its_files_and_task
     Scenario::verify_one(&scenario.fleet.subs[0], &first);
     assert_eq!(lines(&scenario.fleet.subs[1], "overlaps"), [""; 0]);
 }
+
+/// Adds a sparse image with one file, in a directory of its own.
+fn add_libs(scenario: &Scenario, version: u32) {
+    let tree = scenario.directory.path().join(format!("libs-{version}"));
+    let directory = tree.join(format!("opt/libs-{version}"));
+    fs::create_dir_all(&directory).unwrap();
+    fs::write(directory.join("lib"), version.to_string()).unwrap();
+    let name = format!("bundles/libs/{version}").into();
+    let words = ["--format".into(), "json".into(), "add".into(), name];
+    scenario.imagetool(&[&words[..], &[tree.into_os_string(), "-".into(), "-".into()]].concat());
+}
+
+#[test]
+fn a_former_bundle_stays_on_machines_until_nothing_requires_it() {
+    let mut scenario = Scenario::start_with_tasks(2);
+    for version in [1, 2] {
+        add_base(&scenario, version);
+        add_libs(&scenario, version);
+    }
+    require(&scenario, "base/1", &[]);
+    let libs = |version: u32| {
+        json!({"name": "libs", "select": {"hosts": ["*"]}, "disjoint": true,
+            "source": {"bundle": format!("bundles/libs/{version}")},
+            "provides": {"libs": version.to_string()},
+            "strategy": {"min_healthy_percent": 50}})
+    };
+    let web = |image: &str, range: &str| {
+        json!({"name": "web", "select": {"hosts": ["*"]}, "depends_on": ["libs"],
+            "source": {"image": image}, "requires": {"libs": range},
+            "strategy": {"min_healthy_percent": 50}})
+    };
+    assert_eq!(with_file(&scenario, &["env", "create"], &libs(1)).0, 0);
+    assert_eq!(with_file(&scenario, &["env", "create"], &web("base/1", "<2")).0, 0);
+    roll_out(&scenario, "libs@1", "succeeded");
+    roll_out(&scenario, "web@1", "succeeded");
+    until_synced(&mut scenario, &["base/1 + bundles/libs/1"; 2]);
+
+    assert_eq!(with_file(&scenario, &["env", "update"], &libs(2)).0, 0);
+    let plan = domtool(&scenario, &["rollout", "plan", "libs"]).1;
+    let both = "bundles/libs/1 -> bundles/libs/2 + bundles/libs/1 (sub-1, sub-2)";
+    assert!(plan.contains(both), "{plan}");
+    roll_out(&scenario, "libs@2", "succeeded");
+    until_synced(&mut scenario, &["base/1 + bundles/libs/2 + bundles/libs/1"; 2]);
+    let files = |scenario: &Scenario| {
+        let file = |version: u32| format!("opt/libs-{version}/lib");
+        [1, 2].map(|version| scenario.fleet.subs[1].root.join(file(version)).exists())
+    };
+    assert_eq!(files(&scenario), [true; 2]);
+    let shown = domtool(&scenario, &["env", "show", "libs"]).1;
+    let stays = "bundles/libs/1 stays beside it: others require what it provides";
+    assert!(shown.contains(stays), "{shown}");
+
+    // What comes after needs it no more.
+    assert_eq!(with_file(&scenario, &["env", "update"], &web("base/2", ">=2")).0, 0);
+    roll_out(&scenario, "web@2", "succeeded");
+    wait_for_state(&scenario, "r5", "succeeded");
+    until_synced(&mut scenario, &["base/2 + bundles/libs/2"; 2]);
+    assert_eq!(files(&scenario), [false, true]);
+    let cleanup = asked(&scenario, &["rollout", "show", "r5"])["rollouts"][0].clone();
+    let rollout = &cleanup["rollout"];
+    assert_eq!((&rollout["kind"], &rollout["by"]), (&json!("cleanup"), &json!("cleanup")));
+}
