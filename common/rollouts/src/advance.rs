@@ -14,8 +14,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::batch::Pace;
 use crate::document::{
-    Analysis, Document, Event, FailureEvent, Machine, MachineTask, MachineTaskState, Revision,
-    Rollout, Step, StepState, name_of,
+    Analysis, Direction, Document, Event, FailureEvent, Machine, MachineTask, MachineTaskState,
+    Revision, Rollout, Step, StepState, name_of,
 };
 use crate::gate::{Gate, pending};
 use crate::state::{RolloutRecord, SharedMachines, State, StoredRevision};
@@ -233,6 +233,13 @@ fn check_bundles(
         mdb.values().filter(|one| change(state, &gate, environment, revision, one).is_some());
     let mut hosts: BTreeMap<(String, String), &String> = BTreeMap::new();
     for machine in concerned {
+        let [before, after] = [&gate, &next].map(|gate| gate.gated(machine).unwrap_or_default());
+        let has_bundles = |name: &&String| state.environments[*name].has_bundles();
+        let mut lost = after.conflicts.iter().filter(has_bundles);
+        if let Some(lost) = lost.find(|name| !before.conflicts.contains(name)) {
+            let text = format!("{} would have too many bundles: without {lost}", machine.hostname);
+            return Err(Obstacle::Refused(text));
+        }
         let images = (gate.image_of(machine), next.image_of(machine));
         hosts.entry(images).or_insert(&machine.hostname);
     }
@@ -289,7 +296,7 @@ pub fn advance(
             }
         }
     }
-    state.start_cleanups(now);
+    advanced.events.extend(state.start_cleanups(now));
     state.forget_old();
     advanced.changed = *state != before;
     advanced
@@ -356,8 +363,10 @@ fn with_plans(
                 let revision = step.revision.unwrap_or_default();
                 let plan =
                     plan(state, mdb, &step.environment, revision, |image| view.digest(image));
-                // Machines that were moved have to come back although no image differs.
-                step.plan_is_empty = plan.is_empty() && !is_mixed(state, step);
+                // Machines that were moved have to come back although no image differs; those of
+                // an environment that only depends on others stay as they are.
+                let is_kept = step.revision == step.from && step.direction == Direction::Forward;
+                step.plan_is_empty = is_kept || plan.is_empty() && !is_mixed(state, step);
                 let is_new = step.state == StepState::Planning;
                 match check_plan((state, mdb), view, rollout, step, &plan, now) {
                     Err(Obstacle::Refused(reason)) => {
@@ -446,9 +455,16 @@ fn check_plan(
     let from = &strategy.requires_from;
     // Machines that leave the environment get what others say.
     let classes = || plan.classes.iter().filter(|class| revision.has_image(&class.to));
+    let new = |class: &Class| {
+        let has = parts_of(&class.from);
+        parts_of(&class.to).into_iter().filter(move |image| !has.contains(image))
+    };
+    // The first part is the one that is followed; others stay beside it.
     let is_known = |class: &Class| {
-        let mut has = ImageName::new(&class.from).into_iter();
-        from.is_empty() || has.all(|has| has.parts().all(|image| from.contains(&image)))
+        let has = parts_of(&class.from).into_iter().next();
+        from.is_empty()
+            || new(class).next().is_none()
+            || has.is_none_or(|has| from.iter().any(|image| image.as_str() == has))
     };
     if let Some(class) = classes().find(|class| !is_known(class)) {
         let Class { from: has, to, hosts, .. } = class;
@@ -458,10 +474,8 @@ fn check_plan(
             hosts.join(", ")
         )));
     }
-    let kept: BTreeSet<&str> = revision.kept.iter().map(|kept| kept.image.as_str()).collect();
-    let images: BTreeSet<String> = classes().flat_map(|class| parts_of(&class.to)).collect();
-    // What stays is there already.
-    for image in images.iter().filter(|image| !kept.contains(image.as_str())) {
+    let images: BTreeSet<String> = classes().flat_map(new).collect();
+    for image in &images {
         let not_known = || Obstacle::Waits(not_given(BTreeSet::from([image.clone()])));
         let notes = view.notes(image).ok_or_else(not_known)?;
         if let Some(why) = notes.deprecated.filter(|_| !rollout.allow_deprecated) {
@@ -624,13 +638,15 @@ fn apply(
         }
         let name = name_of(&step.state);
         advanced.events.push((id.clone(), format!("{} is {name}: {}", step.id, step.cause)));
-        if step.state == StepState::Planning && step.revision != step.from {
+        let is_forward = step.direction == Direction::Forward;
+        if step.state == StepState::Planning && is_forward && step.revision != step.from {
             state.note_kept(&step.environment, step.revision.unwrap_or_default());
         }
         if step.state.is_done()
             && let Some(environment) = state.environments.get_mut(&step.environment)
         {
-            Arc::make_mut(environment).commit(step.revision.unwrap_or_default());
+            let revision = step.revision.unwrap_or_default();
+            Arc::make_mut(environment).commit(revision, next.rollout.kind);
         }
     }
     if next.rollout.state != record.rollout.state {

@@ -160,10 +160,18 @@ pub struct Rollout {
 }
 
 impl Rollout {
-    /// Returns the environments that it changes.
+    /// Returns the environments of its steps.
     #[must_use]
     pub fn environments(&self) -> BTreeSet<String> {
         self.steps.iter().map(|step| step.environment.clone()).collect()
+    }
+
+    /// Returns the environments that get another revision by it, and not those that only depend on
+    /// them.
+    #[must_use]
+    pub fn changing(&self) -> BTreeSet<String> {
+        let steps = self.steps.iter().filter(|step| step.revision != step.from);
+        steps.map(|step| step.environment.clone()).collect()
     }
 
     /// True if the step brings machines back to what was good before.

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::definition::Definition;
 use crate::document::{
-    Environment, Group, LockMode, Other, Revision, Rollout, RolloutState, Step, StepState,
+    Environment, Group, Kind, LockMode, Other, Revision, Rollout, RolloutState, Step, StepState,
 };
 
 pub use edits::{EditOutcome, Editor, Edits};
@@ -108,11 +108,12 @@ impl StoredRevision {
         let Some(image) = self.definition.source.image() else {
             return Cow::Borrowed(self.images.get(hostname).map_or("", String::as_str));
         };
-        let all = [image].into_iter().chain(self.kept.iter().map(|kept| &kept.image));
-        match ImageName::composed(all) {
-            Ok(all) if !self.kept.is_empty() => Cow::Owned(all.into()),
-            _ => Cow::Borrowed(image.as_str()),
+        if self.kept.is_empty() {
+            return Cow::Borrowed(image.as_str());
         }
+        let all = [image].into_iter().chain(self.kept.iter().map(|kept| &kept.image));
+        ImageName::composed(all)
+            .map_or_else(|_| image.as_str().into(), |all| all.to_string().into())
     }
 }
 
@@ -203,9 +204,12 @@ impl EnvironmentState {
         kept.into_iter().filter_map(|revision| self.revisions.get(&revision))
     }
 
-    /// Makes a revision the committed one, and that of all machines.
-    pub(crate) fn commit(&mut self, revision: Revision) {
-        if self.former.last() == Some(&revision) {
+    /// Makes a revision the committed one, and that of all machines. One by a rollout of `kind`
+    /// [`Kind::Cleanup`] takes the place of the one that it cleans up.
+    pub(crate) fn commit(&mut self, revision: Revision, kind: Kind) {
+        if kind == Kind::Cleanup {
+            // What was there before is still the former one.
+        } else if self.former.last() == Some(&revision) {
             self.former.pop();
         } else if revision != self.committed {
             self.former.push(self.committed);

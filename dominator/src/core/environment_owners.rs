@@ -6,10 +6,12 @@
 // tidy: core
 
 use api::access::{Identity, OwnedItem, Owners, authorize, authorize_owners};
-use api::dominator::rollouts::{EditEnvironments, OrderEnvironment, OrderRollout, StartRollout};
+use api::dominator::rollouts::{
+    EditEnvironments, EnvironmentOrder, OrderEnvironment, OrderRollout, StartRollout,
+};
 use api::method::Method;
 use rollouts::definition::{Definition, EnvironmentEdit};
-use rollouts::state::{Edits, State};
+use rollouts::state::{Edits, StartOrder, State};
 use rollouts::steps::Said;
 
 /// Who calls, and what is remembered: orders about environments are checked against both.
@@ -92,44 +94,93 @@ impl<'a> Orderer<'a> {
         // What is no definition is refused later, with the place.
         let kept = Some(former).filter(|_| !whole);
         let Ok(wanted) = edit.clone().apply(kept) else { return Ok(()) };
-        let changed = [
-            ("select", former.select != wanted.select),
-            ("group", former.group != wanted.group),
-            ("depends_on", former.depends_on != wanted.depends_on),
-            ("approval", former.approval != wanted.approval),
-        ];
-        if let Some((key, _)) = changed.iter().find(|(_, is_changed)| *is_changed) {
-            let who = self.identity.in_words().unwrap_or_default();
-            let method = EditEnvironments::NAME;
-            let why = format!("an owner may not change it: that needs the power {method}");
-            return Err(denied(format!("{name}.{key}: {who}: {why}")));
-        }
+        self.expect_same::<EditEnvironments>(name, former, &wanted)?;
         let own = OwnedItem { what: format!("environment {name}"), owners: owners_of(former) };
         let owners = owners_of(&wanted);
         authorize_owners(EditEnvironments::NAME, self.identity, &[], &own, &owners).map_err(denied)
     }
 
-    /// Expects that the caller may give orders about an environment. To delete one needs the power.
+    /// Expects a definition not to differ from the newest one in what owners may not change.
+    fn expect_same<M: Method>(
+        &self,
+        name: &str,
+        newest: &Definition,
+        wanted: &Definition,
+    ) -> Result<(), Said> {
+        let changed = [
+            ("select", newest.select != wanted.select),
+            ("group", newest.group != wanted.group),
+            ("depends_on", newest.depends_on != wanted.depends_on),
+            ("approval", newest.approval != wanted.approval),
+        ];
+        let Some((key, _)) = changed.iter().find(|(_, is_changed)| *is_changed) else {
+            return Ok(());
+        };
+        let what = format!("{name}.{key}");
+        Err(self.needs_power::<M>(&what, "an owner may not change it"))
+    }
+
+    fn needs_power<M: Method>(&self, what: &str, why: &str) -> Said {
+        let who = self.identity.in_words().unwrap_or_default();
+        denied(format!("{what}: {who}: {why}: that needs the power {}", M::NAME))
+    }
+
+    /// Expects that the caller may give this order about an environment. To delete one needs the
+    /// power, and so does to end a freeze by somebody else.
     ///
     /// # Errors
     ///
     /// [`Said`] with code 403.
-    pub fn expect_may_order(&self, name: &str, deletes: bool) -> Result<(), Said> {
-        match deletes {
-            true => self.expect_power::<OrderEnvironment>(&format!("environment {name}")),
-            false => self.expect::<OrderEnvironment>(&[name]),
+    pub fn expect_may_order(&self, name: &str, order: EnvironmentOrder) -> Result<(), Said> {
+        if matches!(order, EnvironmentOrder::Delete { .. }) {
+            return self.expect_power::<OrderEnvironment>(&format!("environment {name}"));
+        }
+        self.expect::<OrderEnvironment>(&[name])?;
+        let freeze = self.state.freezes.get(name).filter(|_| order == EnvironmentOrder::Unfreeze);
+        match freeze.filter(|_| !self.identity.may_call(OrderEnvironment::NAME)) {
+            Some(freeze) if Some(&freeze.who) != self.identity.in_words().as_ref() => {
+                let why = format!("{} has frozen it", freeze.who);
+                Err(self.needs_power::<OrderEnvironment>(name, &why))
+            }
+            _ => Ok(()),
         }
     }
 
-    /// Expects that the caller may start a rollout of these environments, each as `NAME@REVISION`:
-    /// the revisions of others do not change by it.
+    /// Expects that the caller may start this rollout: the revisions of environments that are not
+    /// named do not change by it. An owner may not bring an old revision back that differs from the
+    /// newest one in what owners may not change, nor pass over freezes and deprecations.
     ///
     /// # Errors
     ///
     /// [`Said`] with code 403.
-    pub fn expect_may_start(&self, environments: &[String]) -> Result<(), Said> {
-        let names = environments.iter().map(|text| text.split('@').next().unwrap_or_default());
-        self.expect::<StartRollout>(&names.collect::<Vec<_>>())
+    pub fn expect_may_start(&self, order: &StartOrder) -> Result<(), Said> {
+        let named = order.environments.iter();
+        let named = named.map(|text| text.split_once('@').unwrap_or((text, "")));
+        let named: Vec<(&str, &str)> = named.collect();
+        let names: Vec<&str> = named.iter().map(|(name, _)| *name).collect();
+        self.expect::<StartRollout>(&names)?;
+        if self.identity.may_call(StartRollout::NAME) {
+            return Ok(());
+        }
+        for (flag, is_set) in
+            [("--urgent", order.urgent), ("--allow-deprecated", order.allow_deprecated)]
+        {
+            if is_set {
+                return Err(self.needs_power::<StartRollout>(flag, "it is not for owners"));
+            }
+        }
+        for (name, number) in named {
+            let Some(environment) = self.state.environments.get(name) else { continue };
+            let former = environment.former.last().copied();
+            let Some(number) = number.parse().ok().or(former) else { continue };
+            let newest = environment.definition();
+            // Number 0 is what the machine database says.
+            let stored = environment.revisions.get(&number);
+            if let (Some(newest), Some(stored)) = (newest, stored) {
+                self.expect_same::<StartRollout>(name, newest, &stored.definition)?;
+            }
+        }
+        Ok(())
     }
 
     /// Expects that the caller may stop, cancel, roll back or resolve this rollout.
@@ -139,17 +190,15 @@ impl<'a> Orderer<'a> {
     /// [`Said`] with code 403, also for a rollout that there is not.
     pub fn expect_may_order_rollout(&self, id: &str) -> Result<(), Said> {
         let record = self.state.find(id).ok();
-        let steps = record.iter().flat_map(|record| &record.rollout.steps);
-        let changing = steps.filter(|step| step.revision != step.from);
-        let names: Vec<&str> = changing.map(|step| step.environment.as_str()).collect();
-        self.expect::<OrderRollout>(&names)
+        let changing = record.map(|record| record.rollout.changing()).unwrap_or_default();
+        self.expect::<OrderRollout>(&changing.iter().map(String::as_str).collect::<Vec<_>>())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use rollouts::document::Group;
-    use rollouts::state::{Editor, StartOrder};
+    use rollouts::state::Editor;
     use serde_json::{Value, json};
 
     use super::*;
@@ -238,11 +287,14 @@ mod tests {
         let may = |identity: &Identity| {
             let orderer = Orderer::new(identity, &state);
             let start = |names: &[&str]| {
-                let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
-                orderer.expect_may_start(&names).is_ok()
+                let environments = names.iter().map(|&name| name.to_owned()).collect();
+                let order = StartOrder { environments, ..StartOrder::default() };
+                orderer.expect_may_start(&order).is_ok()
             };
-            let orders = [("web", false), ("web", true), ("db", false), ("*", false)];
-            let ordered = orders.map(|(name, deletes)| orderer.expect_may_order(name, deletes));
+            let delete = EnvironmentOrder::Delete { force: false };
+            let activate = EnvironmentOrder::Activate;
+            let orders = [("web", activate), ("web", delete), ("db", activate), ("*", activate)];
+            let ordered = orders.map(|(name, order)| orderer.expect_may_order(name, order));
             let started = [&["web@1"][..], &["db@1"], &["web@1", "db@1"], &["no@1"], &[]];
             let stopped = ["r1", "r2", "r3", "r9"].map(|id| orderer.expect_may_order_rollout(id));
             (ordered.map(|one| one.is_ok()), started.map(start), stopped.map(|one| one.is_ok()))
@@ -260,5 +312,41 @@ mod tests {
         assert_eq!(may(&identity(&["webs"], &[])), of_web);
         let all = ([true; 4], [true; 5], [true; 4]);
         assert_eq!(may(&identity(&[], &["Dominator.*"])), all);
+    }
+    #[test]
+    fn owners_bring_back_no_other_machines_and_pass_over_nothing() {
+        let mut state = state();
+        let by = Editor { who: "root".into(), why: "so".into(), now: Default::default() };
+        let approval = json!({"voters": ["root"], "min_approvals": 1});
+        let second = json!({"name": "web", "source": {"image": "b"}, "approval": approval});
+        state.edit(edits(second), &by, &Default::default()).unwrap();
+        state.freeze("web", None, &by).unwrap();
+        let owner = identity(&["webs"], &[]);
+        let orderer = Orderer::new(&owner, &state);
+        let said = |result: Result<(), Said>| result.map_err(|said| said.message);
+        let start = |what: &str, urgent, allow_deprecated| {
+            let environments = vec![what.to_owned()];
+            let order =
+                StartOrder { environments, urgent, allow_deprecated, ..StartOrder::default() };
+            said(orderer.expect_may_start(&order))
+        };
+        let needs = |what: &str, method: &str| {
+            Err(format!("{what}: that needs the power Dominator.{method}"))
+        };
+        let old = "web.approval: ann: an owner may not change it";
+        assert_eq!(start("web@1", false, false), needs(old, "StartRollout"));
+        assert_eq!(start("web@2", false, false), Ok(()));
+        let urgent = "--urgent: ann: it is not for owners";
+        assert_eq!(start("web@2", true, false), needs(urgent, "StartRollout"));
+        let deprecated = "--allow-deprecated: ann: it is not for owners";
+        assert_eq!(start("web@2", false, true), needs(deprecated, "StartRollout"));
+        let unfreeze = EnvironmentOrder::Unfreeze;
+        let frozen = "web: ann: root has frozen it";
+        assert_eq!(
+            said(orderer.expect_may_order("web", unfreeze)),
+            needs(frozen, "OrderEnvironment")
+        );
+        state.freeze("web", None, &Editor { who: "ann".into(), ..by }).unwrap();
+        assert!(Orderer::new(&owner, &state).expect_may_order("web", unfreeze).is_ok());
     }
 }

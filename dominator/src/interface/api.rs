@@ -163,7 +163,6 @@ pub fn fault_of(error: &OrderError) -> Fault {
             404 => FaultCode::NotFound,
             409 => FaultCode::Stale,
             410 => FaultCode::Gone,
-            429 => FaultCode::Throttled,
             _ => FaultCode::BadRequest,
         },
         OrderError::Text(_)

@@ -55,7 +55,7 @@ impl State {
     /// # Errors
     ///
     /// [`Said`] has the code of HTTP: 400 for an invalid edit, 409 if it was made from an older
-    /// revision, 429 if there would be too many.
+    /// revision, or if there would be too many.
     pub fn edit(
         &mut self,
         edits: Edits,
@@ -70,13 +70,15 @@ impl State {
         for edit in edits.environments {
             outcomes.push(next.edit_one(edit, edits.whole, editor, mdb)?);
         }
-        let count = next.environments.len().max(next.groups.len());
-        if count > ENVIRONMENTS_MAX {
-            let message = format!(
-                "there would be {count} environments or groups, and {ENVIRONMENTS_MAX} are the \
-                 most: delete some"
-            );
-            return Err(Said::new(429, message));
+        let counts = [
+            ("environments", self.environments.len(), next.environments.len()),
+            ("groups", self.groups.len(), next.groups.len()),
+        ];
+        for (what, before, after) in counts {
+            if after > before.max(ENVIRONMENTS_MAX) {
+                let message = format!("there can be {ENVIRONMENTS_MAX} {what}");
+                return Err(Said::new(409, message));
+            }
         }
         next.document(None).check().map_err(|error| invalid(&error))?;
         for outcome in &mut outcomes {

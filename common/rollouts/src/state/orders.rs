@@ -45,7 +45,8 @@ impl State {
     ///
     /// # Errors
     ///
-    /// [`Said`] has the code of HTTP: 400, 404, 409 for a revision that is not the newest, or 429.
+    /// [`Said`] has the code of HTTP: 400, 404, or 409 for a revision that is not the newest, or
+    /// if the caller has started too many.
     pub fn start(&mut self, order: &StartOrder, by: &Editor) -> Result<u64, Said> {
         let number = self.rollouts.keys().next_back().copied().unwrap_or_default() + 1;
         let id = format!("r{number}");
@@ -65,26 +66,30 @@ impl State {
             ..rollout
         };
         rollout.state = RolloutState::Pending;
+        let named: BTreeSet<&str> = order.environments.iter().map(|text| name_in(text)).collect();
+        let is_brought = |name: &String| named.contains(name.as_str());
+        for record in self.rollouts.values_mut() {
+            let waits = record.rollout.state == RolloutState::Pending;
+            if waits && record.rollout.changing().iter().any(is_brought) {
+                let record = Arc::make_mut(record);
+                record.end(RolloutState::Canceled, format!("replaced by {id}"), by.now);
+            }
+        }
         let is_theirs = |record: &&Arc<RolloutRecord>| record.rollout.by == by.who;
-        let is_of_people = matches!(order.kind, Kind::User | Kind::Rollback);
-        if is_of_people && self.unfinished().filter(is_theirs).count() >= UNFINISHED_MAX {
+        let count = self.unfinished().filter(is_theirs).count();
+        if order.kind == Kind::User && count >= UNFINISHED_MAX {
             let message = format!(
                 "{} has started {UNFINISHED_MAX} rollouts that have not ended: wait for one, or \
                  stop one",
                 by.who
             );
-            return Err(Said::new(429, message));
+            return Err(Said::new(409, message));
         }
-        let names: BTreeSet<&String> = rollout.steps.iter().map(|step| &step.environment).collect();
-        for record in self.rollouts.values_mut() {
-            let waits = record.rollout.state == RolloutState::Pending;
-            let shares = record.rollout.steps.iter().any(|step| names.contains(&step.environment));
-            if waits && shares {
-                let record = Arc::make_mut(record);
-                record.end(RolloutState::Canceled, format!("replaced by {id}"), by.now);
-            }
+        if order.kind != Kind::Cleanup {
+            self.withdraw_cleanups(&rollout, &named, by.now);
         }
-        for step in &rollout.steps {
+        let touched = rollout.steps.iter().filter(|step| is_brought(&step.environment));
+        for step in touched {
             if let Some(environment) = self.environments.get_mut(&step.environment) {
                 let environment = Arc::make_mut(environment);
                 (environment.active, environment.members) = (true, None);
@@ -121,10 +126,11 @@ impl State {
         }
         let rollout = answer.rollout.or(answer.pending);
         let mut rollout = rollout.ok_or_else(|| Said::new(400, "nothing is to be done"))?;
-        let named = |name: &str| {
-            let name_of = |text: &String| text.split('@').next() == Some(name);
-            order.environments.iter().any(name_of)
-        };
+        let named = |name: &str| order.environments.iter().any(|text| name_in(text) == name);
+        // A cleanup takes nothing else on.
+        if order.kind == Kind::Cleanup {
+            rollout.steps.retain(|step| named(&step.environment));
+        }
         for step in rollout.steps.iter_mut().filter(|step| !named(&step.environment)) {
             step.revision = step.from;
         }
@@ -200,7 +206,7 @@ impl State {
                 self.happen(&record, event).map(|_| format!("{id} is rolled back"))
             }
             (RolloutOrder::Resolve, RolloutState::RollbackFailed) => {
-                for name in record.rollout.environments() {
+                for name in record.rollout.changing() {
                     if let Some(environment) = self.environments.get_mut(&name) {
                         Arc::make_mut(environment).moved.clear();
                     }
@@ -266,7 +272,13 @@ impl State {
         Ok(said.message)
     }
 
-    fn end(&mut self, record: &RolloutRecord, state: RolloutState, cause: String, now: Time) {
+    pub(super) fn end(
+        &mut self,
+        record: &RolloutRecord,
+        state: RolloutState,
+        cause: String,
+        now: Time,
+    ) {
         if let Some(record) = self.rollouts.get_mut(&record.number) {
             Arc::make_mut(record).end(state, cause, now);
         }
@@ -274,7 +286,7 @@ impl State {
 
     /// Makes the environments of a rollout inactive: their machines keep what they have.
     fn deactivate(&mut self, record: &RolloutRecord) -> Vec<String> {
-        let names = record.rollout.environments();
+        let names = record.rollout.changing();
         for name in &names {
             if let Some(environment) = self.environments.get_mut(name) {
                 Arc::make_mut(environment).active = false;
@@ -316,6 +328,11 @@ impl State {
         }
         has_changed
     }
+}
+
+/// Returns the environment of `NAME@REVISION`, or of `NAME`.
+fn name_in(text: &str) -> &str {
+    text.split('@').next().unwrap_or_default()
 }
 
 /// Returns a step of which nothing has been done.

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use provisioning::version::{Range, Version};
 use rollouts::advance::plan;
 use rollouts::document::{Choice, Kind, VoteEvent};
-use rollouts::state::{SharedMachines, StartOrder, State};
+use rollouts::state::{RolloutOrder, SharedMachines, StartOrder, State};
 use serde_json::json;
 
 use crate::environments::{at, bundle, edit, environment, go_on, images, mdb, said, shown, start};
@@ -150,6 +150,110 @@ fn a_bundle_that_is_required_is_not_replaced_if_it_cannot_stay() {
     let images_only = json!({"name": "web", "source": {"image": "b"}, "disjoint": true});
     let message = "web.disjoint: only bundles can be disjoint";
     assert_eq!(edit(&mut state, &mdb, images_only), said(400, message));
+}
+
+#[test]
+fn a_start_and_a_stop_touch_no_environment_that_only_depends_on_what_is_named() {
+    let (mut state, mdb) = with_required_bundle(true);
+    let next = json!({"name": "web", "source": {"image": "c"},
+        "approval": {"voters": ["bob"], "min_approvals": 1}});
+    edit(&mut state, &mdb, next).unwrap();
+    start(&mut state, "web@2", Kind::User).unwrap();
+    state.set_active("web", false).unwrap();
+    start(&mut state, "libs@2", Kind::User).unwrap();
+    assert_eq!(shown(&state, 2), "pending: ");
+    assert!(!state.environments["web"].active);
+    go_on(&mut state, &mdb, 0);
+    state.set_active("web", true).unwrap();
+    state.order("r2", RolloutOrder::Stop, &at(0)).unwrap();
+    assert_eq!(["web", "libs"].map(|name| state.environments[name].active), [false, true]);
+}
+
+#[test]
+fn a_cleanup_checks_nothing_of_what_is_there_and_gives_way() {
+    let (mut state, mdb) = with_required_bundle(true);
+    let approval = json!({"voters": ["bob"], "min_approvals": 1});
+    let second = json!({"name": "libs", "source": {"bundle": "l2"}, "approval": approval,
+        "strategy": {"requires_from": ["l1"]}});
+    edit(&mut state, &mdb, second).unwrap();
+    let vote = |state: &mut State, number: u64| {
+        go_on(state, &mdb, 0);
+        let step = state.rollouts[&number].rollout.steps[0].clone();
+        let digest = step.digest.unwrap();
+        let (voter, vote) = ("bob".to_owned(), Choice::Approve);
+        let vote = VoteEvent { step: step.id, voter, vote, digest, link_valid: true };
+        state.vote(&format!("r{number}"), vote).unwrap();
+        go_on(state, &mdb, 0);
+    };
+    start(&mut state, "libs@3", Kind::User).unwrap();
+    vote(&mut state, 2);
+    assert_eq!(images(&state, &mdb), "web1 b + l2 + l1, web2 b + l2 + l1");
+    let next = json!({"name": "web", "source": {"image": "c"}, "requires": {"api": ">=2"}});
+    edit(&mut state, &mdb, next).unwrap();
+    start(&mut state, "web@2", Kind::User).unwrap();
+    go_on(&mut state, &mdb, 0);
+    // The cleanup waits for votes, and people do not wait for it.
+    assert_eq!(shown(&state, 4), "running: ");
+    let next = json!({"name": "web", "source": {"image": "d"}});
+    edit(&mut state, &mdb, next).unwrap();
+    start(&mut state, "web@3", Kind::User).unwrap();
+    assert_eq!(shown(&state, 4), "canceled: gives way to r5");
+    go_on(&mut state, &mdb, 0);
+    assert_eq!(shown(&state, 5), "succeeded: all steps are done");
+    assert_eq!(images(&state, &mdb), "web1 d + l2 + l1, web2 d + l2 + l1");
+    vote(&mut state, 6);
+    assert_eq!(images(&state, &mdb), "web1 d + l2, web2 d + l2");
+    // The former revision is not the one that was cleaned up.
+    let wide = json!({"name": "web", "source": {"image": "d"}, "requires": {}});
+    edit(&mut state, &mdb, wide).unwrap();
+    start(&mut state, "web@4", Kind::User).unwrap();
+    go_on(&mut state, &mdb, 0);
+    start(&mut state, "libs", Kind::Rollback).unwrap();
+    go_on(&mut state, &mdb, 0);
+    assert_eq!(images(&state, &mdb), "web1 d + l1, web2 d + l1");
+}
+
+#[test]
+fn what_is_not_started_takes_no_required_bundle_away() {
+    let (mut state, mdb) = with_required_bundle(true);
+    start(&mut state, "libs@2", Kind::User).unwrap();
+    go_on(&mut state, &mdb, 0);
+    let draft = json!({"name": "web", "source": {"image": "c"}, "depends_on": []});
+    edit(&mut state, &mdb, draft).unwrap();
+    go_on(&mut state, &mdb, 0);
+    assert_eq!(images(&state, &mdb), "web1 b + l2 + l1, web2 b + l2 + l1");
+    // Nor does one that was stopped half way.
+    start(&mut state, "web@2", Kind::User).unwrap();
+    state.order("r3", RolloutOrder::Cancel, &at(0)).unwrap();
+    let mut half = state.clone();
+    let third = json!({"name": "libs", "source": {"bundle": "l5"}});
+    edit(&mut half, &mdb, third).unwrap();
+    start(&mut half, "libs@3", Kind::User).unwrap();
+    let libs = std::sync::Arc::make_mut(half.environments.get_mut("libs").unwrap());
+    libs.moved.insert("web1".to_owned(), 3);
+    let web = std::sync::Arc::make_mut(half.environments.get_mut("web").unwrap());
+    web.committed = 0;
+    let with = "web1 a + l5 + l1, web2 a + l2 + l1";
+    assert_eq!(images(&half, &mdb), with);
+    start(&mut half, "libs@3", Kind::User).unwrap();
+    assert_eq!(images(&half, &mdb), with);
+}
+
+#[test]
+fn what_goes_back_has_what_was_beside_it() {
+    let (mut state, mdb) = with_required_bundle(true);
+    start(&mut state, "libs@2", Kind::User).unwrap();
+    go_on(&mut state, &mdb, 0);
+    let third = json!({"name": "libs", "source": {"bundle": "l5"}, "provides": {"api": "3"},
+        "disjoint": false});
+    edit(&mut state, &mdb, third).unwrap();
+    let next = json!({"name": "web", "source": {"image": "bad"}, "requires": {"api": ">=3"}});
+    edit(&mut state, &mdb, next).unwrap();
+    let environments = ["libs@3", "web@2"].map(str::to_owned).into();
+    state.start(&StartOrder { environments, ..StartOrder::default() }, &at(0)).unwrap();
+    go_on(&mut state, &mdb, 0);
+    assert!(shown(&state, 3).starts_with("rolled_back: web failed"), "{}", shown(&state, 3));
+    assert_eq!(images(&state, &mdb), "web1 b + l2 + l1, web2 b + l2 + l1");
 }
 
 /// Returns what the committed revision of `web` requires and `libs` does not provide, and the

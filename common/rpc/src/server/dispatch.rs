@@ -353,7 +353,7 @@ impl Service {
             if entry.access == Access::PowerOrOwner {
                 self.unstated_owners.warn_once(identity, entry.name);
             }
-            // What prevents changes is never refused for that.
+            // What only prevents changes, such as the brake, is never refused for that.
             let rates = self.change_rates.as_ref().filter(|_| entry.effect == Effect::Changes);
             return rates.map_or(Ok(()), |rates| rates.count(caller));
         };

@@ -33,7 +33,7 @@ impl Fleet {
     ) -> Result<EditEnvironmentsReply, OrderError> {
         let EditEnvironmentsRequest { groups, environments, whole, dry_run, why, who } = request;
         let edits = Edits { groups, environments, whole };
-        // Others do not learn which images there are.
+        // Others have nothing looked up.
         Orderer::new(&identity, &self.rollout_state()).expect_may_edit(&edits)?;
         self.expect_images_of(&edits.environments).await?;
         let names: Vec<&str> = edits.environments.iter().map(|edit| edit.name.as_str()).collect();
@@ -43,8 +43,10 @@ impl Fleet {
             if dry_run {
                 return Ok(fleet.try_edits(edits, who, why)?.2);
             }
-            fleet
-                .change_rollouts(&order, |state, mdb, editor| fleet.edit(state, edits, editor, mdb))
+            fleet.change_rollouts(&order, |state, mdb, editor| {
+                Orderer::new(&identity, state).expect_may_edit(&edits)?;
+                fleet.edit(state, edits, editor, mdb)
+            })
         };
         Ok(EditEnvironmentsReply { outcomes: self.on_thread(edit).await? })
     }
@@ -146,8 +148,7 @@ impl Fleet {
         };
         let change = move |fleet: &Self| {
             fleet.change_rollouts(&order, |state, mdb, editor| {
-                let deletes = matches!(what, EnvironmentOrder::Delete { .. });
-                Orderer::new(&identity, state).expect_may_order(&name, deletes)?;
+                Orderer::new(&identity, state).expect_may_order(&name, what)?;
                 let is_active = match what {
                     EnvironmentOrder::Delete { force } => {
                         state.delete(&name, force, mdb)?;
@@ -187,12 +188,13 @@ impl Fleet {
         } = request;
         let order = Order::new("start-rollout", &who).about(environments.join(" ")).why(&why);
         let order = order.reasoned("the rollout is started")?;
-        self.expect_images(self.images_of(&environments)).await?;
         let kind = if rollback { Kind::Rollback } else { Kind::User };
         let start = StartOrder { environments, kind, scan, urgent, allow_deprecated };
+        Orderer::new(&identity, &self.rollout_state()).expect_may_start(&start)?;
+        self.expect_images(self.images_of(&start.environments)).await?;
         let change = move |fleet: &Self| {
             fleet.change_rollouts(&order, |state, _, editor| {
-                Orderer::new(&identity, state).expect_may_start(&start.environments)?;
+                Orderer::new(&identity, state).expect_may_start(&start)?;
                 state.start(&start, editor)
             })
         };
