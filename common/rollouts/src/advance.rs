@@ -17,7 +17,7 @@ use crate::document::{
     Analysis, Direction, Document, Event, FailureEvent, Machine, MachineTask, MachineTaskState,
     Revision, Rollout, Step, StepState, name_of,
 };
-use crate::gate::{Gate, pending};
+use crate::gate::{Gate, Gated, pending};
 use crate::state::{RolloutRecord, SharedMachines, State, StoredRevision};
 use crate::{Answer, decide};
 
@@ -233,15 +233,15 @@ fn check_bundles(
         mdb.values().filter(|one| change(state, &gate, environment, revision, one).is_some());
     let mut hosts: BTreeMap<(String, String), &String> = BTreeMap::new();
     for machine in concerned {
-        let [before, after] = [&gate, &next].map(|gate| gate.gated(machine).unwrap_or_default());
+        let of_mdb = || Gated { image: machine.required_image.clone(), ..Gated::default() };
+        let [before, after] = [&gate, &next].map(|gate| gate.gated(machine).unwrap_or_else(of_mdb));
         let has_bundles = |name: &&String| state.environments[*name].has_bundles();
         let mut lost = after.conflicts.iter().filter(has_bundles);
         if let Some(lost) = lost.find(|name| !before.conflicts.contains(name)) {
             let text = format!("{} would have too many bundles: without {lost}", machine.hostname);
             return Err(Obstacle::Refused(text));
         }
-        let images = (gate.image_of(machine), next.image_of(machine));
-        hosts.entry(images).or_insert(&machine.hostname);
+        hosts.entry((before.image, after.image)).or_insert(&machine.hostname);
     }
     for ((from, to), host) in hosts {
         // The image of a machine may be missing: that must not hold up all others.
@@ -359,14 +359,14 @@ fn with_plans(
     let mut steps = std::mem::take(&mut rollout.steps);
     for step in &mut steps {
         match step.state {
+            // Machines of an environment that only depends on others stay as they are.
+            StepState::Planning if step.revision == step.from => step.plan_is_empty = true,
             StepState::Planning | StepState::AwaitingApproval => {
                 let revision = step.revision.unwrap_or_default();
                 let plan =
                     plan(state, mdb, &step.environment, revision, |image| view.digest(image));
-                // Machines that were moved have to come back although no image differs; those of
-                // an environment that only depends on others stay as they are.
-                let is_kept = step.revision == step.from && step.direction == Direction::Forward;
-                step.plan_is_empty = is_kept || plan.is_empty() && !is_mixed(state, step);
+                // Machines that were moved have to come back although no image differs.
+                step.plan_is_empty = plan.is_empty() && !is_mixed(state, step);
                 let is_new = step.state == StepState::Planning;
                 match check_plan((state, mdb), view, rollout, step, &plan, now) {
                     Err(Obstacle::Refused(reason)) => {
@@ -638,8 +638,10 @@ fn apply(
         }
         let name = name_of(&step.state);
         advanced.events.push((id.clone(), format!("{} is {name}: {}", step.id, step.cause)));
-        let is_forward = step.direction == Direction::Forward;
-        if step.state == StepState::Planning && is_forward && step.revision != step.from {
+        if step.revision == step.from {
+            continue;
+        }
+        if step.state == StepState::Planning && step.direction == Direction::Forward {
             state.note_kept(&step.environment, step.revision.unwrap_or_default());
         }
         if step.state.is_done()

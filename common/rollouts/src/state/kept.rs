@@ -19,6 +19,9 @@ use crate::steps::Said;
 /// The author of revisions that take former bundles away.
 pub const CLEANUP_AUTHOR: &str = "cleanup";
 
+/// How the cause of a cleanup begins that was withdrawn.
+const GIVES_WAY: &str = "gives way to";
+
 /// A former bundle that stays.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeptBundle {
@@ -188,8 +191,10 @@ impl State {
         let mut records = self.rollouts.values().filter(is_of_it).peekable();
         records.peek().is_some()
             && records.all(|record| {
-                let Rollout { kind, state, .. } = &record.rollout;
-                *kind == Kind::Cleanup && *state == RolloutState::Canceled
+                let Rollout { kind, state, cause, .. } = &record.rollout;
+                *kind == Kind::Cleanup
+                    && *state == RolloutState::Canceled
+                    && cause.starts_with(GIVES_WAY)
             })
     }
 
@@ -230,7 +235,7 @@ impl State {
         let document = self.document(None);
         let scope = lock(&document, &Dependencies::of(&document), rollout).scope;
         for record in cleanups.iter().filter(|one| !one.rollout.changing().is_disjoint(&scope)) {
-            let cause = format!("gives way to {}", rollout.id);
+            let cause = format!("{GIVES_WAY} {}", rollout.id);
             self.end(record, RolloutState::Canceled, cause, now);
         }
     }

@@ -167,6 +167,12 @@ fn a_start_and_a_stop_touch_no_environment_that_only_depends_on_what_is_named() 
     state.set_active("web", true).unwrap();
     state.order("r2", RolloutOrder::Stop, &at(0)).unwrap();
     assert_eq!(["web", "libs"].map(|name| state.environments[name].active), [false, true]);
+    // A machine that the stopped rollout has changed stays so.
+    let web = std::sync::Arc::make_mut(state.environments.get_mut("web").unwrap());
+    web.moved.insert("web1".to_owned(), 2);
+    go_on(&mut state, &mdb, 0);
+    assert_eq!(shown(&state, 3), "succeeded: all steps are done");
+    assert_eq!(images(&state, &mdb), "web1 c + l2 + l1, web2 b + l2 + l1");
 }
 
 #[test]
