@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use api::dominator::permits::{ListPermits, PermitHolder};
 use api::subd::GetTasks;
 use localfleet::fleet::{Sub, client_of};
+use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use subd::tasks::processes::descendants;
@@ -89,7 +90,11 @@ fn turn_off(sub: &mut Sub) {
     let guard = i32::try_from(record["pid"].as_i64().unwrap()).unwrap();
     let mut pids: Vec<i32> = descendants(guard).unwrap().iter().map(|one| one.pid).collect();
     pids.push(guard);
-    pids.iter().for_each(|pid| kill(Pid::from_raw(*pid), Signal::SIGKILL).unwrap());
+    for pid in pids {
+        // One may have ended by itself, or because of the one before.
+        let killed = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        assert!(matches!(killed, Ok(()) | Err(Errno::ESRCH)), "{killed:?}");
+    }
 }
 
 fn domtool(scenario: &Scenario, words: &[&str]) {
