@@ -26,6 +26,8 @@ pub mod subd;
 
 use access::Access;
 use method::MethodInfo;
+use model::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 /// The version of the protocol that this release speaks.
 pub const PROTOCOL: u32 = 1;
@@ -37,17 +39,7 @@ pub const PROTOCOL_OLDEST: u32 = 1;
 pub const PROTOCOL_HEADER: &str = "dominator-protocol";
 
 /// The reply of methods that return nothing.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    serde::Serialize,
-    serde::Deserialize,
-    model::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Done {}
 
 // tidy: table

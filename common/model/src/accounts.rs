@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+use crate::JsonSchema;
 
 /// The users and groups of an image, with their numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,7 +1,8 @@
 //! Moments of the clock that counts from the boot of a machine.
 
-use crate::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+use crate::JsonSchema;
 
 /// A moment of the clock that counts from a boot of a machine, also while the machine sleeps.
 /// Nobody can set that clock.

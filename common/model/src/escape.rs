@@ -7,9 +7,10 @@
 
 use std::fmt::Write as _;
 
-use crate::JsonSchema;
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 use serde::ser::{Serialize, Serializer};
+
+use crate::JsonSchema;
 
 /// A text that is not a valid escaped byte string.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -11,7 +11,6 @@ use std::fmt;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 
-use crate::JsonSchema;
 use regex_automata::hybrid::dfa::{Cache, DFA};
 use regex_automata::nfa::thompson::pikevm::PikeVM;
 use regex_automata::nfa::thompson::{self, NFA, WhichCaptures};
@@ -21,6 +20,7 @@ use regex_automata::{Anchored, Input, MatchKind};
 use serde::{Deserialize, Serialize};
 
 use self::literals::{Literals, Shape};
+use crate::JsonSchema;
 use crate::path::TreePath;
 
 /// The most memory that the compiled lines of one filter may take, in bytes.

@@ -12,9 +12,9 @@ pub mod tags;
 use std::collections::BTreeMap;
 use std::fmt;
 
-use crate::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::JsonSchema;
 use crate::filter::{Filter, PatternError};
 use crate::object::{Algorithm, ObjectId};
 use crate::path::TreePath;

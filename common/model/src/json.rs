@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::str::FromStr;
 
-use crate::JsonSchema;
 use serde::de::{DeserializeOwned, Deserializer, Error as _};
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
 
+use crate::JsonSchema;
 use crate::display::safe_text;
 use crate::unknown_keys;
 

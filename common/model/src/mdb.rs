@@ -10,10 +10,10 @@ pub use diff::{ChangedField, ChangedMachine, MdbDiff};
 use core::net::IpAddr;
 use std::collections::BTreeMap;
 
-use crate::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use crate::JsonSchema;
 use crate::image::{ImageName, ImageNameError};
 use crate::json::without_comments;
 use crate::unknown_keys::{self, UnknownKey};

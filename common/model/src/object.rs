@@ -4,10 +4,11 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
-use crate::JsonSchema;
-use serde::de::{Deserialize, Deserializer, Error as _};
-use serde::ser::{Serialize, Serializer};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use sha2::Digest as _;
+
+use crate::JsonSchema;
 
 /// A digest algorithm.
 #[derive(
@@ -20,8 +21,8 @@ use sha2::Digest as _;
     PartialOrd,
     Ord,
     Hash,
-    serde::Serialize,
-    serde::Deserialize,
+    Serialize,
+    Deserialize,
     JsonSchema,
 )]
 #[serde(rename_all = "lowercase")]
@@ -223,7 +224,7 @@ impl<'de> Deserialize<'de> for ObjectId {
 
 /// An [`ObjectId`] as the files of a tree hold it: a BLAKE3 digest takes no more memory than it
 /// needs. SHA-512 takes an allocation.
-#[derive(Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(from = "ObjectId", into = "ObjectId")]
 pub struct CompactId(Compact);
 

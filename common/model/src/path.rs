@@ -7,10 +7,10 @@ use std::cmp::Ordering;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::JsonSchema;
 use serde::de::{Deserialize, Deserializer, Error as _};
 use serde::ser::{Serialize, Serializer};
 
+use crate::JsonSchema;
 use crate::escape::{deserialize_bytes, escape, serialize_bytes};
 
 /// The longest name of a directory entry, in bytes (Linux `NAME_MAX`).

@@ -20,9 +20,9 @@ pub mod safety;
 
 use std::collections::BTreeMap;
 
-use crate::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::JsonSchema;
 use crate::object::ObjectId;
 use crate::path::TreePath;
 use crate::tree::{Leaf, Node};

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use crate::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::JsonSchema;
 use crate::filter::{Filter, Patterns};
 use crate::object::{Algorithm, ObjectId};
 use crate::path::TreePath;

@@ -1,7 +1,8 @@
 //! Orders of operators about daemon tasks.
 
-use crate::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+use crate::JsonSchema;
 
 /// What an operator orders about a task of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

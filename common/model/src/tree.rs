@@ -30,8 +30,9 @@ pub use node::{
 };
 pub use xattrs::Xattrs;
 
-use crate::JsonSchema;
+use serde::{Deserialize, Serialize};
 
+use crate::JsonSchema;
 use crate::object::{Algorithm, ObjectId};
 use crate::path::{TreePath, fault_of_name};
 
@@ -191,9 +192,7 @@ pub struct Entry {
 const _: () = assert!(size_of::<Entry>() <= 104);
 
 /// Totals of a directory and everything below it.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Totals {
     /// Entries below the directory, directories counted, itself not.
     #[serde(with = "crate::json::LargeNumber")]

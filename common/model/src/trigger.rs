@@ -8,9 +8,9 @@
 
 pub mod services;
 
-use crate::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::JsonSchema;
 use crate::filter::{PatternError, Patterns};
 use crate::path::TreePath;
 use crate::unknown_keys;

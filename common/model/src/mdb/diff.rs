@@ -1,9 +1,9 @@
 //! The difference between two machine databases.
 
-use crate::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Machine, Machines};
+use crate::JsonSchema;
 
 /// The difference between two machine databases; hosts are sorted by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

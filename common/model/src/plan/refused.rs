@@ -3,10 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Blocked, Obstacle};
+use crate::JsonSchema;
 use crate::path::TreePath;
 use crate::tree::{Child, Leaf, Node, Tree};
 

@@ -1,10 +1,10 @@
 //! One signature: a statement, and its signature by `ssh-keygen -Y sign`.
 
-use crate::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::openssh::{Invalid, KEY_TYPE, PublicKey, SshSignature};
 use super::statement::{NAMESPACE, STATEMENT_BYTES_MAX, Statement, StatementError};
+use crate::JsonSchema;
 use crate::image::ImageName;
 use crate::object::ObjectId;
 

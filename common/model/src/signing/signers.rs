@@ -1,10 +1,10 @@
 //! The keys that an image names to sign the content of its computed files.
 
-use crate::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::keys::{read_key, split_list};
 use super::openssh::PublicKey;
+use crate::JsonSchema;
 use crate::escape::unescape;
 use crate::image::ComputedRule;
 use crate::path::TreePath;

@@ -1,8 +1,8 @@
 //! What can be at one path of a tree, with the attributes that are managed.
 
-use crate::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::JsonSchema;
 use crate::escape::ByteText;
 use crate::object::CompactId;
 use crate::path::TreePath;

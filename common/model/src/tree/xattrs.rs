@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, LazyLock, Mutex};
 
-use crate::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::JsonSchema;
 use crate::escape::ByteText;
 use crate::lock::locked;
 

@@ -33,10 +33,10 @@
 
 use std::collections::BTreeSet;
 
-use crate::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Kind, REBOOT, Trigger, Triggers, compare_versions};
+use crate::JsonSchema;
 use crate::path::TreePath;
 
 /// The name of subd's own service, unless a machine gives it another.

@@ -405,12 +405,12 @@ fn check_list(seen: &Seen) {
 fn check(file: &ExpectFile, text: &str) {
     // A line that is indented belongs to the last one that is not.
     let lines = |text: &str| {
-        let mut title = "";
-        let placed = |line| {
-            title = if str::starts_with(line, ' ') { title } else { line };
-            format!("{title}: {line}")
-        };
-        text.lines().map(placed).collect::<BTreeSet<String>>()
+        let (mut title, mut lines) = ("", BTreeSet::new());
+        for line in text.lines() {
+            title = if line.starts_with(' ') { title } else { line };
+            lines.insert(format!("{title}: {line}"));
+        }
+        lines
     };
     let (was, is) = (lines(&file.data()), lines(text));
     was.difference(&is).for_each(|line| println!("- {line}"));
