@@ -24,7 +24,7 @@ use crate::document::{
 
 pub use edits::{EditOutcome, Editor, Edits};
 pub use freezes::{ALL, Freeze};
-pub use kept::{CLEANUP_AUTHOR, KeptBundle};
+pub use kept::KeptBundle;
 pub use orders::{RolloutOrder, StartOrder};
 
 /// Machines of a machine database, by host name.

@@ -14,9 +14,9 @@ use rollouts::definition::{Definition, EnvironmentEdit};
 use rollouts::state::{Edits, StartOrder, State};
 use rollouts::steps::Said;
 
-/// Who calls, and what is remembered: orders about environments are checked against both.
+/// Checks what a caller may do, given what is remembered of environments and rollouts.
 #[derive(Clone, Copy)]
-pub struct Orderer<'a> {
+pub struct OwnerCheck<'a> {
     identity: &'a Identity,
     state: &'a State,
 }
@@ -29,8 +29,8 @@ fn owners_of(definition: &Definition) -> Owners {
     Owners::new(definition.owner_groups.clone(), definition.owner_users.clone())
 }
 
-impl<'a> Orderer<'a> {
-    /// Returns the caller with this identity.
+impl<'a> OwnerCheck<'a> {
+    /// Returns the check of the caller with this identity.
     #[must_use]
     pub fn new(identity: &'a Identity, state: &'a State) -> Self {
         Self { identity, state }
@@ -91,7 +91,7 @@ impl<'a> Orderer<'a> {
         let name = edit.name.as_str();
         self.expect::<EditEnvironments>(&[name])?;
         let Some(former) = self.definition(name) else { return Ok(()) };
-        // What is no definition is refused later, with the place.
+        // An edit that makes no definition is refused later, with the place.
         let kept = Some(former).filter(|_| !whole);
         let Ok(wanted) = edit.clone().apply(kept) else { return Ok(()) };
         self.expect_same::<EditEnvironments>(name, former, &wanted)?;
@@ -126,19 +126,24 @@ impl<'a> Orderer<'a> {
     }
 
     /// Expects that the caller may give this order about an environment. To delete one needs the
-    /// power, and so does to end a freeze by somebody else.
+    /// power, and so does to end or replace a freeze by somebody else.
     ///
     /// # Errors
     ///
     /// [`Said`] with code 403.
     pub fn expect_may_order(&self, name: &str, order: EnvironmentOrder) -> Result<(), Said> {
-        if matches!(order, EnvironmentOrder::Delete { .. }) {
-            return self.expect_power::<OrderEnvironment>(&format!("environment {name}"));
-        }
+        let of_freeze = match order {
+            EnvironmentOrder::Delete { .. } => {
+                return self.expect_power::<OrderEnvironment>(&format!("environment {name}"));
+            }
+            EnvironmentOrder::Freeze { .. } | EnvironmentOrder::Unfreeze => true,
+            EnvironmentOrder::Activate | EnvironmentOrder::Deactivate => false,
+        };
         self.expect::<OrderEnvironment>(&[name])?;
-        let freeze = self.state.freezes.get(name).filter(|_| order == EnvironmentOrder::Unfreeze);
-        match freeze.filter(|_| !self.identity.may_call(OrderEnvironment::NAME)) {
-            Some(freeze) if Some(&freeze.who) != self.identity.in_words().as_ref() => {
+        let own_name = self.identity.in_words();
+        let freeze = self.state.freezes.get(name).filter(|_| of_freeze);
+        match freeze.filter(|freeze| Some(&freeze.who) != own_name.as_ref()) {
+            Some(freeze) if !self.identity.may_call(OrderEnvironment::NAME) => {
                 let why = format!("{} has frozen it", freeze.who);
                 Err(self.needs_power::<OrderEnvironment>(name, &why))
             }
@@ -239,7 +244,7 @@ mod tests {
         let edit = |keys: Value| {
             let mut edit = json!({"name": "web", "source": {"image": "b"}});
             edit.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
-            let said = Orderer::new(&owner, &state).expect_may_edit(&edits(edit));
+            let said = OwnerCheck::new(&owner, &state).expect_may_edit(&edits(edit));
             said.err().map_or_else(String::new, |said| format!("{} {}", said.code, said.message))
         };
         let key = |key: &str| {
@@ -273,7 +278,7 @@ mod tests {
         let new = edits(json!({"name": "new", "select": {}, "source": {"image": "a"}}));
         let codes = |identity: &Identity| {
             [&groups, &new].map(|edits| {
-                let said = Orderer::new(identity, &state).expect_may_edit(edits);
+                let said = OwnerCheck::new(identity, &state).expect_may_edit(edits);
                 said.map_err(|said| said.code)
             })
         };
@@ -285,18 +290,18 @@ mod tests {
     fn owners_give_orders_about_what_is_theirs() {
         let state = state();
         let may = |identity: &Identity| {
-            let orderer = Orderer::new(identity, &state);
+            let check = OwnerCheck::new(identity, &state);
             let start = |names: &[&str]| {
                 let environments = names.iter().map(|&name| name.to_owned()).collect();
                 let order = StartOrder { environments, ..StartOrder::default() };
-                orderer.expect_may_start(&order).is_ok()
+                check.expect_may_start(&order).is_ok()
             };
             let delete = EnvironmentOrder::Delete { force: false };
             let activate = EnvironmentOrder::Activate;
             let orders = [("web", activate), ("web", delete), ("db", activate), ("*", activate)];
-            let ordered = orders.map(|(name, order)| orderer.expect_may_order(name, order));
+            let ordered = orders.map(|(name, order)| check.expect_may_order(name, order));
             let started = [&["web@1"][..], &["db@1"], &["web@1", "db@1"], &["no@1"], &[]];
-            let stopped = ["r1", "r2", "r3", "r9"].map(|id| orderer.expect_may_order_rollout(id));
+            let stopped = ["r1", "r2", "r3", "r9"].map(|id| check.expect_may_order_rollout(id));
             (ordered.map(|one| one.is_ok()), started.map(start), stopped.map(|one| one.is_ok()))
         };
         let none = ([false; 4], [false; 5], [false; 4]);
@@ -322,13 +327,13 @@ mod tests {
         state.edit(edits(second), &by, &Default::default()).unwrap();
         state.freeze("web", None, &by).unwrap();
         let owner = identity(&["webs"], &[]);
-        let orderer = Orderer::new(&owner, &state);
+        let check = OwnerCheck::new(&owner, &state);
         let said = |result: Result<(), Said>| result.map_err(|said| said.message);
         let start = |what: &str, urgent, allow_deprecated| {
             let environments = vec![what.to_owned()];
             let order =
                 StartOrder { environments, urgent, allow_deprecated, ..StartOrder::default() };
-            said(orderer.expect_may_start(&order))
+            said(check.expect_may_start(&order))
         };
         let needs = |what: &str, method: &str| {
             Err(format!("{what}: that needs the power Dominator.{method}"))
@@ -340,13 +345,16 @@ mod tests {
         assert_eq!(start("web@2", true, false), needs(urgent, "StartRollout"));
         let deprecated = "--allow-deprecated: ann: it is not for owners";
         assert_eq!(start("web@2", false, true), needs(deprecated, "StartRollout"));
-        let unfreeze = EnvironmentOrder::Unfreeze;
+        // Another freeze would take the place of the first.
+        let freeze = EnvironmentOrder::Freeze { until: None };
         let frozen = "web: ann: root has frozen it";
+        assert_eq!(said(check.expect_may_order("web", freeze)), needs(frozen, "OrderEnvironment"));
+        let unfreeze = EnvironmentOrder::Unfreeze;
         assert_eq!(
-            said(orderer.expect_may_order("web", unfreeze)),
+            said(check.expect_may_order("web", unfreeze)),
             needs(frozen, "OrderEnvironment")
         );
         state.freeze("web", None, &Editor { who: "ann".into(), ..by }).unwrap();
-        assert!(Orderer::new(&owner, &state).expect_may_order("web", unfreeze).is_ok());
+        assert!(OwnerCheck::new(&owner, &state).expect_may_order("web", unfreeze).is_ok());
     }
 }

@@ -76,7 +76,7 @@ impl State {
         ];
         for (what, before, after) in counts {
             if after > before.max(ENVIRONMENTS_MAX) {
-                let message = format!("there can be {ENVIRONMENTS_MAX} {what}");
+                let message = format!("there can be at most {ENVIRONMENTS_MAX} {what}");
                 return Err(Said::new(409, message));
             }
         }

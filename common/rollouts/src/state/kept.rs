@@ -17,7 +17,7 @@ use crate::lock::lock;
 use crate::steps::Said;
 
 /// The author of revisions that take former bundles away.
-pub const CLEANUP_AUTHOR: &str = "cleanup";
+const CLEANUP_AUTHOR: &str = "cleanup";
 
 /// How the cause of a cleanup begins that was withdrawn.
 const GIVES_WAY: &str = "gives way to";
@@ -125,8 +125,8 @@ impl State {
     }
 
     /// Starts rollouts that take away former bundles which nothing requires any more. They come
-    /// after those that may still need them. Returns what happened: the environment, and a
-    /// sentence.
+    /// after those that may still need them. Returns what happened, for events: the id of the
+    /// rollout, or the environment if none can be started, and a sentence.
     pub(crate) fn start_cleanups(&mut self, now: Time) -> Vec<(String, String)> {
         let keeping = self.environments.iter().filter(|(_, one)| {
             let stored = one.revisions.get(&one.committed);

@@ -68,22 +68,23 @@ impl State {
         rollout.state = RolloutState::Pending;
         let named: BTreeSet<&str> = order.environments.iter().map(|text| name_in(text)).collect();
         let is_brought = |name: &String| named.contains(name.as_str());
-        for record in self.rollouts.values_mut() {
+        let is_replaced = |record: &RolloutRecord| {
             let waits = record.rollout.state == RolloutState::Pending;
-            if waits && record.rollout.changing().iter().any(is_brought) {
-                let record = Arc::make_mut(record);
-                record.end(RolloutState::Canceled, format!("replaced by {id}"), by.now);
-            }
-        }
-        let is_theirs = |record: &&Arc<RolloutRecord>| record.rollout.by == by.who;
-        let count = self.unfinished().filter(is_theirs).count();
-        if order.kind == Kind::User && count >= UNFINISHED_MAX {
+            waits && record.rollout.changing().iter().any(is_brought)
+        };
+        let others = self.unfinished().filter(|record| !is_replaced(record));
+        let theirs = others.filter(|record| record.rollout.by == by.who).count();
+        if order.kind == Kind::User && theirs >= UNFINISHED_MAX {
             let message = format!(
                 "{} has started {UNFINISHED_MAX} rollouts that have not ended: wait for one, or \
                  stop one",
                 by.who
             );
             return Err(Said::new(409, message));
+        }
+        for record in self.rollouts.values_mut().filter(|record| is_replaced(record)) {
+            let record = Arc::make_mut(record);
+            record.end(RolloutState::Canceled, format!("replaced by {id}"), by.now);
         }
         if order.kind != Kind::Cleanup {
             self.withdraw_cleanups(&rollout, &named, by.now);

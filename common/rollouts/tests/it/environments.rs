@@ -9,7 +9,10 @@ use model::tree::Time;
 use rollouts::advance::{ImageNotes, Question, Seen, View, advance, plan};
 use rollouts::document::{Analysis, Choice, Kind, MachineTaskState, VoteEvent, name_of};
 use rollouts::gate::effective;
-use rollouts::state::{Editor, Edits, RolloutOrder, SharedMachines, StartOrder, State};
+use rollouts::state::{
+    ENVIRONMENTS_MAX, Editor, Edits, RolloutOrder, SharedMachines, StartOrder, State,
+    UNFINISHED_MAX,
+};
 use rollouts::steps::Said;
 use serde_json::{Value, json};
 
@@ -626,4 +629,38 @@ fn rollouts_that_do_not_fit_together_are_not_carried_out_both() {
     assert_eq!(shown(&state, first), "running: ");
     let refused = "rolled_back: web failed: web1 cannot have l3 in i1 + l3: /x is taken";
     assert_eq!(carried_out(&mut state, &mdb, "web@1", Kind::User), refused);
+}
+
+#[test]
+fn a_caller_has_so_many_rollouts_and_there_are_so_many_environments() {
+    let mdb = mdb("web1 a");
+    let mut state = State::default();
+    for number in 0..=UNFINISHED_MAX {
+        let mut one = environment(&format!("e{number}"), "b");
+        one["select"] = json!({"hosts": ["web*"]});
+        edit(&mut state, &mdb, one).unwrap();
+    }
+    for number in 0..UNFINISHED_MAX {
+        start(&mut state, &format!("e{number}@1"), Kind::User).unwrap();
+    }
+    let before = state.clone();
+    let message =
+        "ann has started 50 rollouts that have not ended: wait for one, or stop one".to_owned();
+    assert_eq!(start(&mut state, "e50@1", Kind::User), Err(Said::new(409, message)));
+    assert_eq!(state, before);
+    // One that takes the place of another is no more than before.
+    assert_eq!(start(&mut state, "e0@1", Kind::User), Ok(51));
+
+    let edit_of = |number: usize| {
+        let select = json!({"hosts": ["web*"]});
+        let edit =
+            json!({"name": format!("e{number}"), "select": select, "source": {"image": "b"}});
+        serde_json::from_value(edit).unwrap()
+    };
+    let environments = (0..=ENVIRONMENTS_MAX).map(edit_of).collect();
+    let edits = Edits { environments, ..Edits::default() };
+    let before = state.clone();
+    let said = state.edit(edits, &at(0), &mdb).unwrap_err();
+    assert_eq!(said, Said::new(409, "there can be at most 2000 environments"));
+    assert_eq!(state, before);
 }

@@ -17,7 +17,7 @@ use super::caller::Caller;
 /// How many calls may come at once, as a multiple of those of a second.
 const BURST: u32 = 20;
 
-/// Callers are forgotten that made no call lately, once there are so many.
+/// Once there are so many callers, those that made no call lately are forgotten.
 const CALLERS_MAX: usize = 4_096;
 
 type Middleware = NoOpMiddleware<Instant>;
@@ -42,10 +42,10 @@ impl ChangeRates {
     ///
     /// A fault if the caller has made too many lately.
     pub(super) fn count(&self, caller: &Caller) -> Result<(), Fault> {
+        let Some(user) = caller.identity.in_words() else { return Ok(()) };
         if self.limiter.len() > CALLERS_MAX {
             self.limiter.retain_recent();
         }
-        let Some(user) = caller.identity.in_words() else { return Ok(()) };
         self.limiter.check_key(&user).map_err(|too_early| {
             let wait = too_early.wait_time_from(MonotonicClock.now()).as_millis();
             let most = self.each_second;

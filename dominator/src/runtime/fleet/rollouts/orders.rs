@@ -19,7 +19,7 @@ use rollouts::state::{
 use rollouts::steps::Said;
 
 use super::{digest_of, images_in};
-use crate::core::environment_owners::Orderer;
+use crate::core::environment_owners::OwnerCheck;
 use crate::core::orders::{Order, end_of};
 use crate::core::rollouts::{check_bundle, check_default};
 use crate::runtime::fleet::{Fleet, OrderError};
@@ -33,8 +33,8 @@ impl Fleet {
     ) -> Result<EditEnvironmentsReply, OrderError> {
         let EditEnvironmentsRequest { groups, environments, whole, dry_run, why, who } = request;
         let edits = Edits { groups, environments, whole };
-        // Others have nothing looked up.
-        Orderer::new(&identity, &self.rollout_state()).expect_may_edit(&edits)?;
+        // Nothing is asked of the image server for callers who may not edit.
+        OwnerCheck::new(&identity, &self.rollout_state()).expect_may_edit(&edits)?;
         self.expect_images_of(&edits.environments).await?;
         let names: Vec<&str> = edits.environments.iter().map(|edit| edit.name.as_str()).collect();
         let order = Order::new("edit-environments", &who).about(names.join(" ")).why(&why);
@@ -44,7 +44,7 @@ impl Fleet {
                 return Ok(fleet.try_edits(edits, who, why)?.2);
             }
             fleet.change_rollouts(&order, |state, mdb, editor| {
-                Orderer::new(&identity, state).expect_may_edit(&edits)?;
+                OwnerCheck::new(&identity, state).expect_may_edit(&edits)?;
                 fleet.edit(state, edits, editor, mdb)
             })
         };
@@ -148,7 +148,7 @@ impl Fleet {
         };
         let change = move |fleet: &Self| {
             fleet.change_rollouts(&order, |state, mdb, editor| {
-                Orderer::new(&identity, state).expect_may_order(&name, what)?;
+                OwnerCheck::new(&identity, state).expect_may_order(&name, what)?;
                 let is_active = match what {
                     EnvironmentOrder::Delete { force } => {
                         state.delete(&name, force, mdb)?;
@@ -190,11 +190,11 @@ impl Fleet {
         let order = order.reasoned("the rollout is started")?;
         let kind = if rollback { Kind::Rollback } else { Kind::User };
         let start = StartOrder { environments, kind, scan, urgent, allow_deprecated };
-        Orderer::new(&identity, &self.rollout_state()).expect_may_start(&start)?;
+        OwnerCheck::new(&identity, &self.rollout_state()).expect_may_start(&start)?;
         self.expect_images(self.images_of(&start.environments)).await?;
         let change = move |fleet: &Self| {
             fleet.change_rollouts(&order, |state, _, editor| {
-                Orderer::new(&identity, state).expect_may_start(&start)?;
+                OwnerCheck::new(&identity, state).expect_may_start(&start)?;
                 state.start(&start, editor)
             })
         };
@@ -230,7 +230,7 @@ impl Fleet {
         let order = order.reasoned("the rollout does not go on as it was started")?;
         let change = move |fleet: &Self| {
             fleet.change_rollouts(&order, |state, _, editor| {
-                Orderer::new(&identity, state).expect_may_order_rollout(&id)?;
+                OwnerCheck::new(&identity, state).expect_may_order_rollout(&id)?;
                 state.order(&id, what, editor)
             })
         };
