@@ -204,9 +204,10 @@ fn change(
         return Some((from, new.map(image).unwrap_or_default()));
     }
     let now = gate.gated(machine).and_then(|gated| gated.base);
-    // An older environment applies.
-    let order_of =
-        |name: &str| state.environments.get(name).map(|other| (other.order, name.to_owned()));
+    // Another environment applies.
+    let order_of = |name: &str| {
+        state.environments.get(name).map(|other| (other.place_of_image(), name.to_owned()))
+    };
     let is_other = now.as_ref().is_some_and(|base| {
         base.environment != environment && order_of(&base.environment) < order_of(environment)
     });
@@ -644,11 +645,12 @@ fn apply(
         if step.state == StepState::Planning && step.direction == Direction::Forward {
             state.note_kept(&step.environment, step.revision.unwrap_or_default());
         }
+        let order = state.next_order();
         if step.state.is_done()
             && let Some(environment) = state.environments.get_mut(&step.environment)
         {
             let revision = step.revision.unwrap_or_default();
-            Arc::make_mut(environment).commit(revision, next.rollout.kind);
+            Arc::make_mut(environment).commit(revision, next.rollout.kind, order);
         }
     }
     if next.rollout.state != record.rollout.state {

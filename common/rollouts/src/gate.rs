@@ -126,9 +126,10 @@ impl<'a> Gate<'a> {
         if selecting.is_empty() {
             return None;
         }
-        selecting.sort_by_key(|one| (one.environment.order, one.name));
         let is_bundle = |one: &InUse<'_>| one.stored.definition.source.is_bundle();
-        let (bundles, bases): (Vec<_>, Vec<_>) = selecting.into_iter().partition(is_bundle);
+        let (mut bundles, mut bases): (Vec<_>, Vec<_>) = selecting.into_iter().partition(is_bundle);
+        bases.sort_by_key(|one| (one.environment.place_of_image(), one.name));
+        bundles.sort_by_key(|one| (one.environment.place_of_bundle(one.number), one.name));
         let mut bases = bases.into_iter();
         let base = bases.next().map(|one| one.applied(hostname));
         let conflicts = bases.map(|one| one.name.clone()).collect();

@@ -67,8 +67,12 @@ pub struct EnvironmentState {
     /// The highest revision that somebody has started.
     #[serde(default)]
     pub started: Revision,
-    /// Of the environments that select a machine, the one with the lowest number gives its image.
+    /// When a revision was committed first, as a number that grows with each commit of any
+    /// environment; 0 if none ever was.
     pub order: u64,
+    /// When the committed one was committed, as such a number.
+    #[serde(default)]
+    pub committed_order: u64,
     pub active: bool,
     /// While it is not active: the machines that have it; others get nothing.
     pub members: Option<BTreeSet<String>>,
@@ -204,9 +208,29 @@ impl EnvironmentState {
         kept.into_iter().filter_map(|revision| self.revisions.get(&revision))
     }
 
+    /// Returns the place of the environment among those that give a machine its image: the one
+    /// whose first revision was committed first applies.
+    pub(crate) fn place_of_image(&self) -> u64 {
+        if self.order == 0 { u64::MAX } else { self.order }
+    }
+
+    /// Returns the place of a revision among those that give a machine a bundle: one that was
+    /// committed later is left out if they clash.
+    pub(crate) fn place_of_bundle(&self, revision: Revision) -> u64 {
+        let committed = (revision == self.committed).then_some(self.committed_order.max(self.order));
+        committed.unwrap_or(u64::MAX)
+    }
+
     /// Makes a revision the committed one, and that of all machines. One by a rollout of `kind`
-    /// [`Kind::Cleanup`] takes the place of the one that it cleans up.
-    pub(crate) fn commit(&mut self, revision: Revision, kind: Kind) {
+    /// [`Kind::Cleanup`] takes the place of the one that it cleans up. `order` is that of the
+    /// commit.
+    pub(crate) fn commit(&mut self, revision: Revision, kind: Kind, order: u64) {
+        if revision != self.committed {
+            self.committed_order = order;
+        }
+        if revision > 0 && self.order == 0 {
+            self.order = order;
+        }
         if kind == Kind::Cleanup {
             // What was there before is still the former one.
         } else if self.former.last() == Some(&revision) {
@@ -258,6 +282,12 @@ impl State {
     /// Returns the rollouts that have not ended, the earliest first.
     pub fn unfinished(&self) -> impl Iterator<Item = &Arc<RolloutRecord>> {
         self.rollouts.values().filter(|record| !record.is_ended())
+    }
+
+    /// Returns the number of the next commit.
+    pub(crate) fn next_order(&self) -> u64 {
+        let orders = self.environments.values().map(|one| one.order.max(one.committed_order));
+        orders.max().unwrap_or_default() + 1
     }
 
     /// Returns what decisions about `rollout`, or about a new one, depend on, without machines.

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{ENVIRONMENTS_MAX, EnvironmentState, SharedMachines, State, StoredRevision};
 use crate::definition::{Definition, EnvironmentEdit, Source};
-use crate::document::{Group, Revision};
+use crate::document::{Group, Kind, Revision};
 use crate::gate::Gate;
 use crate::steps::Said;
 
@@ -139,10 +139,6 @@ impl State {
         }
         let is_new = newest == 0;
         let mut environment = EnvironmentState::clone(&former);
-        if is_new {
-            let orders = self.environments.values().map(|one| one.order);
-            environment.order = orders.max().unwrap_or_default() + 1;
-        }
         let is_of_mdb = definition.source == Source::Mdb(true);
         let images = images_of(&definition, mdb);
         let (author, why) = (editor.who.clone(), editor.why.clone());
@@ -151,7 +147,7 @@ impl State {
         environment.revisions.insert(newest + 1, revision);
         // Its machines have just that.
         if is_new && is_of_mdb {
-            environment.committed = newest + 1;
+            environment.commit(newest + 1, Kind::Mdb, self.next_order());
         }
         self.environments.insert(name.clone(), Arc::new(environment));
         self.note_kept(&name, newest + 1);
@@ -189,7 +185,7 @@ impl State {
         }
         warnings.extend(shared.into_iter().map(|(other, both)| {
             format!(
-                "{} are in {other} too: the older environment applies",
+                "{} are in {other} too: the one that is committed first applies",
                 counted(both, "machine")
             )
         }));

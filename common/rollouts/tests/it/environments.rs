@@ -163,7 +163,7 @@ fn edits_make_revisions_or_are_refused_whole() {
         (json!({"name": "db", "select": {"hosts": ["x*"]}, "source": {"image": "c"}}),
             ok("db@1 created; it selects no machine of the machine database")),
         (json!({"name": "db", "select": {"hosts": ["*"]}, "source": {"image": "c"}}),
-            ok("db@2 updated; 2 machines are in web too: the older environment applies")),
+            ok("db@2 updated; 2 machines are in web too: the one that is committed first applies")),
         (json!({"name": "db", "source": {"image": "c"}, "depends_on": ["db"]}),
             said(400, "environments: these depend on each other: db")),
     ];
@@ -180,44 +180,48 @@ fn edits_make_revisions_or_are_refused_whole() {
     assert_eq!(
         edit(&mut state, &mdb, group),
         ok("web@3 updated; 2 machines are in db too: the \
-        older environment applies")
+        one that is committed first applies")
     );
     let whole = environment("web", "c");
     let again = edit_with(&mut state, &mdb, whole, true);
-    let text = "web@4 updated; 2 machines are in db too: the older environment applies";
+    let text = "web@4 updated; 2 machines are in db too: the one that is committed first applies";
     assert_eq!(again, ok(text));
 }
 
 #[test]
-fn the_environment_that_was_made_first_applies_once_it_is_started() {
+fn the_environment_that_was_committed_first_applies() {
     let mdb = mdb("web1 a, web2 a, db1 a");
     let mut state = State::default();
     edit(&mut state, &mdb, environment("web", "b")).unwrap();
-    let all = json!({"name": "all", "select": {"hosts": ["*"]}, "source": {"image": "c"}});
-    edit(&mut state, &mdb, all).unwrap();
+    let all = json!({"name": "all", "select": {"hosts": ["d*", "*1"]}, "source": {"image": "c"}});
+    edit(&mut state, &mdb, all.clone()).unwrap();
     assert_eq!(images(&state, &mdb), "db1 a, web1 a, web2 a");
-    let number = start(&mut state, "all@1", Kind::User).unwrap();
-    go_on(&mut state, &mdb, 0);
-    assert_eq!(shown(&state, number), "succeeded: all steps are done");
-    assert_eq!(images(&state, &mdb), "db1 c, web1 c, web2 c");
-    // `web` is older, and takes its machines over.
-    start(&mut state, "web@1", Kind::User).unwrap();
-    go_on(&mut state, &mdb, 0);
-    assert_eq!(images(&state, &mdb), "db1 c, web1 b, web2 b");
+    let bring = |state: &mut State, what| {
+        let number = start(state, what, Kind::User).unwrap();
+        go_on(state, &mdb, 0);
+        assert_eq!(shown(state, number), "succeeded: all steps are done");
+        images(state, &mdb)
+    };
+    assert_eq!(bring(&mut state, "all@1"), "db1 c, web1 c, web2 a");
+    // `web` is older, and does not take over what has another one.
+    assert_eq!(bring(&mut state, "web@1"), "db1 c, web1 c, web2 b");
     let gated = rollouts::gate::Gate::new(&state).gated(&mdb["web1"]).unwrap();
     assert_eq!(
         (gated.base.unwrap().environment.as_str(), gated.conflicts),
-        ("web", vec!["all".to_owned()])
+        ("all", vec!["web".to_owned()])
     );
+    // That stays so with later revisions.
+    let next = json!({"source": {"image": "d"}, "name": "all"});
+    edit(&mut state, &mdb, next).unwrap();
+    assert_eq!(bring(&mut state, "all@2"), "db1 d, web1 d, web2 b");
     // What joins gets it at once, unless the environment is not active.
     let more = self::mdb("web1 a, web2 a, web3 a, db1 a");
-    assert_eq!(images(&state, &more), "db1 c, web1 b, web2 b, web3 b");
+    assert_eq!(images(&state, &more), "db1 d, web1 d, web2 b, web3 b");
     state.set_active("web", false).unwrap();
-    state.set_active("all", false).unwrap();
     state.note_members(&mdb);
-    assert_eq!(images(&state, &more), "db1 c, web1 b, web2 b, web3 a");
-    // Without the environment the machine database applies: that needs force.
-    let refused = state.delete("web", false, &mdb).unwrap_err();
+    assert_eq!(images(&state, &more), "db1 d, web1 d, web2 b, web3 a");
+    // Without the environment another one applies, or the machine database: that needs force.
+    let refused = state.delete("all", false, &mdb).unwrap_err();
     assert_eq!(refused.code, 409);
     state.delete("all", true, &mdb).unwrap();
     assert_eq!(images(&state, &more), "db1 a, web1 b, web2 b, web3 a");
@@ -515,28 +519,32 @@ fn bundles_are_added_to_the_image_of_a_machine() {
     for what in ["met@1", "log@1"] {
         assert_eq!(carried_out(&mut state, &mdb, what, Kind::User), DONE);
     }
-    // In the order in which their environments were made.
-    let both = "bare1 l0, db1 i0 + l0, web1 i0 + l0 + m0, web2 i0 + l0 + m0";
+    // In the order in which they were committed: if they clash, the later one is left out.
+    let both = "bare1 l0, db1 i0 + l0, web1 i0 + m0 + l0, web2 i0 + m0 + l0";
     assert_eq!(images(&state, &mdb), both);
     // Another image for the same machines, and back.
     assert_eq!(carried_out(&mut state, &mdb, "web@1", Kind::User), DONE);
-    let after = "bare1 l0, db1 i0 + l0, web1 i2 + l0 + m0, web2 i2 + l0 + m0";
+    let after = "bare1 l0, db1 i0 + l0, web1 i2 + m0 + l0, web2 i2 + m0 + l0";
     assert_eq!(images(&state, &mdb), after);
     assert_eq!(carried_out(&mut state, &mdb, "web@0", Kind::Rollback), DONE);
     assert_eq!(images(&state, &mdb), both);
     assert_eq!(carried_out(&mut state, &mdb, "log@0", Kind::Rollback), DONE);
     assert_eq!(images(&state, &mdb), "bare1, db1 i0, web1 i0 + m0, web2 i0 + m0");
-    // A bad bundle goes back by itself.
+    // A newer revision comes last, and a bad bundle goes back by itself.
     assert_eq!(carried_out(&mut state, &mdb, "log@1", Kind::User), DONE);
+    edit(&mut state, &mdb, bundle("met", &["web"], "m1")).unwrap();
+    assert_eq!(carried_out(&mut state, &mdb, "met@2", Kind::User), DONE);
+    let newest = "bare1 l0, db1 i0 + l0, web1 i0 + l0 + m1, web2 i0 + l0 + m1";
+    assert_eq!(images(&state, &mdb), newest);
     edit(&mut state, &mdb, bundle("log", &["web", "db", "bare"], "lbad")).unwrap();
     let mut bad = self::mdb("web1 i0, web2 i0, db1 i0, bare1");
     bad.remove("web1");
     let ended = carried_out(&mut state, &bad, "log@2", Kind::User);
     assert_eq!(ended, "rolled_back: log failed: failed: 1 machine, 0 may: web2");
-    assert_eq!(images(&state, &bad), "bare1 l0, db1 i0 + l0, web2 i0 + l0 + m0");
+    assert_eq!(images(&state, &bad), "bare1 l0, db1 i0 + l0, web2 i0 + l0 + m1");
     // What leaves loses it, what joins gets it, and an edit of the machine database passes.
     let moved = self::mdb("web1 i5, cache1 i0, db2 i0");
-    assert_eq!(images(&state, &moved), "cache1 i0, db2 i0 + l0, web1 i5 + l0 + m0");
+    assert_eq!(images(&state, &moved), "cache1 i0, db2 i0 + l0, web1 i5 + l0 + m1");
     assert_eq!(state.delete("met", false, &mdb).unwrap_err().code, 409);
 }
 
