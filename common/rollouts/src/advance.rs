@@ -14,8 +14,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::batch::Pace;
 use crate::document::{
-    Analysis, Direction, Document, Event, FailureEvent, Machine, MachineTask, MachineTaskState,
-    Revision, Rollout, Step, StepState, name_of,
+    Analysis, Direction, Document, Event, FailureEvent, Kind, Machine, MachineTask,
+    MachineTaskState, Revision, Rollout, Step, StepState, name_of,
 };
 use crate::gate::{Gate, Gated, pending};
 use crate::state::{RolloutRecord, SharedMachines, State, StoredRevision};
@@ -279,7 +279,8 @@ pub fn advance(
     let before = state.clone();
     let mut advanced = Advanced::default();
     state.end_freezes(now);
-    let numbers: Vec<u64> = state.unfinished().map(|record| record.number).collect();
+    let gated = state.unfinished().filter(|record| record.rollout.kind.is_gated());
+    let numbers: Vec<u64> = gated.map(|record| record.number).collect();
     for number in numbers {
         for _ in 0..PASSES_MAX {
             let Some(record) = state.rollouts.get(&number).cloned() else { break };
@@ -289,7 +290,7 @@ pub fn advance(
             }
             let answer = ask(state, &gate, mdb, view, &record, now);
             let batches = answer.batches.clone();
-            let moves = apply(state, &record, answer, now, &mut advanced);
+            let moves = apply(state, mdb, &record, answer, now, &mut advanced);
             advanced.batches.insert(number, batches);
             let is_same = state.rollouts.get(&number) == Some(&record);
             if is_same && !moves {
@@ -298,6 +299,10 @@ pub fn advance(
         }
     }
     advanced.events.extend(state.start_cleanups(now));
+    if state.environments.values().any(|one| one.members.is_none()) {
+        state.note_members(mdb, now);
+    }
+    advanced.events.extend(state.follow_automatic(mdb, view, now));
     state.forget_old();
     advanced.changed = *state != before;
     advanced
@@ -617,6 +622,7 @@ fn machine(
 /// Takes an answer. Returns true if machines were moved.
 fn apply(
     state: &mut State,
+    mdb: &SharedMachines,
     record: &Arc<RolloutRecord>,
     answer: Answer,
     now: Time,
@@ -645,12 +651,8 @@ fn apply(
         if step.state == StepState::Planning && step.direction == Direction::Forward {
             state.note_kept(&step.environment, step.revision.unwrap_or_default());
         }
-        let order = state.next_order();
-        if step.state.is_done()
-            && let Some(environment) = state.environments.get_mut(&step.environment)
-        {
-            let revision = step.revision.unwrap_or_default();
-            Arc::make_mut(environment).commit(revision, next.rollout.kind, order);
+        if step.state.is_done() {
+            commit(state, mdb, step, next.rollout.kind, now);
         }
     }
     if next.rollout.state != record.rollout.state {
@@ -678,4 +680,23 @@ fn apply(
     }
     state.rollouts.insert(next.number, Arc::new(next));
     moves
+}
+
+/// Makes the revision of a step the committed one. Machines that were left out, because they could
+/// not be reached, follow by themselves.
+fn commit(state: &mut State, mdb: &SharedMachines, step: &Step, kind: Kind, now: Time) {
+    let (name, revision) = (&step.environment, step.revision.unwrap_or_default());
+    let Some(environment) = state.environments.get(name) else { return };
+    let gate = Gate::new(state);
+    let others = mdb.values().filter(|one| environment.number_on(&one.hostname) != revision);
+    let left_out = others.filter(|one| {
+        let change = change(state, &gate, name, revision, one);
+        change.is_some_and(|(from, to)| from != to)
+    });
+    let left_out = left_out.map(|one| one.hostname.clone()).collect();
+    let order = state.next_order();
+    if let Some(environment) = state.environments.get_mut(name) {
+        Arc::make_mut(environment).commit(revision, kind, order);
+    }
+    state.start_automatic(Kind::HealthRepair, name, left_out, now);
 }

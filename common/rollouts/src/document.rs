@@ -195,7 +195,14 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// True if it locks environments and asks for votes.
+    /// True if somebody has started it.
+    #[must_use]
+    pub fn is_of_people(self) -> bool {
+        matches!(self, Self::User | Self::Rollback)
+    }
+
+    /// True if it locks environments, asks for votes and changes machines. Others say what happens
+    /// by itself.
     #[must_use]
     pub fn is_gated(self) -> bool {
         !matches!(self, Self::NewHost | Self::HealthRepair)

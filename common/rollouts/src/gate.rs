@@ -117,12 +117,7 @@ impl<'a> Gate<'a> {
     #[must_use]
     pub fn gated(&self, machine: &Machine) -> Option<Gated> {
         let hostname = &machine.hostname;
-        let mut selecting = self.in_use.selecting(machine);
-        selecting.retain(|one| {
-            let ahead = self.ahead.get(one.name.as_str()).copied();
-            let number = ahead.unwrap_or_else(|| one.environment.number_on(hostname));
-            number == one.number && one.environment.has(hostname)
-        });
+        let selecting = self.selecting(machine);
         if selecting.is_empty() {
             return None;
         }
@@ -136,6 +131,23 @@ impl<'a> Gate<'a> {
         let image = base.as_ref().map_or(&machine.required_image, |base| &base.image).clone();
         let gated = Gated { base, image, conflicts, ..Gated::default() };
         Some(if bundles.is_empty() { gated } else { with_bundles(gated, &bundles, hostname) })
+    }
+
+    /// Returns the revisions that the machine has, in no order.
+    fn selecting(&self, machine: &Machine) -> Vec<InUse<'a>> {
+        let hostname = &machine.hostname;
+        let mut selecting = self.in_use.selecting(machine);
+        selecting.retain(|one| {
+            let ahead = self.ahead.get(one.name.as_str()).copied();
+            let number = ahead.unwrap_or_else(|| one.environment.number_on(hostname));
+            number == one.number && one.environment.has(hostname)
+        });
+        selecting
+    }
+
+    /// Returns the environments of which the machine has a revision, in no order.
+    pub(crate) fn environments_of(&self, machine: &Machine) -> impl Iterator<Item = &'a String> {
+        self.selecting(machine).into_iter().map(|one| one.name)
     }
 
     /// Returns the image that the machine with this record must have; empty for none.
@@ -179,7 +191,8 @@ pub fn effective(state: &State, mdb: &SharedMachines) -> SharedMachines {
 
 /// Returns the revisions that environments get.
 pub(crate) fn pending(state: &State) -> BTreeMap<&str, Revision> {
-    let steps = state.unfinished().flat_map(|record| &record.rollout.steps);
+    let gated = state.unfinished().filter(|record| record.rollout.kind.is_gated());
+    let steps = gated.flat_map(|record| &record.rollout.steps);
     let open =
         steps.filter(|step| step.direction == Direction::Forward && !step.state.is_finished());
     open.filter_map(|step| Some((step.environment.as_str(), step.revision?))).collect()

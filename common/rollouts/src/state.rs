@@ -3,6 +3,7 @@
 //! Revision 0 of an environment stands for what the machine database says: machines have it before
 //! the first rollout has come to them.
 
+mod automatic;
 mod edits;
 mod freezes;
 mod kept;
@@ -30,7 +31,8 @@ pub use orders::{RolloutOrder, StartOrder};
 /// Machines of a machine database, by host name.
 pub type SharedMachines = BTreeMap<String, Arc<Machine>>;
 
-/// How many ended rollouts are remembered.
+/// How many ended rollouts are remembered, and as many of those that follow by themselves from what
+/// machines are.
 pub const ENDED_MAX: usize = 200;
 
 /// How many of the newest revisions of an environment are remembered, beside those in use.
@@ -74,7 +76,7 @@ pub struct EnvironmentState {
     #[serde(default)]
     pub committed_order: u64,
     pub active: bool,
-    /// While it is not active: the machines that have it; others get nothing.
+    /// The machines that have it, once that was noted. While it is not active, others get nothing.
     pub members: Option<BTreeSet<String>>,
     /// Machines that have another revision than the committed one.
     pub moved: BTreeMap<String, Revision>,
@@ -134,6 +136,12 @@ pub struct RolloutRecord {
     /// When each step began to change machines, if it has.
     #[serde(default)]
     pub began: BTreeMap<String, Time>,
+    /// Of one that follows by itself: the machines that are not healthy yet.
+    #[serde(default)]
+    pub waiting: BTreeSet<String>,
+    /// How many there were.
+    #[serde(default)]
+    pub machines: u32,
 }
 
 impl RolloutRecord {
@@ -142,7 +150,9 @@ impl RolloutRecord {
     pub fn is_under_way(&self) -> bool {
         let is_at_work =
             |step: &Step| step.state == StepState::Planning || step.state.is_on_machines();
-        !self.is_ended() && self.rollout.steps.iter().any(is_at_work)
+        !self.is_ended()
+            && self.rollout.kind.is_gated()
+            && self.rollout.steps.iter().any(is_at_work)
     }
 
     /// True if nothing more happens to it.
@@ -190,7 +200,15 @@ impl EnvironmentState {
 
     /// True unless it is not active, and the machine has joined since then.
     pub(crate) fn has(&self, hostname: &str) -> bool {
-        self.members.as_ref().is_none_or(|members| members.contains(hostname))
+        self.active || self.members.as_ref().is_none_or(|members| members.contains(hostname))
+    }
+
+    /// Makes it active, or not. Then it keeps the machines that it has now.
+    pub(crate) fn set_active(&mut self, active: bool) {
+        if !active {
+            self.members = None;
+        }
+        self.active = active;
     }
 
     /// Returns the number of the revision that a machine has if it is selected.
@@ -217,7 +235,8 @@ impl EnvironmentState {
     /// Returns the place of a revision among those that give a machine a bundle: one that was
     /// committed later is left out if they clash.
     pub(crate) fn place_of_bundle(&self, revision: Revision) -> u64 {
-        let committed = (revision == self.committed).then_some(self.committed_order.max(self.order));
+        let committed =
+            (revision == self.committed).then_some(self.committed_order.max(self.order));
         committed.unwrap_or(u64::MAX)
     }
 
@@ -242,6 +261,8 @@ impl EnvironmentState {
         }
         self.committed = revision;
         self.moved.clear();
+        // Whom it selects is as the rollout has brought it.
+        self.members = None;
     }
 
     /// Returns the environment as decisions see it. `desired` is the revision that a rollout
@@ -324,10 +345,15 @@ impl State {
 
     /// Forgets the oldest ended rollouts, and revisions that nothing needs.
     pub fn forget_old(&mut self) {
-        let ended = self.rollouts.values().filter(|record| record.is_ended());
-        let ended: Vec<u64> = ended.map(|record| record.number).collect();
-        for number in &ended[..ended.len().saturating_sub(ENDED_MAX)] {
-            self.rollouts.remove(number);
+        for is_gated in [true, false] {
+            let is_old = |record: &&Arc<RolloutRecord>| {
+                record.is_ended() && record.rollout.kind.is_gated() == is_gated
+            };
+            let ended = self.rollouts.values().filter(is_old);
+            let ended: Vec<u64> = ended.map(|record| record.number).collect();
+            for number in &ended[..ended.len().saturating_sub(ENDED_MAX)] {
+                self.rollouts.remove(number);
+            }
         }
         let steps = self.unfinished().flat_map(|record| &record.rollout.steps);
         let used: BTreeSet<(String, Revision)> = steps

@@ -60,12 +60,13 @@ pub fn ended(state: &State) -> State {
 }
 
 /// Returns what is new since `reported`: rollouts and steps with another state, and steps that wait
-/// for votes about another plan.
+/// for votes about another plan. What follows by itself from how machines are is left out.
 #[must_use]
 pub fn notices(links: &VoteLinks, reported: &State, now: &State) -> Option<Notices> {
     let rollouts: Vec<Notice> = now
         .rollouts
         .values()
+        .filter(|record| record.rollout.kind.is_gated())
         .filter_map(|record| {
             let former = reported.rollouts.get(&record.number).map(|former| &former.rollout);
             notice(links, now, former, record)

@@ -78,7 +78,8 @@ pub fn check_default(state: &State, default: Option<&ImageName>) -> Result<(), S
 /// environments is started.
 pub fn raise_alarms(state: &State, raised: &mut AlarmSet) {
     let mut newer: BTreeSet<String> = BTreeSet::new();
-    for record in state.rollouts.values().rev() {
+    let gated = state.rollouts.values().filter(|record| record.rollout.kind.is_gated());
+    for record in gated.rev() {
         let (id, rollout) = (&record.rollout.id, &record.rollout);
         let since = |step: &str| record.since.get(step).copied();
         let waiting = |state: StepState| state == StepState::AwaitingApproval;

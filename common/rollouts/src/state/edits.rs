@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{ENVIRONMENTS_MAX, EnvironmentState, SharedMachines, State, StoredRevision};
 use crate::definition::{Definition, EnvironmentEdit, Source};
-use crate::document::{Group, Kind, Revision};
+use crate::document::{Group, Kind, Revision, RolloutState};
 use crate::gate::Gate;
 use crate::steps::Said;
 
@@ -192,23 +192,34 @@ impl State {
         warnings
     }
 
-    /// Deletes an environment. Without `force` no machine may get another image by it.
+    /// Deletes an environment, and stops rollouts of it that nobody has started. Without `force` no
+    /// machine may get another image by it.
     ///
     /// # Errors
     ///
     /// [`Said`] has the code of HTTP: 404 for an unknown environment, 409 if something is in the
     /// way.
-    pub fn delete(&mut self, name: &str, force: bool, mdb: &SharedMachines) -> Result<(), Said> {
+    pub fn delete(
+        &mut self,
+        name: &str,
+        force: bool,
+        mdb: &SharedMachines,
+        now: Time,
+    ) -> Result<(), Said> {
         if !self.environments.contains_key(name) {
             return Err(Said::new(404, format!("there is no environment {name}")));
         }
-        let has_it =
-            |record: &&Arc<super::RolloutRecord>| record.rollout.environments().contains(name);
-        if let Some(record) = self.unfinished().find(has_it) {
+        let of_it = self.unfinished().filter(|one| one.rollout.environments().contains(name));
+        let of_it: Vec<Arc<super::RolloutRecord>> = of_it.cloned().collect();
+        let of_people = |record: &&Arc<super::RolloutRecord>| record.rollout.kind.is_of_people();
+        if let Some(record) = of_it.iter().find(of_people) {
             let id = &record.rollout.id;
             return Err(Said::new(409, format!("{id} changes {name}: stop it first")));
         }
         let mut next = self.clone();
+        for record in &of_it {
+            next.end(record, RolloutState::Stopped, format!("{name} is deleted"), now);
+        }
         next.environments.remove(name);
         next.freezes.remove(name);
         next.document(None).check().map_err(|error| Said::new(409, error.to_string()))?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use model::tree::Time;
 
-use super::{Editor, RolloutRecord, SharedMachines, State, UNFINISHED_MAX};
+use super::{Editor, RolloutRecord, State, UNFINISHED_MAX};
 use crate::decide;
 use crate::document::{
     Event, FailureEvent, Kind, Revision, Rollout, RolloutState, Scan, StartEvent, Step, StepState,
@@ -48,7 +48,7 @@ impl State {
     /// [`Said`] has the code of HTTP: 400, 404, or 409 for a revision that is not the newest, or
     /// if the caller has started too many.
     pub fn start(&mut self, order: &StartOrder, by: &Editor) -> Result<u64, Said> {
-        let number = self.rollouts.keys().next_back().copied().unwrap_or_default() + 1;
+        let number = self.next_rollout();
         let id = format!("r{number}");
         let rollout = match order.kind {
             Kind::Rollback => self.back(&id, order)?,
@@ -93,7 +93,7 @@ impl State {
         for step in touched {
             if let Some(environment) = self.environments.get_mut(&step.environment) {
                 let environment = Arc::make_mut(environment);
-                (environment.active, environment.members) = (true, None);
+                environment.active = true;
                 environment.started = environment.started.max(step.revision.unwrap_or_default());
             }
         }
@@ -188,6 +188,13 @@ impl State {
         let record = Arc::clone(self.find(id)?);
         let state = record.rollout.state;
         let who = &by.who;
+        if !record.rollout.kind.is_gated() {
+            let message = format!(
+                "{id} follows by itself from what machines are: mend them, or make its environment \
+                 not active"
+            );
+            return Err(Said::new(409, message));
+        }
         match (order, state) {
             (RolloutOrder::Cancel, RolloutState::Pending) => {
                 self.end(&record, RolloutState::Canceled, format!("canceled by {who}"), by.now);
@@ -290,7 +297,7 @@ impl State {
         let names = record.rollout.changing();
         for name in &names {
             if let Some(environment) = self.environments.get_mut(name) {
-                Arc::make_mut(environment).active = false;
+                Arc::make_mut(environment).set_active(false);
             }
         }
         names.into_iter().collect()
@@ -307,27 +314,8 @@ impl State {
         if environment.active == active {
             return Ok(false);
         }
-        let environment = Arc::make_mut(environment);
-        environment.active = active;
-        if active {
-            environment.members = None;
-        }
+        Arc::make_mut(environment).set_active(active);
         Ok(true)
-    }
-
-    /// Notes which machines an environment has that is not active: others get nothing.
-    pub fn note_members(&mut self, mdb: &SharedMachines) -> bool {
-        let mut has_changed = false;
-        for environment in self.environments.values_mut() {
-            if environment.active || environment.members.is_some() {
-                continue;
-            }
-            let members = mdb.values().filter(|machine| environment.revision_on(machine).is_some());
-            let members = members.map(|machine| machine.hostname.clone()).collect();
-            Arc::make_mut(environment).members = Some(members);
-            has_changed = true;
-        }
-        has_changed
     }
 }
 
@@ -348,7 +336,7 @@ fn fresh(step: &Step) -> Step {
 }
 
 impl RolloutRecord {
-    fn end(&mut self, state: RolloutState, cause: String, now: Time) {
+    pub(super) fn end(&mut self, state: RolloutState, cause: String, now: Time) {
         for step in self.rollout.steps.iter_mut().filter(|step| !step.state.is_finished()) {
             step.state = StepState::Aborted;
             step.cause.clone_from(&cause);

@@ -194,7 +194,7 @@ fn the_environment_that_was_committed_first_applies() {
     let mut state = State::default();
     edit(&mut state, &mdb, environment("web", "b")).unwrap();
     let all = json!({"name": "all", "select": {"hosts": ["d*", "*1"]}, "source": {"image": "c"}});
-    edit(&mut state, &mdb, all.clone()).unwrap();
+    edit(&mut state, &mdb, all).unwrap();
     assert_eq!(images(&state, &mdb), "db1 a, web1 a, web2 a");
     let bring = |state: &mut State, what| {
         let number = start(state, what, Kind::User).unwrap();
@@ -218,12 +218,12 @@ fn the_environment_that_was_committed_first_applies() {
     let more = self::mdb("web1 a, web2 a, web3 a, db1 a");
     assert_eq!(images(&state, &more), "db1 d, web1 d, web2 b, web3 b");
     state.set_active("web", false).unwrap();
-    state.note_members(&mdb);
+    state.note_members(&mdb, at(0).now);
     assert_eq!(images(&state, &more), "db1 d, web1 d, web2 b, web3 a");
     // Without the environment another one applies, or the machine database: that needs force.
-    let refused = state.delete("all", false, &mdb).unwrap_err();
+    let refused = state.delete("all", false, &mdb, at(0).now).unwrap_err();
     assert_eq!(refused.code, 409);
-    state.delete("all", true, &mdb).unwrap();
+    state.delete("all", true, &mdb, at(0).now).unwrap();
     assert_eq!(images(&state, &more), "db1 a, web1 b, web2 b, web3 a");
 }
 
@@ -336,7 +336,7 @@ fn orders_fit_the_state_of_a_rollout() {
     assert_eq!(order(&mut state, third, RolloutOrder::Stop), Err(409));
     assert_eq!(order(&mut state, 99, RolloutOrder::Stop), Err(404));
     assert_eq!(order(&mut state, third, RolloutOrder::Cancel), Ok("r3 is canceled".to_owned()));
-    assert_eq!(state.delete("web", true, &mdb).unwrap_err().code, 409, "r1 changes it");
+    assert_eq!(state.delete("web", true, &mdb, at(0).now).unwrap_err().code, 409, "r1 changes it");
     let stopped = "r1 is stopped; machines stay as they are; not active: web".to_owned();
     assert_eq!(order(&mut state, first, RolloutOrder::Stop), Ok(stopped));
     assert_eq!(shown(&state, first), "stopped: stopped by ann");
@@ -545,7 +545,7 @@ fn bundles_are_added_to_the_image_of_a_machine() {
     // What leaves loses it, what joins gets it, and an edit of the machine database passes.
     let moved = self::mdb("web1 i5, cache1 i0, db2 i0");
     assert_eq!(images(&state, &moved), "cache1 i0, db2 i0 + l0, web1 i5 + l0 + m1");
-    assert_eq!(state.delete("met", false, &mdb).unwrap_err().code, 409);
+    assert_eq!(state.delete("met", false, &mdb, at(0).now).unwrap_err().code, 409);
 }
 
 #[test]

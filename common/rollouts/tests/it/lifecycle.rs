@@ -278,7 +278,7 @@ impl World {
     fn tick(&mut self) -> Result<(), TestCaseError> {
         let before = self.state.clone();
         let editor = self.editor("");
-        self.state.note_members(&self.mdb);
+        self.state.note_members(&self.mdb, editor.now);
         self.state.take_mdb(&self.mdb, editor.now);
         let advanced = advance(&mut self.state, &self.mdb, &mut self.fleet, editor.now);
         for (number, batches) in &advanced.batches {
@@ -339,9 +339,14 @@ impl World {
         former.is_some_and(|former| former.number_on(host) != now.number_on(host))
     }
 
+    /// Returns the rollouts that change machines.
+    fn gated(&self) -> impl Iterator<Item = &Arc<RolloutRecord>> {
+        self.state.rollouts.values().filter(|record| record.rollout.kind.is_gated())
+    }
+
     /// Returns the number of the rollout that is on the machines of an environment.
     fn mover(&self, environment: &str) -> Option<u64> {
-        let mut records = self.state.rollouts.values().filter(|record| {
+        let mut records = self.gated().filter(|record| {
             let mut steps = record.rollout.steps.iter();
             steps.any(|step| step.environment == environment && step.state.is_on_machines())
         });
@@ -358,7 +363,7 @@ impl World {
             };
             let taken: Vec<&&String> = moved.keys().filter(is_new).collect();
             // Only a step that votes have allowed moves machines.
-            let steps = self.state.rollouts.values().flat_map(|record| &record.rollout.steps);
+            let steps = self.gated().flat_map(|record| &record.rollout.steps);
             let of_it: Vec<_> = steps.filter(|step| step.environment == *name).collect();
             for host in &taken {
                 let revision = environment.number_on(host);
@@ -369,7 +374,6 @@ impl World {
                 let is_held = |record: &Arc<RolloutRecord>| {
                     let mut steps = record.rollout.steps.iter();
                     !record.rollout.urgent
-                        && record.rollout.kind.is_gated()
                         && steps.any(|step| {
                             step.environment == *name
                                 && step.revision == Some(revision)
@@ -378,7 +382,7 @@ impl World {
                         })
                 };
                 let is_frozen = before.opening(name, self.editor("").now).is_err();
-                let held = self.state.rollouts.values().any(is_held);
+                let held = self.gated().any(is_held);
                 prop_assert!(!(is_frozen && held), "{name}: {host} has changed in a freeze");
             }
             // Another committed revision is one that a step has brought.
@@ -410,7 +414,7 @@ impl World {
                 host.is_healthy(name) && host.wants == image(before, hostname)
             });
             // A step back has the strategy of the revision that it takes back.
-            let strategies = self.state.rollouts.values().filter(|record| {
+            let strategies = self.gated().filter(|record| {
                 let mut steps = record.rollout.steps.iter();
                 steps.any(|step| step.environment == *name && step.state.is_on_machines())
             });
@@ -431,6 +435,12 @@ impl World {
                     "{name}: {serving} of {healthy} healthy are taken, {floor} of {all} must stay"
                 );
             }
+        }
+        // What follows by itself is of active environments, and says which machines it waits for.
+        for record in self.state.unfinished().filter(|one| !one.rollout.kind.is_gated()) {
+            let environment = &self.state.environments[&record.rollout.steps[0].environment];
+            prop_assert!(environment.active && !record.waiting.is_empty(), "{record:?}");
+            prop_assert!(record.waiting.iter().all(|host| self.mdb.contains_key(host)));
         }
         // Machines in no environment have what the machine database says.
         for (name, machine) in effective(&self.state, &self.mdb) {
@@ -474,8 +484,7 @@ impl World {
         }
         // Machines of one environment differ only after a stop.
         for (name, environment) in &self.state.environments {
-            let mut records = self.state.rollouts.values();
-            let was_stopped = records.any(|record| {
+            let was_stopped = self.gated().any(|record| {
                 record.rollout.state == RolloutState::Stopped
                     && record.rollout.environments().contains(name)
             });

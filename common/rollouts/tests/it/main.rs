@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "what these functions unwrap fails the test")]
 
+mod automatic;
 mod batches;
 mod documents;
 mod environments;

@@ -55,7 +55,10 @@ pub(super) fn environments(pages: &Pages) -> Page {
         }
         if !environment.conflicts.is_empty() {
             let hosts = environment.conflicts.join(", ");
-            let text = format!("{}: another environment was committed before, and applies to {hosts}", environment.name);
+            let text = format!(
+                "{}: another environment was committed before, and applies to {hosts}",
+                environment.name
+            );
             body.push_str(&paragraph(&text));
         }
     }

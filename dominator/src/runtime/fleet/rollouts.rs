@@ -39,6 +39,9 @@ const INTERVAL: Duration = Duration::from_millis(500);
 /// How often those are looked at that wait for votes, for locks or for an operator.
 const WAITING_INTERVAL: Duration = Duration::from_secs(5);
 
+/// How often it is looked for machines of environments that are dead.
+const WATCH_INTERVAL: Duration = Duration::from_secs(30);
+
 /// What is known of rollouts beside what is stored.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
@@ -143,8 +146,11 @@ impl Fleet {
                 _ = pause.tick() => {}
             }
             let state = self.state().rollouts.get();
-            let is_late = looked.elapsed() >= WAITING_INTERVAL;
-            let is_due = state.unfinished().any(|record| is_late || record.is_under_way());
+            let since = looked.elapsed();
+            let is_late = since >= WAITING_INTERVAL;
+            let is_watched = || state.environments.values().any(|one| one.active);
+            let is_due = state.unfinished().any(|record| is_late || record.is_under_way())
+                || (since >= WATCH_INTERVAL && is_watched());
             if state.environments.is_empty() || !(is_edited || is_due) {
                 continue;
             }
@@ -174,7 +180,7 @@ impl Fleet {
             (mdb, seen(&inner))
         };
         if is_edited {
-            next.note_members(&mdb);
+            next.note_members(&mdb, now);
             for (name, revision) in next.take_mdb(&mdb, now) {
                 let what = "the machine database was edited: its images wait as a revision";
                 tracing::info!("{name}@{revision}: {what}");
@@ -246,7 +252,7 @@ impl Fleet {
         let editor = Editor { who: order.who.clone(), why: order.why.clone(), now };
         let result = change(&mut next, &mdb, &editor)?;
         if is_in_force {
-            next.note_members(&mdb);
+            next.note_members(&mdb, now);
         }
         self.state().rollouts.replace(next, Some(order))?;
         self.put_rollouts_in_force();

@@ -151,7 +151,7 @@ impl Fleet {
                 OwnerCheck::new(&identity, state).expect_may_order(&name, what)?;
                 let is_active = match what {
                     EnvironmentOrder::Delete { force } => {
-                        state.delete(&name, force, mdb)?;
+                        state.delete(&name, force, mdb, editor.now)?;
                         return Ok(format!("{name} is deleted"));
                     }
                     EnvironmentOrder::Freeze { until } => {

@@ -81,7 +81,7 @@ impl Fleet {
     pub fn rollout_counts(&self) -> RolloutCounts {
         let state = self.state().rollouts.get();
         let mut counts = RolloutCounts::default();
-        for record in state.unfinished() {
+        for record in state.unfinished().filter(|record| record.rollout.kind.is_gated()) {
             *counts.rollouts.entry(record.rollout.state).or_default() += 1;
             let waiting = record.rollout.steps.iter();
             let waiting = waiting.filter(|step| step.state == StepState::AwaitingApproval);
@@ -258,7 +258,8 @@ fn info(state: &State, name: &str, one: &EnvironmentState, all: bool) -> Environ
             kept: stored.kept.iter().map(|kept| kept.image.to_string()).collect(),
         }
     });
-    let rollout = state.unfinished().find(|record| record.rollout.environments().contains(name));
+    let mut gated = state.unfinished().filter(|record| record.rollout.kind.is_gated());
+    let rollout = gated.find(|record| record.rollout.environments().contains(name));
     EnvironmentInfo {
         name: name.to_owned(),
         newest: one.newest(),
