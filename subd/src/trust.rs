@@ -346,9 +346,13 @@ impl Trust {
         let parts = locked(&self.offered).parts(&request.image);
         let parts = parts.map_err(|image| Refusal::Unsigned { image })?;
         let image = compose(parts).map_err(|error| Refusal::Local { why: error.to_string() })?;
+        let policy = self.policy(&trust_state);
+        let leaving = locked(&self.offered)
+            .leaving(&image, &scan.settings, |digest| policy.may_leave(digest));
+        let image = image.with_leaving(leaving).map_err(|source| Refusal::Tree { source })?;
         let (image, contents) = (&image, &*Arc::clone(&locked(&self.contents)));
         let case = UpdateCase { request, image, contents, scan, refused, exclusions };
-        verification::verify_update(&case, &self.policy(&trust_state))
+        verification::verify_update(&case, &policy)
     }
 }
 

@@ -13,7 +13,8 @@ use crate::object_server::IDS_MAX;
 use crate::subd::{FetchObject, ScanReport};
 use model::filter::Patterns;
 use model::object::{Algorithm, ObjectId};
-use model::plan::{Need, Operation, Plan, RefusedChanges, ScannedTree, plan, safety};
+use model::plan::safety::{self, Extent};
+use model::plan::{Need, Operation, Plan, RefusedChanges, ScannedTree, plan};
 use model::tree::{Tree, TreeError};
 use model::trigger::Trigger;
 
@@ -201,7 +202,12 @@ impl PlanJob {
         let dangers = if plan.is_empty() {
             Vec::new()
         } else {
-            safety::dangers(&self.tree, &want, &plan, self.image.content.is_sparse())
+            let extent = match (self.image.content.is_sparse(), self.image.leaving.is_empty()) {
+                (false, _) => Extent::Whole,
+                (true, true) => Extent::Sparse,
+                (true, false) => Extent::Leaving,
+            };
+            safety::dangers(&self.tree, &want, &plan, extent)
         };
         let mut needs = plan.objects();
         let known: Vec<ObjectId> = self.computed.iter().map(|file| file.object.id()).collect();

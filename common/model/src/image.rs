@@ -6,6 +6,7 @@
 pub mod composition;
 pub mod computed;
 mod encoding;
+pub mod leaving;
 pub mod required;
 pub mod tags;
 

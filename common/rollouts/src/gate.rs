@@ -44,13 +44,19 @@ impl Gated {
         self.base.iter().chain(&self.bundles)
     }
 
-    /// Returns the name of an image, which may be empty, with the bundles.
+    /// Returns the name of an image, which may be empty, with the bundles; that of nothing and the
+    /// bundles if there is no image.
     #[must_use]
     pub fn composed_with(&self, image: &str) -> String {
         let mut parts: Vec<ImageName> =
             ImageName::new(image).iter().flat_map(ImageName::parts).collect();
         let bundles = self.bundles.iter().filter_map(|one| ImageName::new(&one.image).ok());
-        for bundle in bundles.flat_map(|bundles| bundles.parts().collect::<Vec<_>>()) {
+        let bundles: Vec<ImageName> =
+            bundles.flat_map(|bundles| bundles.parts().collect::<Vec<_>>()).collect();
+        if parts.is_empty() && !bundles.is_empty() {
+            parts.push(ImageName::nothing());
+        }
+        for bundle in bundles {
             // The machine database, or another environment, may name it too.
             if !parts.contains(&bundle) {
                 parts.push(bundle);
@@ -159,7 +165,7 @@ impl<'a> Gate<'a> {
 
 /// Adds bundles to the image of a machine.
 fn with_bundles(gated: Gated, bundles: &[InUse<'_>], hostname: &str) -> Gated {
-    let of_image = ImageName::new(&gated.image).map_or(0, |image| image.parts().count());
+    let of_image = ImageName::new(&gated.image).map_or(1, |image| image.parts().count());
     let mut room = PARTS_MAX - of_image;
     let (fitting, surplus): (Vec<_>, Vec<_>) = bundles.iter().partition(|one| {
         let count = 1 + one.stored.kept.len();

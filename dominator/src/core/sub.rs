@@ -77,6 +77,7 @@ use prefetch::Prefetch;
 use provisioning::Provisioning;
 use report::{ShownStatus, StatusHistory};
 use room::Room;
+use target::Leaving;
 use tasks::Tasks;
 use undone::UndoneUpdates;
 use updates::{Fetching, Updates};
@@ -132,6 +133,7 @@ pub struct Sub {
     undone: UndoneUpdates,
     /// The image at which the machine is kept instead of the required one.
     kept: Option<Arc<RequiredImage>>,
+    leaving: Option<Leaving>,
     computed: ComputedContent,
     blocked: BlockedPaths,
     room: Option<Room>,
@@ -174,6 +176,7 @@ impl Sub {
             updates: Updates::default(),
             undone: UndoneUpdates::default(),
             kept: None,
+            leaving: None,
             computed: ComputedContent::default(),
             blocked: BlockedPaths::default(),
             room: None,

@@ -193,18 +193,27 @@ impl Images {
             if wanted.contains_key(name) {
                 continue;
             }
-            let missing = ImageState::Missing(format!("asking the image server for {name}").into());
+            let (state, fleet_resources) = match name.is_nothing() {
+                true => (ImageState::Ready(composition::nothing()), Some(BTreeSet::new())),
+                false => {
+                    let why = format!("asking the image server for {name}");
+                    (ImageState::Missing(why.into()), None)
+                }
+            };
             let image = Arc::new(WantedImage {
-                state: watch::Sender::new(missing),
+                state: watch::Sender::new(state),
                 remark: Mutex::default(),
                 rollout_notes: Mutex::default(),
                 other: Mutex::default(),
-                fleet_resources: Mutex::default(),
+                fleet_resources: Mutex::new(fleet_resources),
                 reload: Notify::new(),
                 read_notes: Notify::new(),
                 cancel: self.stop.child_token(),
             });
             wanted.insert(name.clone(), Arc::clone(&image));
+            if name.is_nothing() {
+                continue;
+            }
             self.changed.notify_one();
             let (images, name) = (Arc::clone(self), name.clone());
             self.tracker.spawn(async move {
@@ -244,7 +253,7 @@ impl Images {
             return Some(image.left_out.clone());
         }
         let parts: Option<Vec<_>> = name.parts().map(|part| self.loaded(&part)).collect();
-        Some(composition::left_out(&parts?))
+        Some(composition::left_out(parts?))
     }
 
     /// Returns the resources of the fleet that a wanted image has; `None` while that is not known.
@@ -281,7 +290,8 @@ impl Images {
                 let kept = kept.iter().filter(|name| !wanted.contains_key(*name));
                 let all = wanted.keys().chain(kept);
                 // Their parts are wanted too.
-                all.filter(|name| !name.is_composed()).take(NAMES_MAX).cloned().collect()
+                let is_there = |name: &&ImageName| !name.is_composed() && !name.is_nothing();
+                all.filter(is_there).take(NAMES_MAX).cloned().collect()
             };
             // Without a machine database the holds from before the start stay.
             if !names.is_empty() {

@@ -225,3 +225,80 @@ fn a_former_bundle_stays_on_machines_until_nothing_requires_it() {
     let rollout = &cleanup["rollout"];
     assert_eq!((&rollout["kind"], &rollout["by"]), (&json!("cleanup"), &json!("cleanup")));
 }
+
+/// Which of these paths a machine has.
+fn present(scenario: &Scenario, index: usize, paths: &[&str]) -> Vec<bool> {
+    let root = &scenario.fleet.subs[index].root;
+    paths.iter().map(|path| root.join(path).exists()).collect()
+}
+
+#[test]
+fn a_bundle_that_leaves_a_machine_without_an_image_takes_its_files_with_it() {
+    let mut scenario = Scenario::start_with_tasks(2);
+    add_base(&scenario, 1);
+    add_bundle(&scenario, "bundles/job/1", "1", &[]);
+    add_bundle(&scenario, "bundles/job/2", "2", &[]);
+    add_libs(&scenario, 1);
+    // The machines have files of their own.
+    let logs = ["sub-1", "sub-2"];
+    require(&scenario, "base/1", &logs);
+    until_synced(&mut scenario, &["base/1"; 2]);
+    require(&scenario, "", &logs);
+    let job = |revision: u32| {
+        json!({"name": "job", "select": {"tags": {"logs": ["true"]}},
+            "source": {"bundle": format!("bundles/job/{revision}")},
+            "strategy": {"min_healthy_percent": 50}})
+    };
+    let libs = json!({"name": "libs", "select": {"hosts": ["sub-1"]},
+        "source": {"bundle": "bundles/libs/1"}});
+    assert_eq!(with_file(&scenario, &["env", "create"], &job(1)).0, 0);
+    assert_eq!(with_file(&scenario, &["env", "create"], &libs).0, 0);
+    roll_out(&scenario, "job@1", "succeeded");
+    roll_out(&scenario, "libs@1", "succeeded");
+    let both = "(nothing) + bundles/job/1 + bundles/libs/1";
+    until_synced(&mut scenario, &[both, "(nothing) + bundles/job/1"]);
+    (0..2).for_each(|index| starts(&scenario, index, &["1"]));
+    let paths = ["etc/version", "bin/sh", "opt", "opt/job", "opt/libs-1"];
+    assert_eq!(present(&scenario, 0, &paths), [true; 5]);
+
+    // One of two bundles goes.
+    let back = asked(&scenario, &["rollout", "rollback", "libs", "--to", "0", "--why", "no use"]);
+    wait_for_state(&scenario, back["id"].as_str().unwrap(), "succeeded");
+    until_synced(&mut scenario, &["(nothing) + bundles/job/1"; 2]);
+    assert_eq!(present(&scenario, 0, &paths), [true, true, true, true, false]);
+    starts(&scenario, 0, &["1"]);
+
+    // The last one goes, also if the dominator was away when that was wanted.
+    scenario.fleet.dominator.kill().unwrap();
+    require(&scenario, "", &["sub-2"]);
+    scenario.fleet.dominator.start_again().unwrap();
+    scenario.fleet.wait_ready().unwrap();
+    scenario.wait_until("the first machine has no image", |subs| {
+        let is_so = |sub: &SubSummary, status, image: &str| {
+            sub.status == status && sub.required_image == image
+        };
+        is_so(&subs[0], Status::ImageUndefined, "")
+            && is_so(&subs[1], Status::Synced, "(nothing) + bundles/job/1")
+    });
+    assert_eq!(present(&scenario, 0, &paths), [true, true, true, false, false]);
+    assert_eq!(present(&scenario, 0, &["etc/dominator", "etc"]), [false, true]);
+    assert_eq!(lines(&scenario.fleet.subs[0], "ends").len(), 1, "the task has ended");
+
+    // It comes back with the revision of the time, as a rollout by itself.
+    assert_eq!(with_file(&scenario, &["env", "update"], &job(2)).0, 0);
+    roll_out(&scenario, "job@2", "succeeded");
+    require(&scenario, "", &logs);
+    until_synced(&mut scenario, &["(nothing) + bundles/job/2"; 2]);
+    starts(&scenario, 0, &["1", "2"]);
+    eventually("the rollout has ended", || {
+        let all = asked(&scenario, &["rollout", "list"]);
+        let rollout = all["rollouts"][0]["rollout"].clone();
+        let facts = ["kind", "by", "state"].map(|key| rollout[key].as_str().unwrap().to_owned());
+        if facts == ["new_host", "new_host", "succeeded"] { Ok(()) } else { Err(rollout) }
+    });
+
+    // An image again: its files are looked at, and those of the bundle stay.
+    require(&scenario, "base/1", &logs);
+    until_synced(&mut scenario, &["base/1 + bundles/job/2"; 2]);
+    assert_eq!(present(&scenario, 1, &paths), [true, true, true, true, false]);
+}

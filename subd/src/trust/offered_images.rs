@@ -3,10 +3,15 @@
 
 use std::sync::Arc;
 
-use model::image::composition::PARTS_MAX;
+use model::image::composition::{PARTS_MAX, nothing};
 use model::image::required::RequiredImage;
 use model::image::{Content, ImageName};
+use model::object::ObjectId;
+use model::scope::{Coverage, ScanSettings};
 use model::signing::Signature;
+
+/// The most of them: the parts of an image, and bundles that leave with it.
+const OFFERED_MAX: usize = 2 * PARTS_MAX;
 
 /// One image with a filter, and some bundles; the one that was offered last comes last.
 #[derive(Debug, Default)]
@@ -21,7 +26,7 @@ impl OfferedImages {
             other.name() == image.name() || (is_full && !other.content.is_sparse())
         };
         self.0.retain(|other| !is_replaced(other));
-        if self.0.len() >= PARTS_MAX {
+        if self.0.len() >= OFFERED_MAX {
             self.0.remove(0);
         }
         self.0.push(Arc::new(image));
@@ -36,9 +41,33 @@ impl OfferedImages {
         true
     }
 
+    /// Returns the bundles that leave with an update to an image without a base: those that the
+    /// machine `has`, and whose paths are all scanned with these `settings`. Of others nothing is
+    /// removed.
+    pub fn leaving(
+        &self,
+        image: &RequiredImage,
+        settings: &ScanSettings,
+        has: impl Fn(&ObjectId) -> bool,
+    ) -> Vec<Arc<RequiredImage>> {
+        let (Coverage::Paths(paths), true) = (&settings.coverage, image.name().is_without_base())
+        else {
+            return Vec::new();
+        };
+        let leaves = |one: &&Arc<RequiredImage>| {
+            let is_part = image.parts.iter().any(|part| part.digest == one.digest);
+            let is_scanned = || one.tree.nodes().all(|(path, _)| paths.contains(&path));
+            one.content.is_sparse() && !is_part && has(&one.digest) && is_scanned()
+        };
+        self.0.iter().filter(leaves).cloned().collect()
+    }
+
     /// Returns the parts of an image. The error is one that is not there.
     pub fn parts(&self, name: &ImageName) -> Result<Vec<Arc<RequiredImage>>, ImageName> {
         let find = |part: ImageName| {
+            if part.is_nothing() {
+                return Ok(nothing());
+            }
             let found = self.0.iter().find(|image| *image.name() == part);
             found.cloned().ok_or(part)
         };

@@ -162,6 +162,14 @@ pub struct SigningPolicy<'a> {
     pub names: &'a [String],
 }
 
+impl SigningPolicy<'_> {
+    /// True if the bundle with this digest may be taken away: the machine has accepted it, or never
+    /// accepted anything.
+    pub fn may_leave(&self, digest: &ObjectId) -> bool {
+        self.last.is_none_or(|last| last.has(digest))
+    }
+}
+
 /// An update to verify.
 #[derive(Clone, Copy, Debug)]
 pub struct UpdateCase<'a> {
@@ -213,6 +221,8 @@ pub enum Refusal {
          machine is to go back", time_text(*.signed), newness(*.signed, last)
     )]
     Older { image: ImageName, signed: u64, last: AcceptedPart },
+    #[error("{last} is more than bundles: only a machine with bundles alone can lose all of them")]
+    Base { last: ImageName },
     #[error("the {what} of the update are not those that are signed with {image}")]
     Other { what: &'static str, image: ImageName },
     #[error("the machine does not scan with the settings of {image}, so they cannot be compared")]
@@ -305,8 +315,15 @@ fn verify_image(
     policy: &SigningPolicy<'_>,
 ) -> Result<AcceptedImage, Refusal> {
     let has_base = !image.content.is_sparse();
+    if let Some(last) = policy.last.filter(|last| !last.image.is_without_base())
+        && image.name().is_nothing()
+    {
+        return Err(Refusal::Base { last: last.image.clone() });
+    }
     let (mut parts, mut lines) = (BTreeSet::new(), BTreeMap::<String, AcceptedPart>::new());
-    for (index, part) in image.signed_parts().enumerate() {
+    // The part without files is made here, and nobody has signed it.
+    let signed_parts = image.signed_parts().enumerate();
+    for (index, part) in signed_parts.filter(|(_, part)| !part.name().is_nothing()) {
         let accepted = verify_part(&part.content, &part.signatures, has_base, policy)?;
         if !image.is_used(index) {
             continue;

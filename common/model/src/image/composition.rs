@@ -4,6 +4,10 @@
 //! `base/12 + logd/7`. No image server has such an image: whoever needs it composes it, and gets
 //! the same one.
 //!
+//! A machine without a base has bundles alone. Its image has the first part [`NOTHING`], which has
+//! no files and is on no image server. When a bundle leaves such an image, its files go
+//! ([`super::leaving`]).
+//!
 //! # Invariants
 //!
 //! * The first part is there whole. A bundle is there whole, or it is left out with a reason.
@@ -12,7 +16,7 @@
 //!   bundles are sparse, and bring the health checks of their tasks.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use super::required::RequiredImage;
 use super::{ComputedRule, Content, FORMAT, ImageName, ImageNameError};
@@ -24,6 +28,9 @@ use crate::trigger::Triggers;
 
 /// What is between the names of parts. Names of new images have no blanks.
 const SEPARATOR: &str = " + ";
+
+/// The name of the first part of an image that has bundles alone. No new image can have it.
+pub const NOTHING: &str = "(nothing)";
 
 /// The most parts of an image.
 pub const PARTS_MAX: usize = 32;
@@ -78,6 +85,30 @@ impl ImageName {
         self.0.contains(SEPARATOR)
     }
 
+    /// Returns the name of the image without files.
+    #[must_use]
+    pub fn nothing() -> Self {
+        Self(NOTHING.to_owned())
+    }
+
+    /// True if it is the image without files.
+    #[must_use]
+    pub fn is_nothing(&self) -> bool {
+        self.0 == NOTHING
+    }
+
+    /// True if it is the image without files, or one of bundles alone.
+    #[must_use]
+    pub fn is_without_base(&self) -> bool {
+        split(&self.0).next() == Some(NOTHING)
+    }
+
+    /// True if it is an image of bundles alone.
+    #[must_use]
+    pub fn has_only_bundles(&self) -> bool {
+        self.is_without_base() && !self.is_nothing()
+    }
+
     /// Returns the names of the parts; that of the image itself if it is not composed.
     pub fn parts(&self) -> impl Iterator<Item = Self> {
         split(&self.0).map(|part| Self(part.to_owned()))
@@ -89,6 +120,43 @@ pub fn split(name: &str) -> impl Iterator<Item = &str> {
     name.split(SEPARATOR)
 }
 
+/// Returns the image without files.
+#[must_use]
+pub fn nothing() -> Arc<RequiredImage> {
+    static IMAGE: LazyLock<Arc<RequiredImage>> =
+        LazyLock::new(|| Arc::new(nothing_in(Tree::empty(Algorithm::default()))));
+    Arc::clone(&IMAGE)
+}
+
+/// Returns the image without files, with this tree, which has only a root.
+fn nothing_in(tree: Tree) -> RequiredImage {
+    let content = Content {
+        format: FORMAT,
+        name: ImageName::nothing(),
+        root: tree.digest(),
+        filter: None,
+        triggers: Triggers::default(),
+        computed: Vec::new(),
+        health_check: None,
+        signers: Vec::new(),
+    };
+    RequiredImage::new(content, tree)
+}
+
+/// Returns the parts, of which the image without files has the root of the first bundle.
+fn with_root(parts: Vec<Arc<RequiredImage>>) -> Vec<Arc<RequiredImage>> {
+    match &parts[..] {
+        [first, bundle, ..] if first.name().is_nothing() => {
+            let (algorithm, root) = (bundle.tree.algorithm(), bundle.tree.root().metadata());
+            let root = Directory::new(algorithm, root.clone(), Vec::new());
+            let root = root.expect("an empty directory breaks no rule");
+            let first = Arc::new(nothing_in(Tree::new(Arc::new(root))));
+            [first].into_iter().chain(parts[1..].iter().cloned()).collect()
+        }
+        _ => parts,
+    }
+}
+
 /// Composes an image of these parts, the first one first.
 ///
 /// # Errors
@@ -96,6 +164,7 @@ pub fn split(name: &str) -> impl Iterator<Item = &str> {
 /// [`ImageNameError::Empty`] without parts, [`ImageNameError::Parts`] for over [`PARTS_MAX`].
 pub fn compose(parts: Vec<Arc<RequiredImage>>) -> Result<RequiredImage, ImageNameError> {
     let name = ImageName::composed(parts.iter().map(|part| part.name()))?;
+    let parts = with_root(parts);
     let [first, bundles @ ..] = &parts[..] else { return Err(ImageNameError::Empty) };
     if bundles.is_empty() {
         return Ok(RequiredImage::clone(first));
@@ -120,8 +189,11 @@ pub fn compose(parts: Vec<Arc<RequiredImage>>) -> Result<RequiredImage, ImageNam
 
 /// Returns the bundles that do not fit into an image of these parts, without composing it whole.
 #[must_use]
-pub fn left_out(parts: &[Arc<RequiredImage>]) -> Vec<LeftOut> {
-    parts.split_first().map(|(first, bundles)| merged(first, bundles).1).unwrap_or_default()
+pub fn left_out(parts: Vec<Arc<RequiredImage>>) -> Vec<LeftOut> {
+    with_root(parts)
+        .split_first()
+        .map(|(first, bundles)| merged(first, bundles).1)
+        .unwrap_or_default()
 }
 
 /// Returns the tree of an image and bundles, and the bundles that do not fit.
@@ -231,6 +303,8 @@ mod tests {
     use super::*;
     use crate::image::HealthCheck;
     use crate::image::computed_rules;
+    use crate::scope::Coverage;
+    use crate::tree::Metadata;
     use crate::tree::text::{from_text, to_text};
 
     fn name(text: &str) -> ImageName {
@@ -329,6 +403,64 @@ mod tests {
         let alone = composed(&[&logd, &metricd]);
         assert!(alone.content.is_sparse());
         assert_eq!(composed(&[&logd]).digest, logd.digest);
+    }
+
+    #[test]
+    fn an_image_of_bundles_alone_begins_with_nothing() {
+        let (logd, nothing) = (bundle("logd/7", &["/opt/logd"]), nothing());
+        assert_eq!(to_text(&nothing.tree), "d 755 0:0 /\n");
+        assert!(nothing.name().check_new().is_err(), "no image server has it");
+        let alone = composed(&[&nothing, &logd]);
+        assert_eq!(alone.name().as_str(), "(nothing) + logd/7");
+        assert_eq!((&alone.tree, &*alone.left_out), (&logd.tree, &[][..]));
+        assert!(alone.content.is_sparse());
+        // Its root and algorithm are those of the bundles.
+        let root = Directory::new(Algorithm::Sha512, Metadata::new(0o700, 1, 1), Vec::new());
+        let tree = Tree::new(Arc::new(root.unwrap()));
+        let content = Content { root: tree.digest(), ..bundle("odd/1", &[]).content };
+        let odd = RequiredImage::new(content, tree);
+        let (alone, parts) = (composed(&[&nothing, &odd]), [Arc::clone(&nothing), Arc::new(odd)]);
+        assert_eq!((alone.tree, alone.left_out), (parts[1].tree.clone(), Vec::new()));
+        assert_eq!(left_out(parts.to_vec()), []);
+        let is_without_base = |text: &str| name(text).is_without_base();
+        assert!(is_without_base("(nothing)") && is_without_base("(nothing) + logd/7"));
+        assert!(!is_without_base("logd/7") && !is_without_base("logd/7 + (nothing)"));
+    }
+
+    #[test]
+    fn the_files_of_bundles_that_leave_are_scanned_and_not_wanted() {
+        let (one, two) = (bundle("one/1", &["/opt/1"]), bundle("two/1", &["/opt/2"]));
+        let text = format!("d 755 0:0 /opt\nd 755 0:0 /opt/x\n{}", file("/opt/x/f"));
+        let deep = image("deep/1", None, &format!("{text}d 755 0:0 /var\nd 755 0:0 /var/x\n"));
+        let nothing = nothing();
+        let before = composed(&[&nothing, &one, &deep]);
+        let table = [
+            // What remains, what is scanned too.
+            (composed(&[&nothing, &two, &one]), "deep/1"),
+            (composed(&[&nothing, &two]), "one/1 deep/1"),
+            (RequiredImage::clone(&nothing), "one/1 deep/1"),
+            (before.clone(), ""),
+            (composed(&[&base(), &two]), ""),
+            (two.clone(), ""),
+        ];
+        for (image, expected) in &table {
+            let names = image.name().leaving(before.name());
+            let names: Vec<String> = names.into_iter().map(String::from).collect();
+            assert_eq!(names.join(" "), *expected, "{}", image.name());
+        }
+        let after = table[2].0.after(&before).unwrap();
+        // The directories of a system stay.
+        let tree =
+            "d 755 0:0 /\nd 755 0:0 /etc\nd 755 0:0 /opt\nd 755 0:0 /var\nd 755 0:0 /var/x\n";
+        assert_eq!(to_text(&after.tree), tree);
+        assert_eq!((after.digest, after.leaving.len()), (nothing.digest, 2));
+        let all = ["/", "/etc", "/opt", "/opt/1", "/opt/x", "/opt/x/f", "/var", "/var/x"];
+        let all = all.map(|path| path.parse().unwrap()).into();
+        assert_eq!(after.scan.coverage, Coverage::Paths(all));
+        // What was left out was never there.
+        let clash = composed(&[&nothing, &one, &bundle("clash/1", &["/opt/1"])]);
+        assert_eq!(clash.left_out.len(), 1);
+        assert_eq!(nothing.after(&clash).unwrap().leaving.len(), 1);
     }
 
     #[test]

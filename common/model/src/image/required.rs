@@ -31,6 +31,8 @@ pub struct RequiredImage {
     pub parts: Vec<Arc<RequiredImage>>,
     /// The parts that do not fit, and are not in its tree.
     pub left_out: Vec<LeftOut>,
+    /// Bundles that are not part of it, whose files go with the update to it.
+    pub leaving: Vec<Arc<RequiredImage>>,
 }
 
 impl RequiredImage {
@@ -38,8 +40,16 @@ impl RequiredImage {
     #[must_use]
     pub fn new(content: Content, tree: Tree) -> Self {
         let scan = content.scan_settings(&tree);
-        let (digest, signatures) = (content.digest(), Vec::new());
-        Self { digest, content, tree, scan, signatures, parts: Vec::new(), left_out: Vec::new() }
+        Self {
+            digest: content.digest(),
+            content,
+            tree,
+            scan,
+            signatures: Vec::new(),
+            parts: Vec::new(),
+            left_out: Vec::new(),
+            leaving: Vec::new(),
+        }
     }
 
     /// Returns the images that it is composed of; itself if it is not composed.

@@ -44,18 +44,28 @@ const VITAL: [(&str, &[&str]); 4] = [
     ),
 ];
 
-/// Returns why `plan`, which turns `have` into `want`, is unsafe; empty if it is safe. `sparse` is
-/// true if the image keeps all paths that it does not contain.
+/// How much of a machine an image covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// All that its filter does not keep.
+    Whole,
+    /// Its own paths.
+    Sparse,
+    /// Its own paths, and those of bundles that leave.
+    Leaving,
+}
+
+/// Returns why `plan`, which turns `have` into `want`, is unsafe; empty if it is safe.
 #[must_use]
-pub fn dangers(have: &Tree, want: &Tree, plan: &Plan, sparse: bool) -> Vec<String> {
+pub fn dangers(have: &Tree, want: &Tree, plan: &Plan, extent: Extent) -> Vec<String> {
     let mut dangers = Vec::new();
     let (has, wants) = (have.root().totals().entries, want.root().totals().entries);
     let removals = plan.removals();
     if has >= ENTRIES_MIN {
-        if removals.saturating_mul(2) > has {
+        if removals.saturating_mul(2) > has && extent != Extent::Leaving {
             dangers.push(format!("it would remove {removals} of {has} entries"));
         }
-        if !sparse && wants.saturating_mul(2) < has {
+        if extent == Extent::Whole && wants.saturating_mul(2) < has {
             dangers.push(format!("the image has {wants} entries, the machine {has}"));
         }
     }
@@ -127,18 +137,19 @@ mod tests {
     fn half_a_machine_is_not_thrown_away_unasked() {
         #[rustfmt::skip]
         let table = [
-            // have, want, removed, sparse, dangers
-            (200, 100, 100, false, vec![]),
-            (200, 100, 101, false, vec!["it would remove 101 of 200 entries"]),
-            (200,  99, 100, false, vec!["the image has 99 entries, the machine 200"]),
-            (200,  10, 190, false, vec!["it would remove 190 of 200 entries",
+            // have, want, removed, extent, dangers
+            (200, 100, 100, Extent::Whole, vec![]),
+            (200, 100, 101, Extent::Whole, vec!["it would remove 101 of 200 entries"]),
+            (200,  99, 100, Extent::Whole, vec!["the image has 99 entries, the machine 200"]),
+            (200,  10, 190, Extent::Whole, vec!["it would remove 190 of 200 entries",
                                         "the image has 10 entries, the machine 200"]),
-            (200,  10,   0, true,  vec![]),
-            ( 99,   0,  99, false, vec![]),
-            (  0, 500,   0, false, vec![]),
+            (200,  10,   0, Extent::Sparse,  vec![]),
+            (200,   1, 199, Extent::Leaving, vec![]),
+            ( 99,   0,  99, Extent::Whole, vec![]),
+            (  0, 500,   0, Extent::Whole, vec![]),
         ];
-        for (have, want, removed, sparse, expected) in table {
-            let got = dangers(&tree(have, &[]), &tree(want, &[]), &removing(removed), sparse);
+        for (have, want, removed, extent, expected) in table {
+            let got = dangers(&tree(have, &[]), &tree(want, &[]), &removing(removed), extent);
             assert_eq!(got, expected, "have {have}, want {want}, removed {removed}");
         }
     }
@@ -160,7 +171,7 @@ mod tests {
              &["it would take away the only kernel (/boot/vmlinuz-6.1)"]),
         ];
         for (have, want, expected) in table {
-            let got = dangers(&tree(5, have), &tree(5, want), &Plan::default(), false);
+            let got = dangers(&tree(5, have), &tree(5, want), &Plan::default(), Extent::Whole);
             assert_eq!(got, expected, "have {have:?}, want {want:?}");
         }
     }

@@ -95,8 +95,8 @@ impl State {
         self.rollouts.keys().next_back().copied().unwrap_or_default() + 1
     }
 
-    /// Starts rollouts of machines that are dead, and ends those whose machines are healthy. Returns
-    /// what happened, for events: the id of a rollout, and a sentence.
+    /// Starts rollouts of machines that are dead, and ends those whose machines are healthy.
+    /// Returns what happened, for events: the id of a rollout, and a sentence.
     pub(crate) fn follow_automatic(
         &mut self,
         mdb: &SharedMachines,

@@ -520,11 +520,11 @@ fn bundles_are_added_to_the_image_of_a_machine() {
         assert_eq!(carried_out(&mut state, &mdb, what, Kind::User), DONE);
     }
     // In the order in which they were committed: if they clash, the later one is left out.
-    let both = "bare1 l0, db1 i0 + l0, web1 i0 + m0 + l0, web2 i0 + m0 + l0";
+    let both = "bare1 (nothing) + l0, db1 i0 + l0, web1 i0 + m0 + l0, web2 i0 + m0 + l0";
     assert_eq!(images(&state, &mdb), both);
     // Another image for the same machines, and back.
     assert_eq!(carried_out(&mut state, &mdb, "web@1", Kind::User), DONE);
-    let after = "bare1 l0, db1 i0 + l0, web1 i2 + m0 + l0, web2 i2 + m0 + l0";
+    let after = "bare1 (nothing) + l0, db1 i0 + l0, web1 i2 + m0 + l0, web2 i2 + m0 + l0";
     assert_eq!(images(&state, &mdb), after);
     assert_eq!(carried_out(&mut state, &mdb, "web@0", Kind::Rollback), DONE);
     assert_eq!(images(&state, &mdb), both);
@@ -534,14 +534,14 @@ fn bundles_are_added_to_the_image_of_a_machine() {
     assert_eq!(carried_out(&mut state, &mdb, "log@1", Kind::User), DONE);
     edit(&mut state, &mdb, bundle("met", &["web"], "m1")).unwrap();
     assert_eq!(carried_out(&mut state, &mdb, "met@2", Kind::User), DONE);
-    let newest = "bare1 l0, db1 i0 + l0, web1 i0 + l0 + m1, web2 i0 + l0 + m1";
+    let newest = "bare1 (nothing) + l0, db1 i0 + l0, web1 i0 + l0 + m1, web2 i0 + l0 + m1";
     assert_eq!(images(&state, &mdb), newest);
     edit(&mut state, &mdb, bundle("log", &["web", "db", "bare"], "lbad")).unwrap();
     let mut bad = self::mdb("web1 i0, web2 i0, db1 i0, bare1");
     bad.remove("web1");
     let ended = carried_out(&mut state, &bad, "log@2", Kind::User);
     assert_eq!(ended, "rolled_back: log failed: failed: 1 machine, 0 may: web2");
-    assert_eq!(images(&state, &bad), "bare1 l0, db1 i0 + l0, web2 i0 + l0 + m1");
+    assert_eq!(images(&state, &bad), "bare1 (nothing) + l0, db1 i0 + l0, web2 i0 + l0 + m1");
     // What leaves loses it, what joins gets it, and an edit of the machine database passes.
     let moved = self::mdb("web1 i5, cache1 i0, db2 i0");
     assert_eq!(images(&state, &moved), "cache1 i0, db2 i0 + l0, web1 i5 + l0 + m1");

@@ -125,7 +125,7 @@ impl Sub {
             self.blocked.asked = Some((request_id, name.clone()));
             step.effects.push(Effect::ReadFormer(request_id, name.clone()));
         }
-        stop(Status::Rescanning, format!("comparing what is blocked with {name}"))
+        stop(Status::Rescanning, format!("reading its former image {name}"))
     }
 
     /// Returns the status of a machine that has its image, except for blocked paths.

@@ -357,7 +357,8 @@ impl Sub {
         }
     }
 
-    /// Continues if the machine has the signatures of the image, or the image has none.
+    /// Continues if the machine has the signatures of the image, and of bundles that leave with it,
+    /// as far as there are some.
     pub(super) fn check_signatures(
         &mut self,
         view: &View,
@@ -366,7 +367,7 @@ impl Sub {
     ) -> Check<()> {
         let instance = view.report.version.instance;
         let itself = image.parts.is_empty().then_some(image);
-        let parts = || itself.into_iter().chain(&image.parts);
+        let parts = || itself.into_iter().chain(&image.parts).chain(&image.leaving);
         self.offer.accepted.retain(|offer| parts().any(|part| offer.is_of(instance, part)));
         let is_known =
             |part: &RequiredImage| self.offer.accepted.iter().any(|one| one.is_of(instance, part));

@@ -267,10 +267,10 @@ impl Sub {
         }
         let former: Vec<ImageName> =
             view.report.last_image.iter().flat_map(ImageName::parts).collect();
-        let new: Vec<ImageName> =
-            image.name().parts().filter(|part| !former.contains(part)).collect();
+        let parts = || image.name().parts().filter(|part| !part.is_nothing());
+        let new: Vec<ImageName> = parts().filter(|part| !former.contains(part)).collect();
         // Another content of a name, or fewer parts than before.
-        if new.is_empty() { image.name().parts().collect() } else { new }
+        if new.is_empty() { parts().collect() } else { new }
     }
 
     /// An update to the image that the machine already has is a repair, unless it brings other

@@ -118,9 +118,14 @@ impl Sub {
         self.check_ordered_scan(view, &mut step.effects)?;
         self.sync_limits(view, step);
         let image = match &self.image {
-            ImageState::Undefined => {
-                return stop(Status::ImageUndefined, "the machine database names no image for it");
-            }
+            ImageState::Undefined => match self.emptied(view) {
+                Some(nothing) => nothing,
+                None => {
+                    self.leaving = None;
+                    let why = "the machine database names no image for it";
+                    return stop(Status::ImageUndefined, why);
+                }
+            },
             ImageState::Missing(why) => return stop(Status::ImageNotReady, &**why),
             ImageState::Ready(image) => Arc::clone(image),
         };

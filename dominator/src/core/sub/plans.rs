@@ -113,6 +113,8 @@ impl Planning {
 #[derive(Clone, Debug)]
 pub(super) struct KnownScope {
     image: ObjectId,
+    /// The bundles that leave with the image.
+    leaving: Vec<ObjectId>,
     exclusions: Patterns,
     pub(super) scope: Scope,
     pub(super) origins: FileOrigins,
@@ -190,14 +192,19 @@ impl Missing {
 impl Sub {
     /// Returns the scope and the file origins of the image on this machine.
     pub(super) fn known_scope(&mut self, image: &RequiredImage, view: &View) -> &KnownScope {
-        let is_same =
-            |known: &KnownScope| known.image == image.digest && known.exclusions == view.exclusions;
+        let leaving = || image.leaving.iter().map(|one| one.digest);
+        let is_same = |known: &KnownScope| {
+            known.image == image.digest
+                && known.exclusions == view.exclusions
+                && known.leaving.iter().copied().eq(leaving())
+        };
         match self.known_scope.take().filter(is_same) {
             Some(known) => self.known_scope.insert(known),
             None => {
                 let exclusions = view.exclusions.clone();
                 self.known_scope.insert(KnownScope {
                     image: image.digest,
+                    leaving: leaving().collect(),
                     scope: Scope::of(&image.scan, exclusions.lines()),
                     origins: file_origins(image, |path| exclusions.covers(path)),
                     exclusions,
@@ -236,7 +243,8 @@ impl Sub {
         let Some(image) = self.target().cloned() else { return };
         let is_of_target = planned.key.image == image.digest
             && planned.key.computed == self.computed.version
-            && planned.plan.operations.is_empty();
+            && planned.plan.operations.is_empty()
+            && image.leaving.is_empty();
         if is_of_target
             && !image.content.computed.is_empty()
             && let Some(known) = &mut self.trees.known

@@ -21,6 +21,7 @@ use api::subd::{PreviewScan, PreviewScanReply, PreviewScanRequest};
 use model::display::{error_chain, size};
 use model::filter::Patterns;
 use model::image::ImageName;
+use model::image::composition::nothing;
 use model::image::required::RequiredImage;
 use model::mdb::{Machine, Machines, MdbDiff};
 use model::object::ObjectId;
@@ -220,7 +221,11 @@ impl<'a> PreviewRun<'a> {
         known: Option<(Arc<Handle>, Machine)>,
         machine: &Machine,
     ) -> Result<Arc<Handle>, MissingPart> {
-        self.required(machine).await?;
+        match self.required(machine).await {
+            // The machine may have bundles that leave.
+            Err(missing) if missing.gap != NoPlanReason::ImageUndefined => return Err(missing),
+            _ => {}
+        }
         let Some((handle, known)) = known else {
             return Err((NoPlanReason::NewMachine, "it is not managed yet".to_owned()).into());
         };
@@ -248,10 +253,33 @@ impl<'a> PreviewRun<'a> {
         Ok(self.image(&name).await.map_err(|why| (NoPlanReason::ImageMissing, why))?)
     }
 
+    /// Returns the required image, or nothing if none is required, together with the bundles of the
+    /// `last` image of the machine that leave with it.
+    async fn with_leaving(
+        &mut self,
+        required: Result<Arc<RequiredImage>, MissingPart>,
+        last: Option<ImageName>,
+    ) -> Result<Arc<RequiredImage>, MissingPart> {
+        let has_bundles = last.as_ref().is_some_and(ImageName::has_only_bundles);
+        let image = match required {
+            Err(missing) if missing.gap == NoPlanReason::ImageUndefined && has_bundles => nothing(),
+            required => required?,
+        };
+        let Some(last) = last.filter(|last| !image.name().leaving(last).is_empty()) else {
+            return Ok(image);
+        };
+        // The files of those that cannot be loaded stay.
+        let former = self.image(&last).await.ok();
+        Ok(former.and_then(|former| image.after(&former).ok()).map_or(image, Arc::new))
+    }
+
     /// Makes the plan for the image that `machine` requires.
     async fn plan(&mut self, handle: &Handle, machine: &Machine) -> Result<MadePlan, MissingPart> {
-        let image = self.required(machine).await?;
-        let mut input = handle.with_sub(|sub| sub.preview_input())?;
+        let required = self.required(machine).await;
+        let input = handle.with_sub(|sub| sub.preview_input());
+        let last = input.as_ref().ok().and_then(|input| input.last_image.clone());
+        let image = self.with_leaving(required, last).await?;
+        let mut input = input?;
         let scope = self.scope(&image, &input.exclusions);
         if (scope != input.scope || input.tree.is_none()) && !input.is_right_machine {
             let why = "it may be another machine than the one that is meant, and is not asked for \
@@ -352,6 +380,9 @@ impl<'a> PreviewRun<'a> {
     }
 
     fn scope(&mut self, image: &RequiredImage, exclusions: &Patterns) -> Scope {
+        if !image.leaving.is_empty() {
+            return Scope::of(&image.scan, exclusions.lines());
+        }
         let known = self
             .scopes
             .iter()

@@ -121,8 +121,8 @@ impl View for FleetView<'_> {
 /// Returns the digest of an image; of a composed one that of the digests of its parts.
 fn digest_of(shared: &Shared, image: &str) -> Option<ObjectId> {
     let (name, known) = (ImageName::new(image).ok()?, shared.state.known_images.get());
-    let digests: Option<Vec<ObjectId>> =
-        name.parts().map(|part| known.get(&part).copied()).collect();
+    let parts = name.parts().filter(|part| !part.is_nothing());
+    let digests: Option<Vec<ObjectId>> = parts.map(|part| known.get(&part).copied()).collect();
     match digests?.as_slice() {
         [digest] => Some(*digest),
         digests => {

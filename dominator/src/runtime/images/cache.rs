@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use api::image_server::{GetImage, GetImageRequest};
 use model::display::error_chain;
+use model::image::composition::nothing;
 use model::image::required::RequiredImage;
 use model::image::{Content, ImageName};
 use model::lock::locked;
@@ -164,6 +165,9 @@ impl Images {
         name: &ImageName,
         purpose: Purpose,
     ) -> Option<Result<Arc<RequiredImage>, String>> {
+        if name.is_nothing() {
+            return Some(Ok(nothing()));
+        }
         let wanted = self.watch(name).and_then(|state| match &*state.borrow() {
             ImageState::Ready(image) => Some(Arc::clone(image)),
             ImageState::Undefined | ImageState::Missing(_) => None,
@@ -196,7 +200,7 @@ impl Images {
     /// Asks the image server for the content of the image `name`, without its tree unless it is
     /// composed. The error says why it is not known.
     pub async fn get_content(&self, name: &ImageName) -> Result<Content, String> {
-        if name.is_composed() {
+        if name.is_composed() || name.is_nothing() {
             return self.look_up(name).await.map(|image| image.content.clone());
         }
         let request = GetImageRequest { name: name.clone(), wait_ms: 0 };
