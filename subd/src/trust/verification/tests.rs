@@ -5,6 +5,7 @@ use std::sync::Arc;
 use api::subd::ExpectedState;
 use certs::signing_key::SigningKey;
 use model::escape::ByteText;
+use model::image::composition::{compose, nothing};
 use model::image::{ComputedRule, FORMAT, HealthCheck};
 use model::object::{Algorithm, ObjectId};
 use model::plan::{RefusedChange, RefusedKind};
@@ -16,6 +17,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::trust::contents::AcceptedContent;
+use crate::trust::offered_images::OfferedImages;
 
 /// Made by `ssh-keygen`; nobody uses them.
 const KEYS: [&str; 2] = [
@@ -688,7 +690,7 @@ fn accept(
     last: Option<&AcceptedImage>,
 ) -> Result<AcceptedImage, Refusal> {
     let world = World::new(&tree(SIGNED), &tree(SIGNED));
-    let image = model::image::composition::compose(parts.iter().copied().cloned().collect());
+    let image = compose(parts.iter().copied().cloned().collect());
     let (keys, names) = (&world.keys, &[]);
     let policy = SigningPolicy { keys, needed: 2, now: NOW, allow_older: false, last, names };
     verify_image(&image.unwrap(), &policy)
@@ -747,4 +749,61 @@ fn a_record_of_an_earlier_release_keeps_its_time() {
         let refused = accept(parts, Some(&last));
         assert!(matches!(refused, Err(Refusal::Older { .. })), "{refused:?}");
     }
+}
+
+#[test]
+fn only_bundles_that_the_machine_has_leave_with_their_files() {
+    let (logd, other) = (bundle("a/logd/7", "/logd", 500), bundle("b/1", "/other", 600));
+    let stranger = bundle("c/1", "/shadow", 900);
+    let composed = |parts: &[&Arc<RequiredImage>]| {
+        let parts = [nothing()].into_iter().chain(parts.iter().copied().cloned());
+        compose(parts.collect()).unwrap()
+    };
+    let last = accept(&[&nothing(), &logd, &other], None).unwrap();
+    assert_eq!(last.image.as_str(), "(nothing) + a/logd/7 + b/1");
+    assert_eq!(last.lines.keys().collect::<Vec<_>>(), ["a/logd", "b"]);
+    let mut offered = OfferedImages::default();
+    for one in [&logd, &other, &stranger] {
+        offered.insert(RequiredImage::clone(one));
+    }
+    let files = "f 644 0:0 1.000000000 5 @7 /logd\nf 644 0:0 1.000000000 5 @7 /other\n";
+    let shadow = "f 644 0:0 1.000000000 5 @7 /shadow\n";
+    // What a dominator has scanned, what it removes, and whether that is accepted.
+    let world = |image: RequiredImage, scanned: &[&Arc<RequiredImage>], have: &str| {
+        let scanned = scanned.iter().copied().cloned().collect();
+        let scan = image.with_leaving(scanned).unwrap();
+        let (have, exclusions) = (tree(have), Patterns::new::<&str>([]).unwrap());
+        let scan = snapshot(&have, &scan, &exclusions);
+        let has = |digest: &ObjectId| last.has(digest);
+        let leaving = offered.leaving(&image, &scan.settings, has);
+        let image = image.with_leaving(leaving).unwrap();
+        let last = Some(last.clone());
+        World { image, scan, last, ..World::new(&tree(SIGNED), &tree(SIGNED)) }
+    };
+    let removing = |paths: &[&str]| {
+        let remove = |text: &&str| Operation {
+            path: path(text),
+            action: Action::Remove,
+            reason: Default::default(),
+        };
+        Plan { operations: paths.iter().map(remove).collect(), blocked: Vec::new() }
+    };
+    let one = world(composed(&[&other]), &[&logd], files);
+    assert_eq!(Vec::from_iter(one.plan().changed_paths()), [&path("/logd")]);
+    assert_eq!(one.verify_plan(removing(&["/logd"])).unwrap().accepted.lines.len(), 1);
+    for paths in [&["/logd", "/other"][..], &["/other"], &[]] {
+        let refused = one.verify_plan(removing(paths));
+        assert!(matches!(refused, Err(Refusal::Elsewhere { .. })), "{refused:?}");
+    }
+    let all = world(RequiredImage::clone(&nothing()), &[&logd, &other], files);
+    let accepted = all.verify_plan(removing(&["/logd", "/other"])).unwrap().accepted;
+    assert_eq!((accepted.image.as_str(), accepted.lines.len()), ("(nothing)", 0));
+    // The machine never had the other bundle.
+    let more = world(composed(&[&other]), &[&logd, &stranger], &format!("{files}{shadow}"));
+    let refused = more.verify_plan(removing(&["/logd", "/shadow"]));
+    assert!(matches!(refused, Err(Refusal::Scope { .. })), "{refused:?}");
+    // A machine with a base keeps it, and its bundles with it.
+    let with_base = accept(&[&base(), &logd], None).unwrap();
+    let refused = accept(&[&nothing()], Some(&with_base));
+    assert!(matches!(refused, Err(Refusal::Base { .. })), "{refused:?}");
 }
