@@ -13,6 +13,8 @@ use model::tree::Time;
 use serde::{Deserialize, Serialize};
 
 use crate::batch::Pace;
+use crate::content::ContentRevision;
+use crate::definition::Subject;
 use crate::document::{
     Analysis, Direction, Document, Event, FailureEvent, Kind, Machine, MachineTask,
     MachineTaskState, Revision, Rollout, Step, StepState, name_of,
@@ -79,6 +81,16 @@ pub trait View {
     fn left_out(&self, image: &str) -> Option<BTreeMap<String, String>>;
     /// Returns what the image server says about an image, if it is known.
     fn notes(&self, image: &str) -> Option<ImageNotes>;
+    /// Returns how a machine is with the content of its computed files of a filegen-server, if it
+    /// may have that of this content revision; `None` if it has no such files.
+    fn content(
+        &self,
+        hostname: &str,
+        server: &str,
+        content: ContentRevision,
+    ) -> Option<MachineTaskState>;
+    /// Returns the newest content revision of a filegen-server, if it is known.
+    fn newest_content(&self, server: &str) -> Option<ContentRevision>;
     /// Returns what the analysis says about the machines that a step has changed, if it has
     /// answered. Has it asked otherwise.
     fn analysis(&mut self, question: Question<'_>) -> Option<Analysis>;
@@ -146,7 +158,11 @@ pub fn plan(
             class.hosts.push(machine.hostname.clone());
         }
     }
-    let images: BTreeSet<String> = classes.keys().flat_map(|(_, to)| parts_of(to)).collect();
+    let subject = state.environments.get(environment).and_then(|one| one.subject());
+    let images: BTreeSet<String> = match subject {
+        Some(Subject::Content) => BTreeSet::new(),
+        _ => classes.keys().flat_map(|(_, to)| parts_of(to)).collect(),
+    };
     let unknown: BTreeSet<String> =
         images.iter().filter(|image| digest(image).is_none()).cloned().collect();
     let digests: BTreeMap<&str, Option<String>> = images
@@ -183,7 +199,7 @@ fn parts_of(image: &str) -> Vec<String> {
 }
 
 /// Returns the image of a machine now, and with `revision`; of an environment with bundles the
-/// bundle. `None` if the environment does not concern it.
+/// bundle, of one with content the content revision. `None` if the environment does not concern it.
 fn change(
     state: &State,
     gate: &Gate<'_>,
@@ -197,6 +213,10 @@ fn change(
     let old = one.revision_on(machine);
     if new.is_none() && old.is_none() {
         return None;
+    }
+    if one.subject() == Some(Subject::Content) {
+        let text = |stored: &StoredRevision| stored.content_text().unwrap_or_default();
+        return Some((old.map(|(_, old)| text(old)).unwrap_or_default(), new.map(text)?));
     }
     let image = |stored: &StoredRevision| stored.image_of(&machine.hostname).into_owned();
     if one.has_bundles() {
@@ -393,6 +413,13 @@ fn with_plans(
                 if healthy {
                     step.analysis = analysis(view, document, rollout, step, record.number);
                 }
+                let environment = state.environments.get(&step.environment);
+                let revision = environment.and_then(|one| one.revisions.get(&step.revision?));
+                let is_forward = step.state == StepState::Applying && !rollout.goes_back(step);
+                let revision = revision.filter(|_| is_forward);
+                if let Some(reason) = revision.and_then(|one| one.replaced_content(view)) {
+                    failure = Some(FailureEvent { step: step.id.clone(), reason });
+                }
             }
             _ => {}
         }
@@ -457,6 +484,16 @@ fn check_plan(
     let environment = state.environments.get(&step.environment);
     let revision = environment.and_then(|one| one.revisions.get(&step.revision?));
     let Some(revision) = revision.filter(|_| !rollout.goes_back(step)) else { return Ok(()) };
+    if let Some(server) = revision.definition.source.content() {
+        let why = revision.replaced_content(view);
+        let is_known = view.newest_content(server).is_some();
+        let waits = || Obstacle::Waits(format!("{server} has not told its content revision yet"));
+        return match why {
+            Some(why) => Err(Obstacle::Refused(why)),
+            None if is_known => Ok(()),
+            None => Err(waits()),
+        };
+    }
     let strategy = &revision.definition.strategy;
     let from = &strategy.requires_from;
     // Machines that leave the environment get what others say.
@@ -570,6 +607,20 @@ fn concerns(state: &State, gate: &Gate<'_>, step: &Step, machine: &Record) -> bo
     now != after || before != after
 }
 
+/// Returns how a machine is with the content that an environment gates; `None` for one of images or
+/// bundles, `Some(None)` for a machine without such files.
+fn content(
+    state: &State,
+    view: &impl View,
+    environment: &str,
+    machine: &Record,
+) -> Option<Option<MachineTaskState>> {
+    let one = state.environments.get(environment)?;
+    let stored = one.revisions.get(&one.number_on(&machine.hostname))?;
+    let (server, content) = stored.definition.source.content().zip(stored.content)?;
+    Some(view.content(&machine.hostname, server, content))
+}
+
 /// Returns a machine as decisions see it, if the rollout concerns it.
 fn machine(
     state: &State,
@@ -580,6 +631,7 @@ fn machine(
 ) -> Option<Machine> {
     let steps = record.rollout.steps.iter();
     let steps = steps.filter(|step| concerns(state, gate, step, machine));
+    let steps = steps.filter(|step| content(state, view, &step.environment, machine) != Some(None));
     let selecting: BTreeSet<String> = steps.map(|step| step.environment.clone()).collect();
     if selecting.is_empty() {
         return None;
@@ -593,6 +645,15 @@ fn machine(
         let one = state.environments.get(name)?;
         let revision = one.number_on(&machine.hostname);
         let seen = seen.as_ref()?;
+        if let Some(content) = content(state, view, name, machine) {
+            let state = match content? {
+                MachineTaskState::Synced if seen.image != image => MachineTaskState::Starting,
+                MachineTaskState::Synced => seen.state,
+                _ if seen.state.has_failed() => seen.state,
+                other => other,
+            };
+            return Some(MachineTask { environment: name.clone(), revision, state });
+        }
         let stored = one.revisions.get(&revision).filter(|_| one.has_bundles());
         let bundles = stored.map(|stored| parts_of(&stored.image_of(&machine.hostname)));
         let is_left_out = |bundle: &String| seen.left_out.contains(bundle);
@@ -688,7 +749,10 @@ fn commit(state: &mut State, mdb: &SharedMachines, step: &Step, kind: Kind, now:
     let (name, revision) = (&step.environment, step.revision.unwrap_or_default());
     let Some(environment) = state.environments.get(name) else { return };
     let gate = Gate::new(state);
+    // Of content it is not known here who has such files.
+    let is_content = environment.subject() == Some(Subject::Content);
     let others = mdb.values().filter(|one| environment.number_on(&one.hostname) != revision);
+    let others = others.filter(|_| !is_content);
     let left_out = others.filter(|one| {
         let change = change(state, &gate, name, revision, one);
         change.is_some_and(|(from, to)| from != to)

@@ -24,6 +24,17 @@ pub enum Source {
     Mdb(bool),
     /// This image beside the one that they have: a sparse one, with files of its own.
     Bundle(ImageName),
+    /// The content of computed files of this filegen-server, as images name it: a content revision
+    /// waits as a new revision.
+    Content(String),
+}
+
+/// What environments are about. It never changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Subject {
+    Images,
+    Bundles,
+    Content,
 }
 
 impl Source {
@@ -33,17 +44,37 @@ impl Source {
         matches!(self, Self::Bundle(_))
     }
 
+    /// Returns what it is about.
+    #[must_use]
+    pub fn subject(&self) -> Subject {
+        match self {
+            Self::Image(_) | Self::Mdb(_) => Subject::Images,
+            Self::Bundle(_) => Subject::Bundles,
+            Self::Content(_) => Subject::Content,
+        }
+    }
+
     /// Returns the image that it names.
     #[must_use]
     pub fn image(&self) -> Option<&ImageName> {
         match self {
             Self::Image(image) | Self::Bundle(image) => Some(image),
-            Self::Mdb(_) => None,
+            Self::Mdb(_) | Self::Content(_) => None,
+        }
+    }
+
+    /// Returns the filegen-server that it names.
+    #[must_use]
+    pub fn content(&self) -> Option<&str> {
+        match self {
+            Self::Content(server) => Some(server),
+            _ => None,
         }
     }
 }
 
-/// When an edit of the machine database is carried out, with [`Source::Mdb`].
+/// When an edit of the machine database, or a content revision, is carried out, with
+/// [`Source::Mdb`] and [`Source::Content`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Start {
@@ -100,11 +131,28 @@ impl Definition {
             let why = "names more than one image: bundles have environments of their own";
             return Err(KeyError::new(&format!("{name}.source"), why));
         }
+        if let Some(server) = self.source.content() {
+            self.check_content(server)?;
+        }
         if self.disjoint && !self.source.is_bundle() {
             return Err(KeyError::new(&format!("{name}.disjoint"), "only bundles can be disjoint"));
         }
         check_strategy(name, &self.strategy)?;
         check_approval(name, self.approval.as_ref())
+    }
+
+    fn check_content(&self, server: &str) -> Result<(), KeyError> {
+        let name = &self.name;
+        if server.split_once(':').is_none_or(|(host, port)| host.is_empty() || port.is_empty()) {
+            let why = "expected HOST:PORT, as images name the filegen-server";
+            return Err(KeyError::new(&format!("{name}.source.content"), why));
+        }
+        let Strategy { min_image_age_s, requires_from, .. } = &self.strategy;
+        if *min_image_age_s > 0 || !requires_from.is_empty() {
+            let why = "min_image_age_s and requires_from are for images";
+            return Err(KeyError::new(&format!("{name}.strategy"), why));
+        }
+        Ok(())
     }
 }
 

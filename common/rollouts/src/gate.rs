@@ -11,6 +11,7 @@ use model::image::ImageName;
 use model::image::composition::PARTS_MAX;
 use model::mdb::Machine;
 
+use crate::definition::Subject;
 use crate::document::{Direction, Revision};
 use crate::selector_index::SelectorIndex;
 use crate::state::{EnvironmentState, SharedMachines, State, StoredRevision};
@@ -22,6 +23,8 @@ pub struct Gated {
     pub base: Option<Applied>,
     /// Those that give it a bundle, in the order in which these are composed.
     pub bundles: Vec<Applied>,
+    /// Those that gate the content of its computed files.
+    pub contents: Vec<Applied>,
     /// The required image; empty for none.
     pub image: String,
     /// Other environments that select the machine too, and are not applied.
@@ -39,9 +42,14 @@ pub struct Applied {
 }
 
 impl Gated {
+    /// Returns the environments that give the machine its image and bundles.
+    pub fn of_image(&self) -> impl Iterator<Item = &Applied> {
+        self.base.iter().chain(&self.bundles)
+    }
+
     /// Returns all environments that apply.
     pub fn applied(&self) -> impl Iterator<Item = &Applied> {
-        self.base.iter().chain(&self.bundles)
+        self.of_image().chain(&self.contents)
     }
 
     /// Returns the name of an image, which may be empty, with the bundles; that of nothing and the
@@ -127,15 +135,18 @@ impl<'a> Gate<'a> {
         if selecting.is_empty() {
             return None;
         }
-        let is_bundle = |one: &InUse<'_>| one.stored.definition.source.is_bundle();
-        let (mut bundles, mut bases): (Vec<_>, Vec<_>) = selecting.into_iter().partition(is_bundle);
+        let subject = |one: &InUse<'_>| one.stored.definition.source.subject();
+        let of = |what| selecting.iter().copied().filter(move |one| subject(one) == what);
+        let mut bases = Vec::from_iter(of(Subject::Images));
+        let mut bundles = Vec::from_iter(of(Subject::Bundles));
+        let contents = of(Subject::Content).map(|one| one.applied(hostname)).collect();
         bases.sort_by_key(|one| (one.environment.place_of_image(), one.name));
         bundles.sort_by_key(|one| (one.environment.place_of_bundle(one.number), one.name));
         let mut bases = bases.into_iter();
         let base = bases.next().map(|one| one.applied(hostname));
         let conflicts = bases.map(|one| one.name.clone()).collect();
         let image = base.as_ref().map_or(&machine.required_image, |base| &base.image).clone();
-        let gated = Gated { base, image, conflicts, ..Gated::default() };
+        let gated = Gated { base, bundles: Vec::new(), contents, image, conflicts };
         Some(if bundles.is_empty() { gated } else { with_bundles(gated, &bundles, hostname) })
     }
 
@@ -149,6 +160,14 @@ impl<'a> Gate<'a> {
             number == one.number && one.environment.has(hostname)
         });
         selecting
+    }
+
+    /// Returns the revisions that the machine has, as they are stored, in no order.
+    pub(crate) fn revisions_of(
+        &self,
+        machine: &Machine,
+    ) -> impl Iterator<Item = &'a StoredRevision> {
+        self.selecting(machine).into_iter().map(|one| one.stored)
     }
 
     /// Returns the environments of which the machine has a revision, in no order.

@@ -8,6 +8,7 @@
 //! * [`machine_tasks`]: what is to be started and stopped on each machine.
 //! * [`lock`]: which environments a rollout locks, and who holds the lock.
 //! * [`constraints`]: which versions environments require of each other.
+//! * [`content`]: which content revisions of filegen-servers may go to machines.
 //! * [`steps`]: how the steps of a rollout go on, are aborted and rolled back.
 //! * [`mod@decide`]: all of it together.
 //! * [`strategy`]: how machines are changed, and who must say yes.
@@ -32,6 +33,7 @@ pub mod advance;
 pub mod approval;
 pub mod batch;
 pub mod constraints;
+pub mod content;
 pub mod decide;
 pub mod definition;
 pub mod dependencies;

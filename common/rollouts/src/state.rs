@@ -18,7 +18,8 @@ use model::mdb::Machine;
 use model::tree::Time;
 use serde::{Deserialize, Serialize};
 
-use crate::definition::Definition;
+use crate::content::ContentRevision;
+use crate::definition::{Definition, Subject};
 use crate::document::{
     Environment, Group, Kind, LockMode, Other, Revision, Rollout, RolloutState, Step, StepState,
 };
@@ -95,6 +96,9 @@ pub struct StoredRevision {
     /// Former bundles that stay beside its own.
     #[serde(default)]
     pub kept: Vec<KeptBundle>,
+    /// With [`crate::definition::Source::Content`]: what the filegen-server has made.
+    #[serde(default)]
+    pub content: Option<ContentRevision>,
 }
 
 impl StoredRevision {
@@ -178,7 +182,13 @@ impl EnvironmentState {
     /// True if it adds bundles to the images of machines.
     #[must_use]
     pub fn has_bundles(&self) -> bool {
-        self.definition().is_some_and(|definition| definition.source.is_bundle())
+        self.subject() == Some(Subject::Bundles)
+    }
+
+    /// Returns what it is about; `None` without a revision.
+    #[must_use]
+    pub fn subject(&self) -> Option<Subject> {
+        self.definition().map(|definition| definition.source.subject())
     }
 
     /// Returns the definition of the newest revision.

@@ -306,6 +306,7 @@ fn source_text(source: &Source) -> String {
         Source::Image(image) => image.to_string(),
         Source::Mdb(_) => "the machine database".to_owned(),
         Source::Bundle(image) => format!("bundle {image}"),
+        Source::Content(server) => format!("content of {server}"),
     }
 }
 
@@ -367,11 +368,14 @@ fn shown(environment: &EnvironmentInfo) -> String {
         );
     }
     for revision in &environment.revisions {
-        let RevisionInfo { number, definition, author, why, at, images, kept } = revision;
+        let RevisionInfo { number, definition, author, why, at, images, kept, content } = revision;
         let why = if why.is_empty() { String::new() } else { format!(": {why}") };
         text += &format!("\nrevision {number} by {author}, {}{why}\n", utc(*at));
         for (image, count) in images {
             text += &format!("  {image} for {}\n", has(count));
+        }
+        if *content > 0 {
+            text += &format!("  content revision {content}\n");
         }
         for image in kept {
             text += &format!("  {image} stays beside it: others require what it provides\n");

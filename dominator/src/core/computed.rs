@@ -13,6 +13,7 @@
 
 mod changes;
 pub mod ended_certificates;
+pub mod gates;
 mod questions;
 pub mod rollout;
 
@@ -29,6 +30,7 @@ use model::mdb::Machine;
 use model::object::{Algorithm, CompactId, ObjectId};
 use model::path::TreePath;
 use model::tree::Time;
+use rollouts::content::ContentRevision;
 use serde::{Deserialize, Serialize};
 
 use crate::core::image_breaker::FailureLimits;
@@ -36,6 +38,7 @@ use crate::core::timing::Now;
 
 use changes::Changes;
 pub use changes::StoredChange;
+use gates::Gates;
 pub use questions::{Batch, BatchAnswer};
 use questions::{is_current, next_question};
 use rollout::{ChangedContent, ContentUpdate, Standing, Trial};
@@ -263,6 +266,7 @@ pub struct ComputedTable {
     /// The machines of which something else is known than when that was last taken.
     changed: BTreeSet<String>,
     changes: Changes,
+    gates: Gates,
     /// False if the changes are not as they were last taken to be stored.
     is_saved: bool,
 }
@@ -447,6 +451,9 @@ impl ComputedTable {
     pub fn take_generators(&mut self, source: &str, generators: Option<&Generators>, now: Now) {
         self.silences.remove(source);
         if let Some(generators) = generators {
+            let newest =
+                ContentRevision { numbering: generators.numbering, number: generators.revision };
+            self.gates.take_newest(source, newest);
             self.take_numbering(source, generators.numbering, generators.revision, now);
             self.set_generators(source, versions_of(generators), now);
             self.take_orders(source, &generators.orders, now);
@@ -500,7 +507,7 @@ impl ComputedTable {
             }
             let waits = file.contents.next.as_ref().filter(|_| file.contents.used.is_none());
             if let Some(next) = waits {
-                let why = self.waiting_text(&next.change).into();
+                let why = self.waiting_text(hostname, &next.change).into();
                 unknown.push(Unknown { rule: Arc::clone(&file.rule), why });
             } else if !file.contents.newest().is_some_and(is_of_now) {
                 let failed = file.failed.as_ref();

@@ -23,6 +23,8 @@ use model::image::required::RequiredImage;
 use model::lock::locked;
 use model::mdb::Machine;
 use model::object::{Algorithm, ObjectId};
+use rollouts::content::{ContentRevision, NewestContent};
+use rollouts::document::MachineTaskState;
 use rpc::client::{CallError, Client, Peer, PeerError};
 use rpc::tls::Security;
 use tokio::sync::{Mutex as AsyncMutex, Notify, RwLock, RwLockReadGuard};
@@ -30,6 +32,7 @@ use tokio::time::{sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::core::computed::gates::ContentGates;
 use crate::core::computed::rollout::{ContentOrderError, ContentReport};
 use crate::core::computed::{
     Batch, BatchAnswer, ComputedTable, KnownContent, KnownFiles, MadeFrom, WantedImage,
@@ -226,6 +229,27 @@ impl ComputedService {
     pub fn report(&self, hostname: &str, round: u64, report: ContentReport) {
         self.locked().table.report(hostname, round, report, self.clock.now());
         self.news.notify_one();
+    }
+
+    /// Sets which content revisions may go to which machines.
+    pub fn set_gates(&self, gates: ContentGates) {
+        self.locked().table.set_gates(gates, self.clock.now());
+        self.news.notify_one();
+    }
+
+    /// Returns the newest content revision of each server that has told it.
+    pub fn newest_content(&self) -> NewestContent {
+        self.locked().table.newest_content().clone()
+    }
+
+    /// Returns how a machine is with gated content; see [`ComputedTable::content_state`].
+    pub fn content_state(
+        &self,
+        hostname: &str,
+        server: &str,
+        content: ContentRevision,
+    ) -> Option<MachineTaskState> {
+        self.locked().table.content_state(hostname, server, content)
     }
 
     /// Sets when updates to changed content stop.

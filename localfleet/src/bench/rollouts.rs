@@ -10,6 +10,7 @@ use model::mdb::Machine;
 use model::object::{Algorithm, ObjectId};
 use model::tree::Time;
 use rollouts::advance::{ImageNotes, Question, Seen, View, advance, plan};
+use rollouts::content::ContentRevision;
 use rollouts::document::{Analysis, MachineTaskState};
 use rollouts::gate::effective;
 use rollouts::state::{Editor, Edits, SharedMachines, StartOrder, State};
@@ -42,6 +43,14 @@ impl View for Healthy {
 
     fn notes(&self, _: &str) -> Option<ImageNotes> {
         Some(ImageNotes { uploaded: Time::default(), deprecated: None })
+    }
+
+    fn content(&self, _: &str, _: &str, _: ContentRevision) -> Option<MachineTaskState> {
+        None
+    }
+
+    fn newest_content(&self, _: &str) -> Option<ContentRevision> {
+        None
     }
 
     fn analysis(&mut self, _: Question<'_>) -> Option<Analysis> {

@@ -1,6 +1,7 @@
 //! Computed files with real daemons: content by location, secrets, a server that is away, kills.
 
 mod crashes;
+mod gated;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;

@@ -176,6 +176,8 @@ pub struct RevisionInfo {
     pub images: Vec<(String, u32)>,
     /// Former bundles that stay beside its own.
     pub kept: Vec<String>,
+    /// Of a revision with content: the content revision of the filegen-server; 0 for others.
+    pub content: u64,
 }
 
 impl Method for ListEnvironments {

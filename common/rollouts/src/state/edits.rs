@@ -11,7 +11,8 @@ use model::tree::Time;
 use serde::{Deserialize, Serialize};
 
 use super::{ENVIRONMENTS_MAX, EnvironmentState, SharedMachines, State, StoredRevision};
-use crate::definition::{Definition, EnvironmentEdit, Source};
+use crate::content::{ContentRevision, NewestContent};
+use crate::definition::{Definition, EnvironmentEdit, Source, Subject};
 use crate::document::{Group, Kind, Revision, RolloutState};
 use crate::gate::Gate;
 use crate::steps::Said;
@@ -23,6 +24,8 @@ pub struct Edits {
     pub environments: Vec<EnvironmentEdit>,
     /// True if what an edit leaves out gets its default, rather than staying as it is.
     pub whole: bool,
+    /// What is known of filegen-servers.
+    pub content: NewestContent,
 }
 
 /// Who edits, why and when.
@@ -68,7 +71,7 @@ impl State {
             outcomes.push(next.set_group(group)?);
         }
         for edit in edits.environments {
-            outcomes.push(next.edit_one(edit, edits.whole, editor, mdb)?);
+            outcomes.push(next.edit_one(edit, edits.whole, editor, mdb, &edits.content)?);
         }
         let counts = [
             ("environments", self.environments.len(), next.environments.len()),
@@ -107,6 +110,7 @@ impl State {
         whole: bool,
         editor: &Editor,
         mdb: &SharedMachines,
+        known: &NewestContent,
     ) -> Result<EditOutcome, Said> {
         let name = edit.name.clone();
         let former = self.environments.get(&name).cloned().unwrap_or_default();
@@ -124,8 +128,8 @@ impl State {
         }
         let kept = former.definition().filter(|_| !whole);
         let definition = edit.apply(kept).map_err(|error| invalid(&error))?;
-        if newest > 0 && former.has_bundles() != definition.source.is_bundle() {
-            let why = "an environment has bundles for ever, or never: make another one";
+        if former.subject().is_some_and(|subject| subject != definition.source.subject()) {
+            let why = "an environment is about images, bundles or content for ever: make another";
             return Err(invalid(&KeyError::new(&format!("{name}.source"), why)));
         }
         let outcome = |revision, what: &str| EditOutcome {
@@ -139,19 +143,44 @@ impl State {
         }
         let is_new = newest == 0;
         let mut environment = EnvironmentState::clone(&former);
-        let is_of_mdb = definition.source == Source::Mdb(true);
+        let content = Self::content_of(&former, &definition, known)?;
+        // Its machines have just that.
+        let is_there = definition.source == Source::Mdb(true) || content.is_some();
         let images = images_of(&definition, mdb);
         let (author, why) = (editor.who.clone(), editor.why.clone());
         let at = editor.now;
-        let revision = StoredRevision { definition, author, why, at, images, kept: Vec::new() };
+        let kept = Vec::new();
+        let revision = StoredRevision { definition, author, why, at, images, kept, content };
         environment.revisions.insert(newest + 1, revision);
-        // Its machines have just that.
-        if is_new && is_of_mdb {
+        if is_new && is_there {
             environment.commit(newest + 1, Kind::Mdb, self.next_order());
         }
         self.environments.insert(name.clone(), Arc::new(environment));
         self.note_kept(&name, newest + 1);
         Ok(outcome(Some(newest + 1), if is_new { "created" } else { "updated" }))
+    }
+
+    /// Returns the content revision of a new revision: that of the former one, or the newest one of
+    /// another server.
+    fn content_of(
+        former: &EnvironmentState,
+        definition: &Definition,
+        known: &NewestContent,
+    ) -> Result<Option<ContentRevision>, Said> {
+        let Some(server) = definition.source.content() else { return Ok(None) };
+        let last = former.revisions.last_key_value().map(|(_, last)| last);
+        let same = last.filter(|last| last.definition.source == definition.source);
+        let unknown = || {
+            Said::new(
+                409,
+                format!(
+                    "no content revision of {server} is known: images must have computed files of \
+                     it by this name, and it must answer"
+                ),
+            )
+        };
+        let content = same.and_then(|last| last.content).or_else(|| known.get(server).copied());
+        content.map(Some).ok_or_else(unknown)
     }
 
     /// Returns what may not be intended about an environment.
@@ -173,8 +202,9 @@ impl State {
         }
         let mut shared: BTreeMap<&str, u64> = BTreeMap::new();
         // Bundles go with each other, and with an image.
+        let has_images = |one: &EnvironmentState| one.subject() == Some(Subject::Images);
         let is_other = |(other, state): &(&String, &Arc<EnvironmentState>)| {
-            *other != name && !environment.has_bundles() && !state.has_bundles()
+            *other != name && has_images(environment) && has_images(state)
         };
         for (other, state) in self.environments.iter().filter(is_other) {
             let Some(theirs) = state.definition() else { continue };
@@ -273,6 +303,7 @@ impl State {
                 at: now,
                 images,
                 kept: Vec::new(),
+                content: None,
             };
             let environment = Arc::make_mut(self.environments.entry(name.clone()).or_default());
             if is_draft {

@@ -7,6 +7,7 @@ use model::tree::Time;
 
 use super::{Editor, RolloutRecord, State, UNFINISHED_MAX};
 use crate::decide;
+use crate::definition::Subject;
 use crate::document::{
     Event, FailureEvent, Kind, Revision, Rollout, RolloutState, Scan, StartEvent, Step, StepState,
     VoteEvent, name_of,
@@ -161,6 +162,14 @@ impl State {
             let revision = revision.or(former).ok_or_else(|| {
                 Said::new(404, format!("{name} has no former revision: name one, as {name}@N"))
             })?;
+            let is_content = environment.subject() == Some(Subject::Content);
+            if is_content && Some(revision) != former {
+                let message = format!(
+                    "a machine has the content before the last change only: restore the former \
+                     configuration of the filegen-server of {name}"
+                );
+                return Err(Said::new(409, message));
+            }
             if revision > 0 && !environment.revisions.contains_key(&revision) {
                 return Err(Said::new(404, format!("{name} has no revision {revision}")));
             }

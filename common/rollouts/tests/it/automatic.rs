@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use model::object::{Algorithm, ObjectId};
 use rollouts::advance::{ImageNotes, Question, Seen, View, advance};
+use rollouts::content::ContentRevision;
 use rollouts::document::{Analysis, Kind, MachineTaskState, name_of};
 use rollouts::gate::effective;
 use rollouts::state::{ENDED_MAX, RolloutOrder, SharedMachines, State};
@@ -46,6 +47,14 @@ impl View for Watched<'_> {
 
     fn notes(&self, _: &str) -> Option<ImageNotes> {
         Some(ImageNotes { uploaded: at(0).now, deprecated: None })
+    }
+
+    fn content(&self, _: &str, _: &str, _: ContentRevision) -> Option<MachineTaskState> {
+        None
+    }
+
+    fn newest_content(&self, _: &str) -> Option<ContentRevision> {
+        None
     }
 
     fn analysis(&mut self, _: Question<'_>) -> Option<Analysis> {

@@ -7,6 +7,7 @@ use model::mdb::Machine;
 use model::object::{Algorithm, ObjectId};
 use model::tree::Time;
 use rollouts::advance::{ImageNotes, Question, Seen, View, advance, plan};
+use rollouts::content::ContentRevision;
 use rollouts::document::{Analysis, Choice, Kind, MachineTaskState, VoteEvent, name_of};
 use rollouts::gate::effective;
 use rollouts::state::{
@@ -43,7 +44,7 @@ pub type Outcomes = Result<Vec<String>, Said>;
 
 fn edit_with(state: &mut State, mdb: &SharedMachines, edit: Value, whole: bool) -> Outcomes {
     let environments = vec![serde_json::from_value(edit).unwrap()];
-    let outcomes = state.edit(Edits { environments, whole, groups: Vec::new() }, &at(0), mdb)?;
+    let outcomes = state.edit(Edits { environments, whole, ..Edits::default() }, &at(0), mdb)?;
     let text = |one: &rollouts::state::EditOutcome| {
         let revision = one.revision.map_or_else(String::new, |number| format!("@{number}"));
         let warnings: String = one.warnings.iter().map(|text| format!("; {text}")).collect();
@@ -94,6 +95,14 @@ impl View for Instant<'_> {
         let deprecated = image.ends_with("old").then(|| "is deprecated: too old".to_owned());
         let uploaded = at(if image.ends_with("new") { 1_000 } else { 0 }).now;
         (!image.ends_with("unknown")).then_some(ImageNotes { uploaded, deprecated })
+    }
+
+    fn content(&self, _: &str, _: &str, _: ContentRevision) -> Option<MachineTaskState> {
+        None
+    }
+
+    fn newest_content(&self, _: &str) -> Option<ContentRevision> {
+        None
     }
 
     fn analysis(&mut self, _: Question<'_>) -> Option<Analysis> {
@@ -598,7 +607,7 @@ fn an_environment_has_bundles_or_images() {
     let table = [
         (
             other(json!({"bundle": "l0"})),
-            "web.source: an environment has bundles for ever, or never: make another one",
+            "web.source: an environment is about images, bundles or content for ever: make another",
         ),
         (
             other(json!({"image": "i1 + l0"})),
@@ -609,7 +618,8 @@ fn an_environment_has_bundles_or_images() {
         assert_eq!(edit(&mut state, &mdb, change), said(400, message));
     }
     let whole = bundle("web", &["web"], "l0");
-    let message = "web.source: an environment has bundles for ever, or never: make another one";
+    let message =
+        "web.source: an environment is about images, bundles or content for ever: make another";
     assert_eq!(edit_with(&mut state, &mdb, whole, true), said(400, message));
 }
 

@@ -9,6 +9,7 @@ use model::object::{Algorithm, ObjectId};
 use model::tree::Time;
 use proptest::prelude::*;
 use rollouts::advance::{ImageNotes, Question, Seen, View, advance};
+use rollouts::content::ContentRevision;
 use rollouts::definition::EnvironmentEdit;
 use rollouts::document::{
     Advice, Analysis, Choice, Direction, MachineTaskState as Task, Revision, RolloutState,
@@ -87,6 +88,14 @@ impl View for Fleet {
         let deprecated = (image == "i4").then(|| "is deprecated".to_owned());
         let seconds = if image == "i3" { 300 } else { 0 };
         Some(ImageNotes { uploaded: Time { seconds, nanoseconds: 0 }, deprecated })
+    }
+
+    fn content(&self, _: &str, _: &str, _: ContentRevision) -> Option<Task> {
+        None
+    }
+
+    fn newest_content(&self, _: &str) -> Option<ContentRevision> {
+        None
     }
 
     fn analysis(&mut self, question: Question<'_>) -> Option<Analysis> {

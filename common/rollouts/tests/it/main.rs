@@ -4,6 +4,7 @@
 
 mod automatic;
 mod batches;
+mod contents;
 mod documents;
 mod environments;
 mod fleet;

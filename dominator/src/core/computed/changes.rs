@@ -120,10 +120,13 @@ impl Change {
         self.must_look = true;
     }
 
-    /// True if a machine without any content for its path must wait.
-    pub(super) fn is_closed(&self) -> bool {
+    /// True if a machine without any content for its path must wait. Machines that wait for
+    /// something else do not count: `may_get` says which can get it.
+    pub(super) fn is_closed(&self, may_get: impl Fn(&str) -> bool) -> bool {
         match &self.stage {
-            ContentStage::First => !self.trying.is_empty() || !self.waiting.is_empty(),
+            ContentStage::First => {
+                !self.trying.is_empty() || self.waiting.iter().any(|host| may_get(host))
+            }
             ContentStage::Open => false,
             ContentStage::Stopped(_) => true,
         }
@@ -332,6 +335,16 @@ impl Changes {
     pub(super) fn replaced(&mut self, id: &ContentChangeId, hostname: &str) {
         if let Some(change) = self.all.get_mut(id) {
             change.getting.remove(hostname);
+        }
+    }
+
+    /// Takes that a machine must go back, whatever came of the change there.
+    pub(super) fn taken_back(&mut self, id: &ContentChangeId, hostname: &str) {
+        if let Some(change) = self.all.get_mut(id) {
+            change.trying.remove(hostname);
+            change.getting.remove(hostname);
+            change.in_vain.remove(hostname);
+            change.must_look = true;
         }
     }
 

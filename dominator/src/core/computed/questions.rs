@@ -14,6 +14,7 @@ use model::object::{Algorithm, ObjectId};
 use model::path::TreePath;
 
 use super::changes::{Change, Changes};
+use super::gates::Gates;
 use super::rollout::ChangedContent;
 use super::{ComputedTable, Contents, Failed, FileState, KnownContent, MadeFrom, Versions};
 use crate::core::timing::{HOLD_LONGEST, Now, RETRY_FIRST};
@@ -180,7 +181,14 @@ impl ComputedTable {
                 if is_news {
                     self.changed.insert(hostname.to_owned());
                 }
-                let place = place_of(&self.changes, versions, &file.rule, &file.contents, &known);
+                let place = place_of(
+                    (&self.changes, &self.gates),
+                    hostname,
+                    versions,
+                    &file.rule,
+                    &file.contents,
+                    &known,
+                );
                 match place {
                     Place::None => {}
                     Place::Same => {
@@ -228,7 +236,8 @@ enum Place {
 
 /// Decides what becomes of content `new` of a file.
 fn place_of(
-    changes: &Changes,
+    (changes, gates): (&Changes, &Gates),
+    hostname: &str,
     versions: Option<&Versions>,
     rule: &ComputedRule,
     contents: &Contents,
@@ -239,7 +248,11 @@ fn place_of(
     let version = version.filter(|version| version.version == new.generator);
     let Some(used) = &contents.used else {
         let id = version.map(|version| id(ContentCause::Revision(version.revision)));
-        let is_closed = |id: &ContentChangeId| changes.get(id).is_some_and(Change::is_closed);
+        let is_closed = |id: &ContentChangeId| {
+            let may_get = |host: &str| gates.allow(host, id);
+            let is_closed = |change: &Change| change.is_closed(may_get);
+            !may_get(hostname) || changes.get(id).is_some_and(is_closed)
+        };
         return match id.filter(is_closed) {
             Some(id) => Place::Next(id),
             None => Place::Used { is_renewal: false },

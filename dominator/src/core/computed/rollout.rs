@@ -239,7 +239,7 @@ impl ComputedTable {
         self.undo_on(&trial.change, hostname);
     }
 
-    fn undo_on(&mut self, change: &Arc<ContentChangeId>, hostname: &str) {
+    pub(super) fn undo_on(&mut self, change: &Arc<ContentChangeId>, hostname: &str) {
         let Some(files) = self.machines.get_mut(hostname) else { return };
         if files.undo(change) {
             self.changes.set_waiting(hostname, &files.waits());
@@ -299,6 +299,9 @@ impl ComputedTable {
         change.must_look = false;
         for hostname in change.waiting.clone() {
             let Some(files) = self.machines.get_mut(&hostname) else { continue };
+            if !self.gates.allow(&hostname, id) {
+                continue;
+            }
             match &files.trial {
                 Some(trial) if trial.is_first && trial.change != *id => continue,
                 Some(former) => self.changes.replaced(&former.change, &hostname),
@@ -358,10 +361,11 @@ impl ComputedTable {
         }
         let change = &*change;
         let of_standing = |standing: Standing| {
-            let machines = &self.machines;
+            let (machines, gates) = (&self.machines, &self.gates);
             change.waiting.iter().filter(move |hostname| {
                 let files = machines.get(*hostname);
                 change.may_try(hostname)
+                    && gates.allow(hostname, id)
                     && files
                         .is_some_and(|files| files.standing == standing && files.trial.is_none())
             })
@@ -508,11 +512,15 @@ impl ComputedTable {
     /// Says why other content of a machine is not in use yet, if there is some.
     pub(super) fn held_text(&self, files: &MachineFiles) -> Option<String> {
         let next = files.files.iter().find_map(|file| file.contents.next.as_ref())?;
-        Some(self.waiting_text(&next.change))
+        Some(self.waiting_text(&files.machine.hostname, &next.change))
     }
 
-    pub(super) fn waiting_text(&self, id: &ContentChangeId) -> String {
+    pub(super) fn waiting_text(&self, hostname: &str, id: &ContentChangeId) -> String {
+        let is_gated = !self.gates.allow(hostname, id);
         let why = match self.changes.get(id).map(|change| &change.stage) {
+            Some(ContentStage::First | ContentStage::Open) if is_gated => {
+                "comes with a rollout of an environment".to_owned()
+            }
             Some(ContentStage::Stopped(why)) => format!("is stopped: {why}"),
             Some(ContentStage::First) => "is being tried on the first machines".to_owned(),
             Some(ContentStage::Open) | None => "comes next".to_owned(),

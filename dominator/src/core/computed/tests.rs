@@ -1,5 +1,6 @@
 //! What is asked for and when, and which content is used.
 
+mod gates;
 mod rollout;
 
 use api::file_generator::{FILES_MAX, Generator};
@@ -31,6 +32,9 @@ fn id(text: &str) -> ObjectId {
     Algorithm::Blake3.digest(text.as_bytes())
 }
 
+/// How the server numbers its revisions.
+const NUMBERING: u64 = 1;
+
 /// The generators of a server: path, version, and the revision since which it has that.
 fn generators(revision: u64, all: &[(&str, &str, u64)]) -> Generators {
     let generator = |(path, version, revision): &(&str, &str, u64)| Generator {
@@ -42,7 +46,7 @@ fn generators(revision: u64, all: &[(&str, &str, u64)]) -> Generators {
         resources: Vec::new(),
     };
     let generators = all.iter().map(generator).collect();
-    Generators { generators, numbering: 1, revision, ..Generators::default() }
+    Generators { generators, numbering: NUMBERING, revision, ..Generators::default() }
 }
 
 /// A table, and the questions that it asks as text.

@@ -71,6 +71,7 @@ fn environment_row(environment: &EnvironmentInfo) -> Vec<Cell> {
         Source::Image(image) => image.to_string(),
         Source::Mdb(_) => "the machine database".to_owned(),
         Source::Bundle(image) => format!("bundle {image}"),
+        Source::Content(server) => format!("content of {server}"),
     });
     let group = definition.and_then(|definition| definition.group.clone());
     let rollout = match environment.rollout.as_str() {

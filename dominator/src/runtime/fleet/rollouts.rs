@@ -18,10 +18,13 @@ use model::lock::locked;
 use model::object::{Algorithm, ObjectId};
 use rollouts::advance::{Advanced, ImageNotes, Question, Seen, View, advance};
 use rollouts::batch::Batch;
-use rollouts::definition::Start;
-use rollouts::document::{Analysis, Kind, Revision};
-use rollouts::gate::effective;
-use rollouts::state::{Editor, SharedMachines, StartOrder, State, StoredRevision};
+use rollouts::content::{ContentRevision, NewestContent};
+use rollouts::definition::{Start, Subject};
+use rollouts::document::{Analysis, Kind, MachineTaskState, Revision};
+use rollouts::gate::{Gate, effective};
+use rollouts::state::{
+    Editor, EnvironmentState, SharedMachines, StartOrder, State, StoredRevision,
+};
 use rollouts::steps::Said;
 use tokio::sync::Notify;
 
@@ -29,6 +32,7 @@ pub(super) use analysis::AnalysisService;
 pub use reports::RolloutCounts;
 
 use super::{DrivenMachine, Fleet, FleetState, OrderError};
+use crate::core::computed::gates::ContentGates;
 use crate::core::orders::Order;
 use crate::core::rollouts::machine_state;
 use crate::runtime::shared::Shared;
@@ -60,6 +64,7 @@ struct FleetView<'a> {
     shared: &'a Shared,
     analysis: &'a AnalysisService,
     machines: HashMap<String, Seen>,
+    contents: NewestContent,
     healthy_since: BTreeMap<(u64, String), Instant>,
 }
 
@@ -102,6 +107,19 @@ impl View for FleetView<'_> {
 
     fn notes(&self, image: &str) -> Option<ImageNotes> {
         self.shared.images.rollout_notes(&ImageName::new(image).ok()?)
+    }
+
+    fn content(
+        &self,
+        hostname: &str,
+        server: &str,
+        content: ContentRevision,
+    ) -> Option<MachineTaskState> {
+        self.shared.computed.content_state(hostname, server, content)
+    }
+
+    fn newest_content(&self, server: &str) -> Option<ContentRevision> {
+        self.contents.get(server).copied()
     }
 
     fn analysis(&mut self, question: Question<'_>) -> Option<Analysis> {
@@ -150,7 +168,8 @@ impl Fleet {
             let is_late = since >= WAITING_INTERVAL;
             let is_watched = || state.environments.values().any(|one| one.active);
             let is_due = state.unfinished().any(|record| is_late || record.is_under_way())
-                || (since >= WATCH_INTERVAL && is_watched());
+                || (since >= WATCH_INTERVAL && is_watched())
+                || self.has_new_content(&state);
             if state.environments.is_empty() || !(is_edited || is_due) {
                 continue;
             }
@@ -160,6 +179,17 @@ impl Fleet {
             // It ends early only by a panic, which has been logged.
             is_edited &= !taken.await.unwrap_or(false);
         }
+    }
+
+    /// True if an environment waits for a content revision that it does not have.
+    fn has_new_content(&self, state: &State) -> bool {
+        let is_gated = |one: &Arc<EnvironmentState>| one.subject() == Some(Subject::Content);
+        let mut gated = state.environments.values().filter(|one| is_gated(one)).peekable();
+        if gated.peek().is_none() {
+            return false;
+        }
+        let newest = self.shared.computed.newest_content();
+        gated.any(|one| one.awaits(&newest))
     }
 
     /// Takes rollouts on once, and edits of the machine database if there may be some. Returns
@@ -188,8 +218,14 @@ impl Fleet {
             }
         }
         let healthy_since = std::mem::take(&mut locked(&self.rollout_progress).healthy_since);
-        let mut view =
-            FleetView { shared: &self.shared, analysis: &self.analysis, machines, healthy_since };
+        let contents = self.shared.computed.newest_content();
+        for (name, revision) in next.take_content(&contents, now) {
+            let what = "there is a new content revision: it waits as a revision";
+            tracing::info!("{name}@{revision}: {what}");
+            start_by_itself(&mut next, &name, revision, now);
+        }
+        let (shared, analysis) = (&*self.shared, &self.analysis);
+        let mut view = FleetView { shared, analysis, machines, contents, healthy_since };
         let advanced = match self.rollouts_paused() {
             Some(_) => Advanced::default(),
             None => advance(&mut next, &mdb, &mut view, now),
@@ -286,6 +322,19 @@ impl Fleet {
         effective(&self.state().rollouts.get(), mdb)
     }
 
+    /// Lets machines have such content of computed files as environments allow.
+    pub(super) fn gate_content(&self, mdb: &SharedMachines) {
+        let state = self.state().rollouts.get();
+        let is_gate = |one: &Arc<EnvironmentState>| one.subject() == Some(Subject::Content);
+        let mut gates = ContentGates::new();
+        if state.environments.values().any(is_gate) {
+            let gate = Gate::new(&state);
+            let limits = mdb.values().map(|one| (one.hostname.clone(), gate.content_limits(one)));
+            gates.extend(limits.filter(|(_, limits)| !limits.is_empty()));
+        }
+        self.shared.computed.set_gates(gates);
+    }
+
     /// Returns the images of revisions that machines have, or may get again.
     pub(super) fn kept_images(&self) -> BTreeSet<ImageName> {
         let state = self.state().rollouts.get();
@@ -310,14 +359,15 @@ pub(super) type RolloutsChanged = Notify;
 /// Starts the new revision of an environment that says so.
 fn start_by_itself(state: &mut State, name: &str, revision: Revision, now: model::tree::Time) {
     let environment = &state.environments[name];
+    let author = environment.revisions[&revision].author.clone();
     let is_auto = environment.definition().is_some_and(|one| one.start == Start::Auto);
     if !is_auto || !environment.active {
         return;
     }
     let environments = vec![format!("{name}@{revision}")];
     let start = StartOrder { environments, kind: Kind::Mdb, ..StartOrder::default() };
-    let (who, why) = ("the machine database".to_owned(), "it was edited".to_owned());
-    if let Err(said) = state.start(&start, &Editor { who, why, now }) {
+    let why = environment.revisions[&revision].why.clone();
+    if let Err(said) = state.start(&start, &Editor { who: author, why, now }) {
         tracing::error!("{name}@{revision} cannot be started: {}", said.message);
     }
 }

@@ -141,6 +141,7 @@ pub fn list_environments() -> (ListEnvironmentsRequest, ListEnvironmentsReply) {
         at: time(7),
         images: vec![(text("web/8"), 3)],
         kept: vec![text("libs/1")],
+        content: 7,
     };
     let environment = EnvironmentInfo {
         name: text("web"),

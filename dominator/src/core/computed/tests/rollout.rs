@@ -10,7 +10,7 @@ use crate::core::image_breaker::UpdateFailure;
 
 const LIMITS: FailureLimits = FailureLimits { percent: 10, blocked_percent: 20, failures_min: 3 };
 
-fn revision(number: u64) -> ContentChangeId {
+pub(super) fn revision(number: u64) -> ContentChangeId {
     ContentChangeId { source: SOURCE.to_owned(), cause: ContentCause::Revision(number) }
 }
 
@@ -20,9 +20,9 @@ fn of_path(path: &str) -> ContentChangeId {
 }
 
 /// A fleet with the file `/x`, whose machines have the content that was made last for them.
-struct Fleet {
-    asked: Asked,
-    at: u64,
+pub(super) struct Fleet {
+    pub(super) asked: Asked,
+    pub(super) at: u64,
     count: usize,
     /// The version of the generator of `/x`.
     version: String,
@@ -30,7 +30,7 @@ struct Fleet {
 }
 
 impl Fleet {
-    fn new(count: usize) -> Self {
+    pub(super) fn new(count: usize) -> Self {
         let mut asked = Asked(ComputedTable::default());
         asked.0.set_limits(LIMITS);
         let version = "1".to_owned();
@@ -45,24 +45,24 @@ impl Fleet {
         fleet
     }
 
-    fn hosts(&self) -> Vec<String> {
+    pub(super) fn hosts(&self) -> Vec<String> {
         (0..self.count).map(|host| format!("h{host:05}")).collect()
     }
 
-    fn tell_generators(&mut self, orders: Vec<RevisionOrder>) {
+    pub(super) fn tell_generators(&mut self, orders: Vec<RevisionOrder>) {
         let all = generators(self.revision, &[("/x", &self.version, self.revision)]);
         self.asked.set_generators(&Generators { orders, ..all }, self.at);
     }
 
     /// Has the generator make other content.
-    fn edit(&mut self, version: &str) {
+    pub(super) fn edit(&mut self, version: &str) {
         (self.version, self.revision) = (version.to_owned(), self.revision + 1);
         self.tell_generators(Vec::new());
         self.ask();
     }
 
     /// Asks for all that is due, which the server makes.
-    fn ask(&mut self) {
+    pub(super) fn ask(&mut self) {
         self.at += 1;
         while let Some(batch) = self.asked.0.next_batch(&SOURCE.into(), now(self.at)) {
             let all = batch.request.machines.iter().zip(&batch.records);
@@ -88,26 +88,26 @@ impl Fleet {
         self.asked.0.report(host, round, report, now(self.at));
     }
 
-    fn in_sync(&mut self, hosts: &[String]) {
+    pub(super) fn in_sync(&mut self, hosts: &[String]) {
         for host in hosts {
             self.report(host, ContentReport::Is(Standing::InSync));
         }
     }
 
-    fn fail(&mut self, hosts: &[String]) {
+    pub(super) fn fail(&mut self, hosts: &[String]) {
         for host in hosts {
             self.report(host, ContentReport::Failed(UpdateFailure::Health));
         }
     }
 
     /// How many machines are to have this content.
-    fn having(&self, text: &str) -> usize {
+    pub(super) fn having(&self, text: &str) -> usize {
         let has = |host: &String| self.asked.known(host) == [("/x".to_owned(), id(text))];
         self.hosts().iter().filter(|host| has(host)).count()
     }
 
     /// The machines on which `change` is tried.
-    fn trying(&self, change: &ContentChangeId) -> Vec<String> {
+    pub(super) fn trying(&self, change: &ContentChangeId) -> Vec<String> {
         self.asked
             .0
             .changes
@@ -115,12 +115,12 @@ impl Fleet {
             .map_or_else(Vec::new, |change| change.trying.iter().cloned().collect())
     }
 
-    fn stage(&self, change: &ContentChangeId) -> Option<ContentStage> {
+    pub(super) fn stage(&self, change: &ContentChangeId) -> Option<ContentStage> {
         self.asked.0.changes.get(change).map(|change| change.stage.clone())
     }
 
     /// Restarts the dominator.
-    fn restart(&mut self) {
+    pub(super) fn restart(&mut self) {
         let stored = self.hosts().into_iter().map(|host| {
             let files = self.asked.0.stored(&host);
             (host, files)

@@ -32,7 +32,8 @@ impl Fleet {
         identity: Arc<Identity>,
     ) -> Result<EditEnvironmentsReply, OrderError> {
         let EditEnvironmentsRequest { groups, environments, whole, dry_run, why, who } = request;
-        let edits = Edits { groups, environments, whole };
+        let content = self.shared.computed.newest_content();
+        let edits = Edits { groups, environments, whole, content };
         // Nothing is asked of the image server for callers who may not edit.
         OwnerCheck::new(&identity, &self.rollout_state()).expect_may_edit(&edits)?;
         self.expect_images_of(&edits.environments).await?;
@@ -58,7 +59,8 @@ impl Fleet {
     ) -> Result<Vec<StepPlan>, OrderError> {
         let EditEnvironmentsRequest { groups, environments, whole, why, who, .. } = request;
         let given = self.expect_images_of(&environments).await?;
-        let edits = Edits { groups, environments, whole };
+        let content = self.shared.computed.newest_content();
+        let edits = Edits { groups, environments, whole, content };
         let planned = move |fleet: &Self| {
             let (next, mdb, outcomes) = fleet.try_edits(edits, who, why)?;
             let new = outcomes.iter().filter_map(|one| Some((&one.name, one.revision?)));

@@ -232,7 +232,10 @@ impl Fleet {
     ) -> Option<EnvironmentImage> {
         let record = self.locked().admission.current().machines().get(hostname).cloned()?;
         let gated = Gate::new(&self.state().rollouts.get()).gated(&record)?;
-        let applied = gated.applied().map(|one| format!("{}@{}", one.environment, one.revision));
+        let applied = gated.of_image().map(|one| format!("{}@{}", one.environment, one.revision));
+        if gated.of_image().next().is_none() {
+            return None;
+        }
         Some(EnvironmentImage {
             environments: applied.collect(),
             record: record.required_image.clone(),
@@ -256,6 +259,7 @@ fn info(state: &State, name: &str, one: &EnvironmentState, all: bool) -> Environ
             at: stored.at,
             images: images.into_iter().map(|(image, count)| (image.clone(), count)).collect(),
             kept: stored.kept.iter().map(|kept| kept.image.to_string()).collect(),
+            content: stored.content.map_or(0, |content| content.number),
         }
     });
     let mut gated = state.unfinished().filter(|record| record.rollout.kind.is_gated());

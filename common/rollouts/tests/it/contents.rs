@@ -1,0 +1,211 @@
+//! Environments that gate content revisions of filegen-servers.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use model::object::ObjectId;
+use rollouts::advance::{ImageNotes, Question, Seen, View, advance, plan};
+use rollouts::content::{ContentRevision, NewestContent};
+use rollouts::document::{Analysis, Kind, MachineTaskState};
+use rollouts::gate::Gate;
+use rollouts::state::{Edits, SharedMachines, State};
+use serde_json::{Value, json};
+
+use crate::environments::{at, mdb, said, shown, start};
+
+const SERVER: &str = "files:6972";
+
+fn content(number: u64) -> ContentRevision {
+    ContentRevision { numbering: 9, number }
+}
+
+fn newest(number: u64) -> NewestContent {
+    [(SERVER.to_owned(), content(number))].into()
+}
+
+/// Machines have what they may have at once, but for one that fails with content revision 6. Those
+/// with names in `db` have no computed files.
+struct Served {
+    limits: BTreeMap<String, Vec<ContentRevision>>,
+    newest: u64,
+}
+
+impl View for Served {
+    fn machine(&self, _: &str) -> Option<Seen> {
+        Some(Seen {
+            image: "a".to_owned(),
+            left_out: BTreeSet::new(),
+            state: MachineTaskState::Synced,
+            reachable: true,
+            unknown: false,
+            held_out: false,
+        })
+    }
+
+    fn left_out(&self, _: &str) -> Option<BTreeMap<String, String>> {
+        Some(BTreeMap::new())
+    }
+
+    fn digest(&self, _: &str) -> Option<ObjectId> {
+        None
+    }
+
+    fn notes(&self, _: &str) -> Option<ImageNotes> {
+        None
+    }
+
+    fn content(
+        &self,
+        hostname: &str,
+        server: &str,
+        content: ContentRevision,
+    ) -> Option<MachineTaskState> {
+        assert_eq!(server, SERVER);
+        let limits = self.limits.get(hostname).filter(|_| !hostname.starts_with("db"))?;
+        Some(match limits.contains(&content) {
+            false => MachineTaskState::Starting,
+            true if content.number == 6 && hostname == "web2" => MachineTaskState::Failed,
+            true => MachineTaskState::Synced,
+        })
+    }
+
+    fn newest_content(&self, _: &str) -> Option<ContentRevision> {
+        Some(content(self.newest))
+    }
+
+    fn analysis(&mut self, _: Question<'_>) -> Option<Analysis> {
+        None
+    }
+
+    fn healthy_for_s(&mut self, _: u64, _: &str, healthy: bool) -> u64 {
+        u64::from(healthy) * 1_000
+    }
+}
+
+fn limits(state: &State, mdb: &SharedMachines) -> BTreeMap<String, Vec<ContentRevision>> {
+    let gate = Gate::new(state);
+    let of_one = |host: &String| gate.content_limits(&mdb[host]).remove(SERVER);
+    mdb.keys().filter_map(|host| Some((host.clone(), of_one(host)?))).collect()
+}
+
+/// Takes rollouts as far as they go, and returns the content revision of each machine.
+fn go_on(state: &mut State, mdb: &SharedMachines, newest: u64) -> String {
+    for _ in 0..20 {
+        let limits = limits(state, mdb);
+        advance(state, mdb, &mut Served { limits, newest }, at(0).now);
+    }
+    let text = |(host, limits): (String, Vec<ContentRevision>)| {
+        let numbers: Vec<String> = limits.iter().map(|limit| limit.number.to_string()).collect();
+        format!("{host} {}", numbers.join("+"))
+    };
+    limits(state, mdb).into_iter().map(text).collect::<Vec<_>>().join(", ")
+}
+
+fn edit(state: &mut State, edit: Value, known: &NewestContent) -> Result<u64, (u16, String)> {
+    let environments = vec![serde_json::from_value(edit).unwrap()];
+    let edits = Edits { environments, content: known.clone(), ..Edits::default() };
+    let outcomes = state.edit(edits, &at(0), &mdb("web1 a, web2 a, web3 a, db1 a"));
+    let outcomes = outcomes.map_err(|said| (said.code, said.message))?;
+    Ok(outcomes[0].revision.unwrap_or_default())
+}
+
+fn dns() -> Value {
+    json!({"name": "dns", "select": {"hosts": ["*"]}, "source": {"content": SERVER},
+        "strategy": {"min_healthy_percent": 80, "canary": 1}})
+}
+
+#[test]
+fn a_content_revision_waits_for_a_rollout_and_goes_back() {
+    let mdb = mdb("web1 a, web2 a, web3 a, db1 a");
+    let mut state = State::default();
+    assert_eq!(edit(&mut state, dns(), &newest(4)), Ok(1));
+    // Machines have what there is.
+    assert_eq!(go_on(&mut state, &mdb, 4), "db1 4, web1 4, web2 4, web3 4");
+    assert_eq!(state.take_content(&newest(4), at(0).now), []);
+    assert_eq!(state.take_content(&newest(5), at(0).now), [("dns".to_owned(), 2)]);
+    assert_eq!(go_on(&mut state, &mdb, 5), "db1 4, web1 4, web2 4, web3 4");
+    let planned = plan(&state, &mdb, "dns", 2, |_| None);
+    let classes: Vec<_> =
+        planned.classes.iter().map(|one| (&*one.from, &*one.to, one.machines)).collect();
+    assert_eq!(classes, [("files:6972/4", "files:6972/5", 4)]);
+    assert!(!planned.digest.is_empty() && planned.unknown_images.is_empty());
+    let number = start(&mut state, "dns@2", Kind::User).unwrap();
+    // The canary is a machine that has such files.
+    let limits = limits(&state, &mdb);
+    advance(&mut state, &mdb, &mut Served { limits, newest: 5 }, at(0).now);
+    assert_eq!(Vec::from_iter(&state.environments["dns"].moved), [(&"web1".to_owned(), &2)]);
+    assert_eq!(go_on(&mut state, &mdb, 5), "db1 5, web1 5, web2 5, web3 5");
+    assert_eq!(shown(&state, number), "succeeded: all steps are done");
+
+    // A machine that fails takes all back.
+    state.take_content(&newest(6), at(0).now);
+    let number = start(&mut state, "dns@3", Kind::User).unwrap();
+    assert_eq!(go_on(&mut state, &mdb, 6), "db1 5, web1 5, web2 5, web3 5");
+    let failed = "rolled_back: dns failed: failed: 1 machine, 0 may: web2";
+    assert_eq!(shown(&state, number), failed);
+    // So does an operator, but only by one content revision.
+    let old = start(&mut state, "dns@1", Kind::Rollback).unwrap();
+    assert_eq!(go_on(&mut state, &mdb, 6), "db1 4, web1 4, web2 4, web3 4");
+    assert_eq!(shown(&state, old), "succeeded: all steps are done");
+    let message = "a machine has the content before the last change only: restore the former \
+                   configuration of the filegen-server of dns";
+    for older in ["dns@0", "dns@3"] {
+        assert_eq!(start(&mut state, older, Kind::Rollback), said(409, message), "{older}");
+    }
+}
+
+#[test]
+fn content_that_is_replaced_meanwhile_fails_the_step() {
+    let mdb = mdb("web1 a, web3 a");
+    let mut state = State::default();
+    edit(&mut state, dns(), &newest(4)).unwrap();
+    // A draft that nobody has started is replaced.
+    state.take_content(&newest(5), at(0).now);
+    assert_eq!(state.take_content(&newest(6), at(0).now), [("dns".to_owned(), 3)]);
+    assert_eq!(Vec::from_iter(state.environments["dns"].revisions.keys()), [&1, &3]);
+    let number = start(&mut state, "dns@3", Kind::User).unwrap();
+    assert_eq!(state.take_content(&newest(7), at(0).now), [("dns".to_owned(), 4)]);
+    assert_eq!(go_on(&mut state, &mdb, 7), "web1 4, web3 4");
+    let cause = "files:6972 has content revision 7 now: start the revision with that";
+    assert_eq!(shown(&state, number), format!("rolled_back: dns failed: {cause}"));
+    // A server that has begun anew with its numbers is another one.
+    let other = ContentRevision { numbering: 10, number: 2 };
+    state.take_content(&[(SERVER.to_owned(), other)].into(), at(0).now);
+    let limits = limits(&state, &mdb);
+    assert!(!limits["web1"][0].allows(other) && limits["web1"][0].allows(content(3)));
+}
+
+#[test]
+fn what_cannot_be_gated_is_refused() {
+    let mut state = State::default();
+    let unknown = "no content revision of files:6972 is known: images must have computed files of \
+                   it by this name, and it must answer";
+    assert_eq!(edit(&mut state, dns(), &NewestContent::new()), Err((409, unknown.to_owned())));
+    let table = [
+        (
+            json!({"source": {"content": "files"}}),
+            "dns.source.content: expected HOST:PORT, as \
+            images name the filegen-server",
+        ),
+        (
+            json!({"strategy": {"min_image_age_s": 1}}),
+            "dns.strategy: min_image_age_s and requires_from are for images",
+        ),
+        (json!({"disjoint": true}), "dns.disjoint: only bundles can be disjoint"),
+    ];
+    for (change, message) in table {
+        let mut dns = dns();
+        dns.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+        assert_eq!(edit(&mut state, dns, &newest(4)), Err((400, message.to_owned())));
+    }
+    edit(&mut state, dns(), &newest(4)).unwrap();
+    let mut images = dns();
+    images["source"] = json!({"image": "a"});
+    let message = "dns.source: an environment is about images, bundles or content for ever: make \
+                   another";
+    assert_eq!(edit(&mut state, images, &newest(4)), Err((400, message.to_owned())));
+    // Another edit keeps the content.
+    let mut urgent = dns();
+    urgent["strategy"] = json!({"soak_s": 1});
+    assert_eq!(edit(&mut state, urgent, &newest(5)), Ok(2));
+    assert_eq!(state.environments["dns"].revisions[&2].content, Some(content(4)));
+}
