@@ -20,7 +20,7 @@ use crate::document::{
     MachineTaskState, Revision, Rollout, Step, StepState, name_of,
 };
 use crate::gate::{Gate, Gated, pending};
-use crate::state::{RolloutRecord, SharedMachines, State, StoredRevision};
+use crate::state::{EnvironmentState, RolloutRecord, SharedMachines, State, StoredRevision};
 use crate::{Answer, decide};
 
 /// How often a rollout is decided about in one go at most: a plan may lead to the next state.
@@ -38,6 +38,8 @@ pub struct Seen {
     pub left_out: BTreeSet<String>,
     /// How the machine is, with that image.
     pub state: MachineTaskState,
+    /// The parts of that image that have brought what is unhealthy, as far as that is known.
+    pub ill: BTreeSet<String>,
     pub reachable: bool,
     /// True if it has not been tried to reach it yet: nothing is decided meanwhile.
     pub unknown: bool,
@@ -195,7 +197,8 @@ pub fn plan(
 /// Returns the images that a name, which may be empty, is composed of.
 fn parts_of(image: &str) -> Vec<String> {
     let image = ImageName::new(image).ok();
-    image.iter().flat_map(ImageName::parts).map(String::from).collect()
+    let parts = image.iter().flat_map(ImageName::parts);
+    parts.filter(|part| !part.is_nothing()).map(String::from).collect()
 }
 
 /// Returns the image of a machine now, and with `revision`; of an environment with bundles the
@@ -319,10 +322,13 @@ pub fn advance(
         }
     }
     advanced.events.extend(state.start_cleanups(now));
-    if state.environments.values().any(|one| one.members.is_none()) {
+    let is_noted = |(name, one): (&String, &Arc<EnvironmentState>)| {
+        !one.active || state.members.contains_key(name)
+    };
+    if !state.environments.iter().all(is_noted) {
         state.note_members(mdb, now);
     }
-    advanced.events.extend(state.follow_automatic(mdb, view, now));
+    state.follow_automatic(mdb, view, now);
     state.forget_old();
     advanced.changed = *state != before;
     advanced
@@ -727,6 +733,7 @@ fn apply(
         next.rollout.steps.iter().map(|step| (step.id.as_str(), step)).collect();
     let mut moves = false;
     for batch in answer.batches.iter().filter(|batch| !batch.hosts.is_empty()) {
+        let order = state.next_order();
         let Some(step) = steps.get(batch.step.as_str()) else { continue };
         let Some(environment) = state.environments.get_mut(&step.environment) else { continue };
         let revision = step.revision.unwrap_or_default();
@@ -736,6 +743,7 @@ fn apply(
             continue;
         }
         let environment = Arc::make_mut(environment);
+        environment.comes(revision, order);
         environment.moved.extend(hosts.into_iter().map(|host| (host, revision)));
         moves = true;
     }
@@ -762,5 +770,7 @@ fn commit(state: &mut State, mdb: &SharedMachines, step: &Step, kind: Kind, now:
     if let Some(environment) = state.environments.get_mut(name) {
         Arc::make_mut(environment).commit(revision, kind, order);
     }
+    // Whom it selects is as the rollout has brought it.
+    state.members.remove(name);
     state.start_automatic(Kind::HealthRepair, name, left_out, now);
 }

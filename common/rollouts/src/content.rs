@@ -89,6 +89,7 @@ impl State {
                 why: format!("content revision {}", content.number),
                 at: now,
                 content: Some(content),
+                order: 0,
                 ..last.clone()
             };
             let environment = Arc::make_mut(environment);

@@ -131,6 +131,10 @@ impl Definition {
             let why = "names more than one image: bundles have environments of their own";
             return Err(KeyError::new(&format!("{name}.source"), why));
         }
+        if self.source.image().is_some_and(ImageName::is_nothing) {
+            let why = "names no image: let the machine database name none, without an environment";
+            return Err(KeyError::new(&format!("{name}.source"), why));
+        }
         if let Some(server) = self.source.content() {
             self.check_content(server)?;
         }

@@ -141,7 +141,7 @@ impl<'a> Gate<'a> {
         let mut bundles = Vec::from_iter(of(Subject::Bundles));
         let contents = of(Subject::Content).map(|one| one.applied(hostname)).collect();
         bases.sort_by_key(|one| (one.environment.place_of_image(), one.name));
-        bundles.sort_by_key(|one| (one.environment.place_of_bundle(one.number), one.name));
+        bundles.sort_by_key(|one| (one.stored.place_of_bundle(), one.name));
         let mut bases = bases.into_iter();
         let base = bases.next().map(|one| one.applied(hostname));
         let conflicts = bases.map(|one| one.name.clone()).collect();

@@ -57,6 +57,9 @@ pub struct State {
     pub rollouts: BTreeMap<u64, Arc<RolloutRecord>>,
     /// By environment, or [`ALL`].
     pub freezes: BTreeMap<String, Arc<Freeze>>,
+    /// The machines of active environments, as they were seen last. Not stored: after a restart it
+    /// is not known which machines are new.
+    pub members: BTreeMap<String, Arc<BTreeSet<String>>>,
 }
 
 /// What is remembered of an environment.
@@ -70,14 +73,11 @@ pub struct EnvironmentState {
     /// The highest revision that somebody has started.
     #[serde(default)]
     pub started: Revision,
-    /// When a revision was committed first, as a number that grows with each commit of any
-    /// environment; 0 if none ever was.
+    /// When a revision came to machines first, as a number that grows with each revision of any
+    /// environment that does; 0 if none has, or all were taken back.
     pub order: u64,
-    /// When the committed one was committed, as such a number.
-    #[serde(default)]
-    pub committed_order: u64,
     pub active: bool,
-    /// The machines that have it, once that was noted. While it is not active, others get nothing.
+    /// While it is not active: the machines that have it; others get nothing.
     pub members: Option<BTreeSet<String>>,
     /// Machines that have another revision than the committed one.
     pub moved: BTreeMap<String, Revision>,
@@ -99,9 +99,18 @@ pub struct StoredRevision {
     /// With [`crate::definition::Source::Content`]: what the filegen-server has made.
     #[serde(default)]
     pub content: Option<ContentRevision>,
+    /// When it came to machines first, as a number like that of the environment.
+    #[serde(default)]
+    pub order: u64,
 }
 
 impl StoredRevision {
+    /// Returns the place of the revision among those that give a machine a bundle: of two that clash
+    /// the one that came later is left out.
+    pub(crate) fn place_of_bundle(&self) -> u64 {
+        if self.order == 0 { u64::MAX } else { self.order }
+    }
+
     /// True if some of its machines get this image, or these bundles.
     #[must_use]
     pub fn has_image(&self, image: &str) -> bool {
@@ -210,15 +219,7 @@ impl EnvironmentState {
 
     /// True unless it is not active, and the machine has joined since then.
     pub(crate) fn has(&self, hostname: &str) -> bool {
-        self.active || self.members.as_ref().is_none_or(|members| members.contains(hostname))
-    }
-
-    /// Makes it active, or not. Then it keeps the machines that it has now.
-    pub(crate) fn set_active(&mut self, active: bool) {
-        if !active {
-            self.members = None;
-        }
-        self.active = active;
+        self.members.as_ref().is_none_or(|members| members.contains(hostname))
     }
 
     /// Returns the number of the revision that a machine has if it is selected.
@@ -237,28 +238,29 @@ impl EnvironmentState {
     }
 
     /// Returns the place of the environment among those that give a machine its image: the one
-    /// whose first revision was committed first applies.
+    /// that came to machines first applies.
     pub(crate) fn place_of_image(&self) -> u64 {
         if self.order == 0 { u64::MAX } else { self.order }
     }
 
-    /// Returns the place of a revision among those that give a machine a bundle: one that was
-    /// committed later is left out if they clash.
-    pub(crate) fn place_of_bundle(&self, revision: Revision) -> u64 {
-        let committed =
-            (revision == self.committed).then_some(self.committed_order.max(self.order));
-        committed.unwrap_or(u64::MAX)
+    /// Notes that a revision comes to machines, as the one with this number unless it came before.
+    pub(crate) fn comes(&mut self, revision: Revision, order: u64) {
+        let Some(stored) = self.revisions.get_mut(&revision) else { return };
+        if stored.order == 0 {
+            stored.order = order;
+        }
+        if self.order == 0 {
+            self.order = order;
+        }
     }
 
     /// Makes a revision the committed one, and that of all machines. One by a rollout of `kind`
-    /// [`Kind::Cleanup`] takes the place of the one that it cleans up. `order` is that of the
-    /// commit.
+    /// [`Kind::Cleanup`] takes the place of the one that it cleans up. `order` is its number if it
+    /// never came to a machine.
     pub(crate) fn commit(&mut self, revision: Revision, kind: Kind, order: u64) {
-        if revision != self.committed {
-            self.committed_order = order;
-        }
-        if revision > 0 && self.order == 0 {
-            self.order = order;
+        self.comes(revision, order);
+        if revision == 0 {
+            self.order = 0;
         }
         if kind == Kind::Cleanup {
             // What was there before is still the former one.
@@ -271,8 +273,12 @@ impl EnvironmentState {
         }
         self.committed = revision;
         self.moved.clear();
-        // Whom it selects is as the rollout has brought it.
-        self.members = None;
+        // Others come to machines anew if they come again.
+        for (number, stored) in &mut self.revisions {
+            if *number != revision && !self.former.contains(number) {
+                stored.order = 0;
+            }
+        }
     }
 
     /// Returns the environment as decisions see it. `desired` is the revision that a rollout
@@ -315,10 +321,11 @@ impl State {
         self.rollouts.values().filter(|record| !record.is_ended())
     }
 
-    /// Returns the number of the next commit.
+    /// Returns the number of the next revision that comes to machines.
     pub(crate) fn next_order(&self) -> u64 {
-        let orders = self.environments.values().map(|one| one.order.max(one.committed_order));
-        orders.max().unwrap_or_default() + 1
+        let stored = self.environments.values().flat_map(|one| one.revisions.values());
+        let of_environments = self.environments.values().map(|one| one.order);
+        of_environments.chain(stored.map(|stored| stored.order)).max().unwrap_or_default() + 1
     }
 
     /// Returns what decisions about `rollout`, or about a new one, depend on, without machines.

@@ -29,8 +29,8 @@ impl View for Healthy {
     fn machine(&self, hostname: &str) -> Option<Seen> {
         let image = self.0.get(hostname)?.required_image.clone();
         let state = MachineTaskState::Synced;
-        let (left_out, unknown, held_out) = (<_>::default(), false, false);
-        Some(Seen { image, left_out, state, reachable: true, unknown, held_out })
+        let (left_out, ill, unknown, held_out) = (<_>::default(), <_>::default(), false, false);
+        Some(Seen { image, left_out, state, ill, reachable: true, unknown, held_out })
     }
 
     fn left_out(&self, _: &str) -> Option<BTreeMap<String, String>> {

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use model::display::counted;
+use model::image::composition::split;
 use model::tree::Time;
 
 use super::{EnvironmentState, RolloutRecord, SharedMachines, State};
@@ -13,14 +14,14 @@ use crate::advance::{Seen, View};
 use crate::document::{
     Kind, MachineTaskState, Revision, Rollout, RolloutState, Step, StepState, name_of,
 };
-use crate::gate::{Gate, Gated};
+use crate::gate::{Applied, Gate, Gated};
 
 /// How many hosts are named.
 const NAMED_MAX: usize = 5;
 
 impl State {
-    /// Notes which machines each environment has. Of an environment that is not active, others get
-    /// nothing. Machines that begin to match an active one are those of a rollout of the kind
+    /// Notes which machines each environment has. Of one that is not active, others get nothing.
+    /// Machines that begin to match an active one are those of a rollout of the kind
     /// [`Kind::NewHost`].
     pub fn note_members(&mut self, mdb: &SharedMachines, now: Time) {
         let mut selected: BTreeMap<String, Vec<&String>> = BTreeMap::new();
@@ -34,24 +35,36 @@ impl State {
             }
         }
         let mut joined: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        for (name, environment) in &self.environments {
+            let Some(before) = self.members.get(name).filter(|_| environment.active) else {
+                continue;
+            };
+            // Others were brought by a rollout.
+            let is_new = |host: &&&String| {
+                !before.contains(**host) && !environment.moved.contains_key(**host)
+            };
+            let applies = |host: &&&String| {
+                let gated = gate.gated(&mdb[**host]);
+                gated.is_some_and(|gated| gated.applied().any(|one| one.environment == *name))
+            };
+            let hosts = selected.get(name).into_iter().flatten();
+            let new: BTreeSet<String> =
+                hosts.filter(is_new).filter(applies).map(|host| (*host).clone()).collect();
+            joined.insert(name.clone(), new);
+        }
         for (name, environment) in &mut self.environments {
             let hosts = selected.remove(name).unwrap_or_default();
-            let is_same = |members: &BTreeSet<String>| {
-                !environment.active || members.iter().eq(hosts.iter().copied())
-            };
-            if environment.members.as_ref().is_some_and(is_same) {
-                continue;
+            let is_same = |members: &BTreeSet<String>| members.iter().eq(hosts.iter().copied());
+            let all = || hosts.iter().copied().cloned().collect::<BTreeSet<String>>();
+            if !environment.active {
+                if environment.members.is_none() {
+                    Arc::make_mut(environment).members = Some(all());
+                }
+            } else if !self.members.get(name).is_some_and(|members| is_same(members)) {
+                self.members.insert(name.clone(), Arc::new(all()));
             }
-            let hosts: BTreeSet<String> = hosts.into_iter().cloned().collect();
-            if let Some(members) = &environment.members {
-                // Others were brought by a rollout.
-                let is_new = |host: &&String| {
-                    !members.contains(*host) && !environment.moved.contains_key(*host)
-                };
-                joined.insert(name.clone(), hosts.iter().filter(is_new).cloned().collect());
-            }
-            Arc::make_mut(environment).members = Some(hosts);
         }
+        self.members.retain(|name, _| self.environments.contains_key(name));
         for (name, hosts) in joined {
             self.start_automatic(Kind::NewHost, &name, hosts, now);
         }
@@ -96,20 +109,9 @@ impl State {
     }
 
     /// Starts rollouts of machines that are dead, and ends those whose machines are healthy.
-    /// Returns what happened, for events: the id of a rollout, and a sentence.
-    pub(crate) fn follow_automatic(
-        &mut self,
-        mdb: &SharedMachines,
-        view: &impl View,
-        now: Time,
-    ) -> Vec<(String, String)> {
-        let newest = self.next_rollout();
+    pub(crate) fn follow_automatic(&mut self, mdb: &SharedMachines, view: &impl View, now: Time) {
         for (name, hosts) in self.dead(mdb, view) {
             self.start_automatic(Kind::HealthRepair, &name, hosts, now);
-        }
-        let mut events: Vec<(String, String)> = Vec::new();
-        for record in self.rollouts.range(newest..).map(|(_, record)| record) {
-            events.push((record.rollout.id.clone(), record.in_words()));
         }
         let open: Vec<Arc<RolloutRecord>> =
             self.unfinished().filter(|record| !record.rollout.kind.is_gated()).cloned().collect();
@@ -123,33 +125,37 @@ impl State {
             }
         }
         for record in followed {
-            if record.is_ended() {
-                events.push((record.rollout.id.clone(), record.in_words()));
-            }
             self.rollouts.insert(record.number, record);
         }
-        events
+    }
+
+    /// Returns which rollouts have begun or ended by themselves since `before`, for events: the id
+    /// of each, and a sentence.
+    #[must_use]
+    pub fn automatic_events(&self, before: &Self) -> Vec<(String, String)> {
+        let automatic = self.rollouts.values().filter(|record| !record.rollout.kind.is_gated());
+        let is_news = |record: &&Arc<RolloutRecord>| {
+            let former = before.rollouts.get(&record.number);
+            former.is_none_or(|former| former.rollout.state != record.rollout.state)
+        };
+        let news = automatic.filter(is_news);
+        news.map(|record| (record.rollout.id.clone(), record.in_words())).collect()
     }
 
     /// Returns the machines of active environments that have failed, or of which a task is
-    /// unhealthy, by environment. Those of rollouts under way are theirs.
+    /// unhealthy, by environment: that of what is unhealthy, or that of the image. Machines that a
+    /// rollout is changing are its own.
     fn dead(&self, mdb: &SharedMachines, view: &impl View) -> BTreeMap<String, BTreeSet<String>> {
-        let steps = self.unfinished().flat_map(|record| {
-            let gated = record.rollout.kind.is_gated().then_some(&record.rollout.steps);
-            gated.into_iter().flatten()
+        let gated = self.unfinished().filter(|record| record.rollout.kind.is_gated());
+        let steps = gated.flat_map(|record| &record.rollout.steps);
+        let on_machines = steps.filter(|step| step.state.is_on_machines());
+        let changing: BTreeSet<&String> = on_machines.map(|step| &step.environment).collect();
+        let automatic = self.unfinished().filter(|record| !record.rollout.kind.is_gated());
+        let coming = automatic.flat_map(|record| {
+            let environment = &record.rollout.steps[0].environment;
+            record.waiting.iter().map(move |host| (environment, host))
         });
-        let changing: BTreeSet<&String> = steps
-            .filter(|step| step.state.is_on_machines())
-            .map(|step| &step.environment)
-            .collect();
-        let coming: BTreeSet<(&String, &String)> = self
-            .unfinished()
-            .filter(|record| !record.rollout.kind.is_gated())
-            .flat_map(|record| {
-                let environment = &record.rollout.steps[0].environment;
-                record.waiting.iter().map(move |host| (environment, host))
-            })
-            .collect();
+        let coming: BTreeSet<(&String, &String)> = coming.collect();
         let gate = Gate::new(self);
         let mut dead: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         for machine in mdb.values() {
@@ -159,9 +165,11 @@ impl State {
             let Some(gated) = gate.gated(machine).filter(|gated| gated.image == seen.image) else {
                 continue;
             };
-            let names = gated.applied().map(|one| &one.environment);
-            let active = names.filter(|name| self.environments[*name].active);
-            for name in active.filter(|name| !changing.contains(name)) {
+            if gated.applied().any(|one| changing.contains(&one.environment)) {
+                continue;
+            }
+            let names = ill_of(&gated, &seen).map(|one| &one.environment);
+            for name in names.filter(|name| self.environments[*name].active) {
                 if !coming.contains(&(name, host)) {
                     dead.entry(name.clone()).or_default().insert(host.clone());
                 }
@@ -215,13 +223,24 @@ fn is_dead(seen: &Seen) -> bool {
     matches!(seen.state, MachineTaskState::Unhealthy | MachineTaskState::Failed)
 }
 
+/// Returns the environments that have given a dead machine what is unhealthy; if that is not known,
+/// the one of its image, or those of its bundles.
+fn ill_of<'a>(gated: &'a Gated, seen: &'a Seen) -> impl Iterator<Item = &'a Applied> {
+    let is_ill = |one: &&Applied| split(&one.image).any(|part| seen.ill.contains(part));
+    let is_of_image = |one: &&Applied| gated.base.as_ref().is_none_or(|base| base == *one);
+    let is_known = !seen.ill.is_empty();
+    gated.of_image().filter(move |one| if is_known { is_ill(one) } else { is_of_image(one) })
+}
+
 /// True if the environment has given the machine what it is to have, and that is healthy.
 fn is_well(environment: &str, gated: &Gated, seen: &Seen) -> bool {
     let own = gated.applied().find(|one| one.environment == environment);
-    let is_left_out = own.is_some_and(|one| {
-        model::image::composition::split(&one.image).any(|part| seen.left_out.contains(part))
-    });
-    is_watched(seen) && seen.image == gated.image && seen.state.is_healthy() && !is_left_out
+    let is_left_out =
+        own.is_some_and(|one| split(&one.image).any(|part| seen.left_out.contains(part)));
+    // It may be that it is to have no image.
+    let is_empty = gated.image.is_empty() && seen.state == MachineTaskState::Stopped;
+    let is_healthy = is_empty || seen.state.is_healthy();
+    is_watched(seen) && seen.image == gated.image && is_healthy && !is_left_out
 }
 
 impl RolloutRecord {
@@ -235,11 +254,12 @@ impl RolloutRecord {
         now: Time,
     ) {
         let name = self.rollout.steps[0].environment.clone();
-        if !state.environments.get(&name).is_some_and(|one: &Arc<EnvironmentState>| one.active) {
+        let Some(environment) = state.environments.get(&name).filter(|one| one.active) else {
             let cause = format!("{name} is not active any more");
-            self.end(RolloutState::Stopped, cause, now);
-            return;
-        }
+            return self.end(RolloutState::Stopped, cause, now);
+        };
+        let committed = Some(environment.committed);
+        (self.rollout.steps[0].revision, self.rollout.steps[0].from) = (committed, committed);
         self.waiting.retain(|host| {
             let gated = mdb.get(host).and_then(|machine| gate.gated(machine));
             let gated = gated.filter(|gated| gated.applied().any(|one| one.environment == name));
@@ -279,5 +299,19 @@ impl RolloutRecord {
         let Rollout { kind, state, steps, .. } = &self.rollout;
         let step = &steps[0];
         format!("{} of {} is {}: {}", name_of(kind), step.id, name_of(state), step.cause)
+    }
+}
+
+impl EnvironmentState {
+    /// Makes it active. Machines that it did not have until now are new, in `members`.
+    pub(super) fn activate(
+        &mut self,
+        name: &str,
+        members: &mut BTreeMap<String, Arc<BTreeSet<String>>>,
+    ) {
+        self.active = true;
+        if let Some(own) = self.members.take() {
+            members.insert(name.to_owned(), Arc::new(own));
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! Edits of groups and environments. Each makes a new revision; none changes a machine.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use model::JsonSchema;
@@ -150,7 +150,8 @@ impl State {
         let (author, why) = (editor.who.clone(), editor.why.clone());
         let at = editor.now;
         let kept = Vec::new();
-        let revision = StoredRevision { definition, author, why, at, images, kept, content };
+        let order = 0;
+        let revision = StoredRevision { definition, author, why, at, images, kept, content, order };
         environment.revisions.insert(newest + 1, revision);
         if is_new && is_there {
             environment.commit(newest + 1, Kind::Mdb, self.next_order());
@@ -222,7 +223,7 @@ impl State {
         warnings
     }
 
-    /// Deletes an environment, and stops rollouts of it that nobody has started. Without `force` no
+    /// Deletes an environment, and stops rollouts of it alone that nobody has started. Without `force` no
     /// machine may get another image by it.
     ///
     /// # Errors
@@ -241,10 +242,13 @@ impl State {
         }
         let of_it = self.unfinished().filter(|one| one.rollout.environments().contains(name));
         let of_it: Vec<Arc<super::RolloutRecord>> = of_it.cloned().collect();
-        let of_people = |record: &&Arc<super::RolloutRecord>| record.rollout.kind.is_of_people();
-        if let Some(record) = of_it.iter().find(of_people) {
+        let only = BTreeSet::from([name.to_owned()]);
+        let stays = |record: &&Arc<super::RolloutRecord>| {
+            record.rollout.kind.is_of_people() || !record.rollout.changing().is_subset(&only)
+        };
+        if let Some(record) = of_it.iter().find(stays) {
             let id = &record.rollout.id;
-            return Err(Said::new(409, format!("{id} changes {name}: stop it first")));
+            return Err(Said::new(409, format!("{id} is of {name}: stop it first")));
         }
         let mut next = self.clone();
         for record in &of_it {
@@ -304,6 +308,7 @@ impl State {
                 images,
                 kept: Vec::new(),
                 content: None,
+                order: 0,
             };
             let environment = Arc::make_mut(self.environments.entry(name.clone()).or_default());
             if is_draft {

@@ -94,7 +94,7 @@ impl State {
         for step in touched {
             if let Some(environment) = self.environments.get_mut(&step.environment) {
                 let environment = Arc::make_mut(environment);
-                environment.active = true;
+                environment.activate(&step.environment, &mut self.members);
                 environment.started = environment.started.max(step.revision.unwrap_or_default());
             }
         }
@@ -306,7 +306,8 @@ impl State {
         let names = record.rollout.changing();
         for name in &names {
             if let Some(environment) = self.environments.get_mut(name) {
-                Arc::make_mut(environment).set_active(false);
+                Arc::make_mut(environment).active = false;
+                self.members.remove(name);
             }
         }
         names.into_iter().collect()
@@ -323,7 +324,14 @@ impl State {
         if environment.active == active {
             return Ok(false);
         }
-        Arc::make_mut(environment).set_active(active);
+        let environment = Arc::make_mut(environment);
+        match active {
+            true => environment.activate(name, &mut self.members),
+            false => {
+                environment.active = false;
+                self.members.remove(name);
+            }
+        }
         Ok(true)
     }
 }

@@ -10,12 +10,14 @@ use rollouts::gate::effective;
 use rollouts::state::{ENDED_MAX, RolloutOrder, SharedMachines, State};
 use serde_json::json;
 
-use crate::environments::{at, edit, environment, mdb, said, start};
+use crate::environments::{at, bundle, edit, environment, mdb, said, start};
 
 /// How machines are; those that are not named are healthy with what they must have.
 struct Watched<'a> {
     images: BTreeMap<String, String>,
     states: &'a [(&'a str, &'a str)],
+    /// The parts that are unhealthy on those that are.
+    ill: &'a [&'a str],
 }
 
 impl View for Watched<'_> {
@@ -29,8 +31,10 @@ impl View for Watched<'_> {
                 Some("failed") => MachineTaskState::Failed,
                 Some("unhealthy") => MachineTaskState::Unhealthy,
                 Some("starting") => MachineTaskState::Starting,
+                Some("stopped") => MachineTaskState::Stopped,
                 _ => MachineTaskState::Synced,
             },
+            ill: self.ill.iter().map(|part| (*part).to_owned()).collect(),
             reachable: !is("away"),
             unknown: is("unknown"),
             held_out: is("held out"),
@@ -69,11 +73,20 @@ impl View for Watched<'_> {
 /// Takes rollouts as far as they go with machines in these states, and returns all that follow by
 /// themselves: `ID KIND STATE: WHAT`.
 fn go_on(state: &mut State, mdb: &SharedMachines, states: &[(&str, &str)]) -> Vec<String> {
+    go_on_with(state, mdb, states, &[])
+}
+
+fn go_on_with(
+    state: &mut State,
+    mdb: &SharedMachines,
+    states: &[(&str, &str)],
+    ill: &[&str],
+) -> Vec<String> {
     state.note_members(mdb, at(0).now);
     for _ in 0..20 {
         let images = effective(state, mdb);
         let images = images.iter().map(|(host, one)| (host.clone(), one.required_image.clone()));
-        advance(state, mdb, &mut Watched { images: images.collect(), states }, at(0).now);
+        advance(state, mdb, &mut Watched { images: images.collect(), states, ill }, at(0).now);
     }
     let automatic = state.rollouts.values().filter(|record| !record.rollout.kind.is_gated());
     let text = |record: &rollouts::state::RolloutRecord| {
@@ -192,7 +205,7 @@ fn a_deleted_environment_ends_what_nobody_has_started() {
     edit(&mut state, &mdb, environment("web", "c")).unwrap();
     start(&mut state, "web@2", Kind::User).unwrap();
     let refused = state.delete("web", true, &mdb, at(0).now);
-    assert_eq!(refused, said(409, "r3 changes web: stop it first"));
+    assert_eq!(refused, said(409, "r3 is of web: stop it first"));
     state.order("r3", RolloutOrder::Cancel, &at(0)).unwrap();
     state.delete("web", true, &mdb, at(0).now).unwrap();
     let ended = "r2 health_repair stopped: web is deleted";
@@ -209,4 +222,52 @@ fn what_follows_by_itself_takes_no_place_of_others() {
     }
     assert_eq!(state.rollouts.len(), ENDED_MAX + 1);
     assert!(state.rollouts.contains_key(&1), "somebody has started it");
+}
+
+#[test]
+fn a_dead_machine_is_of_the_environment_of_what_is_unhealthy() {
+    let mdb = mdb("web1 a, web2 a");
+    let mut state = web(&mdb);
+    for (name, image) in [("log", "l0"), ("met", "m0")] {
+        edit(&mut state, &mdb, bundle(name, &["web"], image)).unwrap();
+        start(&mut state, &format!("{name}@1"), Kind::User).unwrap();
+        go_on(&mut state, &mdb, &[]);
+    }
+    let names = |state: &State| {
+        let open = state.unfinished().flat_map(|record| record.rollout.environments());
+        open.collect::<Vec<_>>().join(" ")
+    };
+    let table: [(&str, &[&str], &str); 4] = [
+        ("failed", &[], "web"),
+        ("unhealthy", &["m0"], "met"),
+        ("unhealthy", &["b", "l0"], "log web"),
+        ("unhealthy", &["of the machine database"], ""),
+    ];
+    for (how, ill, expected) in table {
+        go_on_with(&mut state, &mdb, &[("web1", how)], ill);
+        assert_eq!(names(&state), expected, "{ill:?}");
+        go_on(&mut state, &mdb, &[]);
+        assert_eq!(names(&state), "");
+    }
+    // While a rollout of one of them changes machines, they are its own.
+    edit(&mut state, &mdb, bundle("log", &["web"], "l1")).unwrap();
+    let number = start(&mut state, "log@2", Kind::User).unwrap();
+    go_on_with(&mut state, &mdb, &[("web2", "failed"), ("web1", "starting")], &[]);
+    assert_eq!(
+        (names(&state).as_str(), number),
+        ("log", state.unfinished().next().unwrap().number)
+    );
+}
+
+#[test]
+fn a_new_machine_without_an_image_is_not_waited_for() {
+    let one = mdb("web1 a");
+    let mut state = State::default();
+    let gate = json!({"name": "web", "select": {"hosts": ["web*"]}, "source": {"mdb": true}});
+    edit(&mut state, &one, gate).unwrap();
+    state.set_active("web", true).unwrap();
+    go_on(&mut state, &one, &[]);
+    let two = mdb("web1 a, web2");
+    let ended = "r1 new_host succeeded: 1 of 1 machine done";
+    assert_eq!(go_on(&mut state, &two, &[("web2", "stopped")]), [ended]);
 }

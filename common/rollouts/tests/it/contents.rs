@@ -35,6 +35,7 @@ impl View for Served {
             image: "a".to_owned(),
             left_out: BTreeSet::new(),
             state: MachineTaskState::Synced,
+            ill: BTreeSet::new(),
             reachable: true,
             unknown: false,
             held_out: false,

@@ -1,6 +1,6 @@
 //! Tables of edits, of the gate, and of orders.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use model::mdb::Machine;
@@ -77,6 +77,7 @@ impl View for Instant<'_> {
             image,
             left_out: left_out(&self.1[hostname].required_image).into_keys().collect(),
             state,
+            ill: BTreeSet::new(),
             reachable: true,
             unknown: false,
             held_out: false,
@@ -234,6 +235,48 @@ fn the_environment_that_was_committed_first_applies() {
     assert_eq!(refused.code, 409);
     state.delete("all", true, &mdb, at(0).now).unwrap();
     assert_eq!(images(&state, &more), "db1 a, web1 b, web2 b, web3 a");
+}
+
+#[test]
+fn a_machine_that_a_rollout_has_changed_is_not_taken_over_by_another_commit() {
+    let mdb = mdb("web1 a, web2 a");
+    let mut state = State::default();
+    let slow = json!({"name": "z", "select": {"hosts": ["*"]}, "source": {"image": "slow"},
+        "strategy": {"soak_s": 5_000, "canary": 1}});
+    let fast = json!({"name": "b", "select": {"hosts": ["*"]}, "source": {"image": "fast"}});
+    edit(&mut state, &mdb, slow).unwrap();
+    edit(&mut state, &mdb, fast).unwrap();
+    start(&mut state, "z@1", Kind::User).unwrap();
+    go_on(&mut state, &mdb, 0);
+    let number = start(&mut state, "b@1", Kind::User).unwrap();
+    go_on(&mut state, &mdb, 0);
+    assert_eq!(shown(&state, number), "succeeded: all steps are done");
+    assert_eq!(images(&state, &mdb), "web1 slow, web2 fast");
+    // What never came to stay is not before it the next time.
+    state.order("r1", RolloutOrder::RollBack, &at(0)).unwrap();
+    go_on(&mut state, &mdb, 0);
+    assert_eq!(images(&state, &mdb), "web1 fast, web2 fast");
+    start(&mut state, "z@1", Kind::User).unwrap();
+    go_on(&mut state, &mdb, 0);
+    assert_eq!(images(&state, &mdb), "web1 fast, web2 fast");
+}
+
+#[test]
+fn an_environment_is_not_deleted_under_the_rollout_of_another_one() {
+    let all = mdb("web1 a, app1 a");
+    let mut state = State::default();
+    edit(&mut state, &all, environment("web", "b")).unwrap();
+    let mut app = environment("app", "c");
+    app["depends_on"] = json!(["web"]);
+    edit(&mut state, &all, app).unwrap();
+    for what in ["web@1", "app@1"] {
+        start(&mut state, what, Kind::User).unwrap();
+        go_on(&mut state, &all, 0);
+    }
+    edit(&mut state, &all, environment("web", "d")).unwrap();
+    start(&mut state, "web@2", Kind::Mdb).unwrap();
+    let refused = said(409, "r3 is of app: stop it first");
+    assert_eq!(state.delete("app", true, &all, at(0).now), refused);
 }
 
 #[test]

@@ -69,6 +69,7 @@ impl View for Fleet {
             image: host.wants.clone(),
             left_out: left_out(&host.wants).into_keys().collect(),
             state: host.state.unwrap_or(Task::Starting),
+            ill: BTreeSet::new(),
             reachable: !host.is_cut,
             unknown: host.state.is_none(),
             held_out: false,

@@ -134,7 +134,7 @@ impl Sub {
 
     /// Returns the parts of the image that have brought what is in trouble: a task, or the health
     /// check, which is that of the first part.
-    fn ill_parts(&self) -> impl Iterator<Item = ImageName> {
+    pub fn ill_parts(&self) -> impl Iterator<Item = ImageName> {
         let parts = || self.image.ready().into_iter().flat_map(|image| image.signed_parts());
         self.tasks.troubles.raised().filter_map(move |trouble| {
             let is_of =

@@ -43,7 +43,7 @@ const INTERVAL: Duration = Duration::from_millis(500);
 /// How often those are looked at that wait for votes, for locks or for an operator.
 const WAITING_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How often it is looked for machines of environments that are dead.
+/// How often dead machines of environments are looked for.
 const WATCH_INTERVAL: Duration = Duration::from_secs(30);
 
 /// What is known of rollouts beside what is stored.
@@ -83,6 +83,7 @@ fn seen_of(watched: &DrivenMachine) -> Seen {
             image: sub.required().map_or_else(String::new, String::from),
             left_out: sub.left_out().iter().map(|one| one.bundle.to_string()).collect(),
             state,
+            ill: sub.ill_parts().map(String::from).collect(),
             reachable,
             unknown: sub.status() == Status::Connecting,
             held_out: watched.machine.disable_updates || sub.rollback().is_some(),
@@ -250,12 +251,18 @@ impl Fleet {
             }
             return false;
         }
-        for (id, what) in advanced.events {
-            tracing::info!(rollout = id, "{what}");
-            self.shared.audit.record_decision("rollout", &format!("id={id}"), &what);
+        let automatic = self.state().rollouts.get().automatic_events(&before);
+        for (id, what) in advanced.events.into_iter().chain(automatic) {
+            self.tell_rollout(&id, &what);
         }
         self.put_rollouts_in_force();
         true
+    }
+
+    /// Notes what has happened to a rollout.
+    fn tell_rollout(&self, id: &str, what: &str) {
+        tracing::info!(rollout = id, "{what}");
+        self.shared.audit.record_decision("rollout", &format!("id={id}"), what);
     }
 
     /// Returns why no rollout goes on, if none does.
@@ -290,7 +297,11 @@ impl Fleet {
         if is_in_force {
             next.note_members(&mdb, now);
         }
+        let automatic = next.automatic_events(&self.state().rollouts.get());
         self.state().rollouts.replace(next, Some(order))?;
+        for (id, what) in automatic {
+            self.tell_rollout(&id, &what);
+        }
         self.put_rollouts_in_force();
         self.rollouts_changed.notify_one();
         Ok(result)
@@ -345,7 +356,8 @@ impl Fleet {
     /// Returns the images of unfinished rollouts, so that they are loaded.
     pub(super) fn rollout_images(&self) -> BTreeSet<ImageName> {
         let state = self.state().rollouts.get();
-        let steps = state.unfinished().flat_map(|record| &record.rollout.steps);
+        let gated = state.unfinished().filter(|record| record.rollout.kind.is_gated());
+        let steps = gated.flat_map(|record| &record.rollout.steps);
         let revisions = steps.filter_map(|step| {
             state.environments.get(&step.environment)?.revisions.get(&step.revision?)
         });
