@@ -105,8 +105,8 @@ pub struct StoredRevision {
 }
 
 impl StoredRevision {
-    /// Returns the place of the revision among those that give a machine a bundle: of two that clash
-    /// the one that came later is left out.
+    /// Returns the place of the revision among those that give a machine a bundle: of two that
+    /// clash the one that came later is left out.
     pub(crate) fn place_of_bundle(&self) -> u64 {
         if self.order == 0 { u64::MAX } else { self.order }
     }

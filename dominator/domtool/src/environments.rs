@@ -363,9 +363,8 @@ fn shown(environment: &EnvironmentInfo) -> String {
     }
     if !environment.conflicts.is_empty() {
         let hosts = environment.conflicts.join(", ");
-        text += &format!(
-            "CONFLICT: another environment was committed before, and applies to {hosts}\n"
-        );
+        text +=
+            &format!("CONFLICT: an environment that came to machines earlier applies to {hosts}\n");
     }
     for revision in &environment.revisions {
         let RevisionInfo { number, definition, author, why, at, images, kept, content } = revision;

@@ -133,7 +133,7 @@ pub struct Sub {
     undone: UndoneUpdates,
     /// The image at which the machine is kept instead of the required one.
     kept: Option<Arc<RequiredImage>>,
-    leaving: Option<Leaving>,
+    leaving: Leaving,
     computed: ComputedContent,
     blocked: BlockedPaths,
     room: Option<Room>,
@@ -176,7 +176,7 @@ impl Sub {
             updates: Updates::default(),
             undone: UndoneUpdates::default(),
             kept: None,
-            leaving: None,
+            leaving: Leaving::default(),
             computed: ComputedContent::default(),
             blocked: BlockedPaths::default(),
             room: None,
@@ -248,6 +248,7 @@ impl Sub {
                 self.take_tree(request_id, tree, refused);
             }
             Event::FormerRead(request_id, image) => self.blocked.take_former(request_id, image),
+            Event::LeavingRead(request_id, image) => self.take_leaving(request_id, image, step),
             Event::TreeFailed(request_id, failure) => {
                 self.trees.failed(request_id, failure, step);
             }
@@ -294,6 +295,7 @@ impl Sub {
             self.blocked.image_changed();
             self.provisioning.image_changed();
             self.kept = None;
+            self.leaving = Leaving::default();
         }
         self.image = image;
         if is_other_image || is_other_record {

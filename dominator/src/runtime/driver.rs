@@ -29,7 +29,7 @@ use crate::core::tasks::TaskEvent;
 use crate::runtime::claim_service::ClaimService;
 use crate::runtime::clock::{Clock, jitter};
 use crate::runtime::driver::calls::{
-    call_sub, commit, plan, poll, read_resources, read_tree, scan, task_states,
+    call_sub, commit, plan, poll, read_leaving, read_resources, read_tree, scan, task_states,
 };
 use crate::runtime::driver::running::Running;
 use crate::runtime::identities::Registration;
@@ -411,6 +411,9 @@ impl Driver {
                 Effect::ReadFormer(request_id, name) => Box::pin(async move {
                     Event::FormerRead(request_id, shared.images.former(&name).await)
                 }),
+                Effect::ReadLeaving(id, image, former) => {
+                    Box::pin(read_leaving(shared, id, image, former))
+                }
                 Effect::ReadResources(id, request) => Box::pin(read_resources(client, id, request)),
                 Effect::WantComputed(machine, image) => {
                     return shared.computed.want(&machine, &image, &self.handle.nudge);
@@ -430,12 +433,7 @@ impl Driver {
                 Effect::Commit(request_id, ordered) => {
                     tracing::debug!(host = %self.machine.hostname, "commit");
                     let (host, handle) = (self.machine.hostname.clone(), Arc::clone(&self.handle));
-                    Box::pin(async move {
-                        match commit(&client, &shared, &host, &handle, ordered).await {
-                            Ok(()) => Event::Accepted(request_id),
-                            Err(failure) => Event::CallFailed(request_id, failure),
-                        }
-                    })
+                    Box::pin(commit(client, shared, request_id, host, handle, ordered))
                 }
                 Effect::ReportIdentity(news) => {
                     let (host, registration) = (&self.machine.hostname, &self.handle.registration);

@@ -3,6 +3,7 @@
 mod cache;
 mod composed;
 mod definition;
+mod leaving;
 mod small_file;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -132,6 +133,8 @@ pub struct Images {
     troubles: Mutex<BTreeMap<ImageName, String>>,
     /// Images that no machine must have.
     known: Mutex<cache::ImageCache>,
+    /// Images together with bundles that leave, as long as machines need them.
+    leaving: Mutex<Vec<leaving::LeavingImage>>,
     /// Images that are only held at the image server.
     kept: Mutex<BTreeSet<ImageName>>,
     /// Held while a former image is loaded.
@@ -162,6 +165,7 @@ impl Images {
             wanted: Mutex::default(),
             troubles: Mutex::default(),
             known: Mutex::default(),
+            leaving: Mutex::default(),
             kept: Mutex::default(),
             asking: tokio::sync::Mutex::default(),
             tracker,

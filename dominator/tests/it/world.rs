@@ -788,7 +788,7 @@ impl World {
                 }
                 (call.name(), request_id, Message::Ask(Request::Call(call)), CALL_LIMIT)
             }
-            Effect::OrderAnswered(_) | Effect::Task(_) => return,
+            Effect::OrderAnswered(_) | Effect::Task(_) | Effect::ReadLeaving(..) => return,
             Effect::WantComputed(machine, image) => return self.want_computed(&machine, &image),
             Effect::ReadResources(..) | Effect::ResourceOutputs(_) => return,
             Effect::ReportContent(round, is) => return self.report_content(host, round, is),

@@ -221,8 +221,6 @@ pub enum Refusal {
          machine is to go back", time_text(*.signed), newness(*.signed, last)
     )]
     Older { image: ImageName, signed: u64, last: AcceptedPart },
-    #[error("{last} is more than bundles: only a machine with bundles alone can lose all of them")]
-    Base { last: ImageName },
     #[error("the {what} of the update are not those that are signed with {image}")]
     Other { what: &'static str, image: ImageName },
     #[error("the machine does not scan with the settings of {image}, so they cannot be compared")]
@@ -263,7 +261,8 @@ fn others(more: usize) -> String {
     if more == 0 { String::new() } else { format!(", nor would {more} others") }
 }
 
-/// Verifies the signatures of an image that is offered, which may become a part of another one.
+/// Verifies the signatures of an image that is offered, which may become a part of another one. One
+/// that the machine has may leave it, whoever has signed it; a part is verified with the update.
 ///
 /// # Errors
 ///
@@ -273,6 +272,9 @@ pub fn verify_offer(
     signatures: &[Signature],
     policy: &SigningPolicy<'_>,
 ) -> Result<(), Refusal> {
+    if policy.last.is_some_and(|last| last.has(&content.digest())) {
+        return Ok(());
+    }
     verify_part(content, signatures, true, policy).map(drop)
 }
 
@@ -315,11 +317,6 @@ fn verify_image(
     policy: &SigningPolicy<'_>,
 ) -> Result<AcceptedImage, Refusal> {
     let has_base = !image.content.is_sparse();
-    if let Some(last) = policy.last.filter(|last| !last.image.is_without_base())
-        && image.name().is_nothing()
-    {
-        return Err(Refusal::Base { last: last.image.clone() });
-    }
     let (mut parts, mut lines) = (BTreeSet::new(), BTreeMap::<String, AcceptedPart>::new());
     // The part without files is made here, and nobody has signed it.
     let signed_parts = image.signed_parts().enumerate();

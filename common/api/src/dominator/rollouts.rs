@@ -155,7 +155,7 @@ pub struct EnvironmentInfo {
     pub healthy: u32,
     /// How many machines have another revision than the committed one.
     pub moved: u32,
-    /// Machines for which an environment applies that was committed before.
+    /// Machines to which an environment applies that came to machines earlier.
     pub conflicts: Vec<String>,
     /// The id of the unfinished rollout that changes it, or an empty text.
     pub rollout: String,

@@ -32,7 +32,8 @@ impl ImageName {
 }
 
 impl RequiredImage {
-    /// Returns the image together with those bundles of `former` that leave with it.
+    /// Returns the image together with those bundles of `former` that leave with it; `former` may
+    /// lack parts that are not known.
     ///
     /// # Errors
     ///
@@ -55,6 +56,11 @@ impl RequiredImage {
         let (mut paths, mut builder) = (paths.clone(), TreeBuilder::new(self.tree.algorithm()));
         for (path, node) in self.tree.nodes() {
             builder.insert(path, node)?;
+        }
+        // Without any bundle, the root stays as they have it.
+        if let Some(bundle) = leaving.first().filter(|_| self.name().is_nothing()) {
+            let root = bundle.tree.root().metadata().clone();
+            builder.replace(TreePath::root(), Node::Directory(root));
         }
         for (path, node) in leaving.iter().flat_map(|one| one.tree.nodes()) {
             let is_new = paths.insert(path.clone());

@@ -216,15 +216,15 @@ impl State {
         }
         warnings.extend(shared.into_iter().map(|(other, both)| {
             format!(
-                "{} are in {other} too: the one that is committed first applies",
+                "{} are in {other} too: the one that comes to machines first applies",
                 counted(both, "machine")
             )
         }));
         warnings
     }
 
-    /// Deletes an environment, and stops rollouts of it alone that nobody has started. Without `force` no
-    /// machine may get another image by it.
+    /// Deletes an environment, and stops rollouts of it alone that nobody has started. Without
+    /// `force` no machine may get another image by it.
     ///
     /// # Errors
     ///

@@ -173,7 +173,7 @@ fn edits_make_revisions_or_are_refused_whole() {
         (json!({"name": "db", "select": {"hosts": ["x*"]}, "source": {"image": "c"}}),
             ok("db@1 created; it selects no machine of the machine database")),
         (json!({"name": "db", "select": {"hosts": ["*"]}, "source": {"image": "c"}}),
-            ok("db@2 updated; 2 machines are in web too: the one that is committed first applies")),
+            ok("db@2 updated; 2 machines are in web too: the one that comes to machines first applies")),
         (json!({"name": "db", "source": {"image": "c"}, "depends_on": ["db"]}),
             said(400, "environments: these depend on each other: db")),
     ];
@@ -190,11 +190,12 @@ fn edits_make_revisions_or_are_refused_whole() {
     assert_eq!(
         edit(&mut state, &mdb, group),
         ok("web@3 updated; 2 machines are in db too: the \
-        one that is committed first applies")
+        one that comes to machines first applies")
     );
     let whole = environment("web", "c");
     let again = edit_with(&mut state, &mdb, whole, true);
-    let text = "web@4 updated; 2 machines are in db too: the one that is committed first applies";
+    let text =
+        "web@4 updated; 2 machines are in db too: the one that comes to machines first applies";
     assert_eq!(again, ok(text));
 }
 

@@ -181,15 +181,8 @@ impl ComputedTable {
                 if is_news {
                     self.changed.insert(hostname.to_owned());
                 }
-                let place = place_of(
-                    (&self.changes, &self.gates),
-                    hostname,
-                    versions,
-                    &file.rule,
-                    &file.contents,
-                    &known,
-                );
-                match place {
+                let changes = (&self.changes, &self.gates);
+                match place_of(changes, (hostname, versions), file, &known) {
                     Place::None => {}
                     Place::Same => {
                         (file.contents.used, file.contents.next) = (Some(known), None);
@@ -237,10 +230,8 @@ enum Place {
 /// Decides what becomes of content `new` of a file.
 fn place_of(
     (changes, gates): (&Changes, &Gates),
-    hostname: &str,
-    versions: Option<&Versions>,
-    rule: &ComputedRule,
-    contents: &Contents,
+    (hostname, versions): (&str, Option<&Versions>),
+    FileState { rule, contents, .. }: &FileState,
     new: &KnownContent,
 ) -> Place {
     let id = |cause| ContentChangeId { source: rule.source.clone(), cause };

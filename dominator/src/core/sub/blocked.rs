@@ -171,7 +171,7 @@ impl Sub {
     pub(super) fn go_on(&mut self) -> bool {
         let is_held = self.is_held_by_blocked_paths();
         if is_held {
-            self.blocked.accepted = self.image.digest();
+            self.blocked.accepted = self.target().map(|image| image.digest);
             self.clear_failures();
         }
         is_held

@@ -367,14 +367,14 @@ impl Sub {
     ) -> Check<()> {
         let instance = view.report.version.instance;
         let itself = image.parts.is_empty().then_some(image);
-        let parts = || itself.into_iter().chain(&image.parts).chain(&image.leaving);
-        self.offer.accepted.retain(|offer| parts().any(|part| offer.is_of(instance, part)));
+        let parts = || itself.into_iter().chain(&image.parts);
+        let all = || parts().chain(&image.leaving);
+        self.offer.accepted.retain(|offer| all().any(|part| offer.is_of(instance, part)));
         let is_known =
             |part: &RequiredImage| self.offer.accepted.iter().any(|one| one.is_of(instance, part));
-        let Some(image) = parts().find(|part| !part.signatures.is_empty() && !is_known(part))
-        else {
-            return Continue(());
-        };
+        // What leaves need not be signed.
+        let signed = parts().filter(|part| !part.signatures.is_empty()).chain(&image.leaving);
+        let Some(image) = { signed }.find(|part| !is_known(part)) else { return Continue(()) };
         let request = OfferImageRequest {
             content: image.content.clone(),
             signatures: image.signatures.clone(),

@@ -243,6 +243,8 @@ pub enum Event {
     TreeFailed(RequestId, Failure),
     /// The former image was loaded; `None` if it cannot be.
     FormerRead(RequestId, Option<Arc<RequiredImage>>),
+    /// The image with the bundles that leave was made; the error says why it cannot be now.
+    LeavingRead(RequestId, Result<Arc<RequiredImage>, String>),
     /// What the machine says of its resources.
     ResourcesRead(RequestId, Box<Result<GetResourcesReply, Failure>>),
     /// What is known of the computed files of the machine.
@@ -275,6 +277,8 @@ pub enum Effect {
     ReadTree(RequestId, ObjectId, Option<Tree>),
     /// Loads an image that the machine had before.
     ReadFormer(RequestId, ImageName),
+    /// Have the image made together with the bundles of a former one that leave.
+    ReadLeaving(RequestId, Arc<RequiredImage>, ImageName),
     /// Asks the machine how its resources are.
     ReadResources(RequestId, GetResourcesRequest),
     /// Takes the outputs of the resources of the image that the machine has, as JSON.

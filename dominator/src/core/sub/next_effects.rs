@@ -23,6 +23,7 @@ use model::image::required::RequiredImage;
 use super::calls::CallPurpose;
 use super::plans::{Missing, describe};
 use super::polls::Reachability;
+use super::target::Leaving;
 use super::updates::{Fetching, WantedUpdate};
 use super::{Call, Effect, Failure, FailureKind, ImageState, Now, Step, Sub, View};
 use super::{Check, StatusAndDetail, stop};
@@ -121,7 +122,7 @@ impl Sub {
             ImageState::Undefined => match self.emptied(view) {
                 Some(nothing) => nothing,
                 None => {
-                    self.leaving = None;
+                    self.leaving = Leaving::default();
                     let why = "the machine database names no image for it";
                     return stop(Status::ImageUndefined, why);
                 }

@@ -11,22 +11,30 @@ use model::image::ImageName;
 use model::image::composition::nothing;
 use model::image::required::RequiredImage;
 
-use super::{Check, StatusAndDetail, Step, Sub, View, stop};
+use super::{Check, Effect, RequestId, StatusAndDetail, Step, Sub, View, stop};
+use crate::core::timing::{Attempt, HOLD_FIRST, HOLD_LONGEST};
 
-/// The required image together with the bundles that leave with the update to it.
+/// For which image bundles leave, and from which.
 #[derive(Debug)]
-pub(super) struct Leaving {
+pub(super) struct LeavingOf {
     required: Arc<RequiredImage>,
     /// The image that the machine has.
     former: ImageName,
-    image: Arc<RequiredImage>,
+}
+
+/// The required image together with the bundles that leave with the update to it.
+#[derive(Debug, Default)]
+pub(super) struct Leaving {
+    asked: Option<(RequestId, LeavingOf)>,
+    known: Option<(LeavingOf, Arc<RequiredImage>)>,
+    attempt: Attempt,
 }
 
 impl Sub {
     /// Returns the image that the machine is brought to: the required one, or the one at which it
     /// is kept. `None` if the required one is not ready.
     pub(super) fn target(&self) -> Option<&Arc<RequiredImage>> {
-        let leaving = self.leaving.as_ref().map(|leaving| &leaving.image);
+        let leaving = self.leaving.known.as_ref().map(|(_, image)| image);
         self.kept.as_ref().or(leaving).or_else(|| self.image.ready())
     }
 
@@ -65,8 +73,7 @@ impl Sub {
         self.bring_to(view, &image, step)
     }
 
-    /// Continues with the image, together with the bundles that leave with the update to it. The
-    /// files of those that cannot be loaded stay.
+    /// Continues with the image, together with the bundles that leave with the update to it.
     fn check_leaving(
         &mut self,
         view: &View,
@@ -75,21 +82,56 @@ impl Sub {
     ) -> Check<Arc<RequiredImage>> {
         let former = view.report.last_image.as_ref();
         let former = former.filter(|former| !required.name().leaving(former).is_empty());
-        let Some(name) = former else {
-            self.leaving = None;
+        let Some(former) = former else {
+            self.leaving = Leaving::default();
             return Continue(Arc::clone(required));
         };
-        let is_same =
-            |known: &&Leaving| Arc::ptr_eq(&known.required, required) && known.former == *name;
-        if let Some(known) = self.leaving.as_ref().filter(is_same) {
-            return Continue(Arc::clone(&known.image));
+        let is_of_it =
+            |known: &LeavingOf| Arc::ptr_eq(&known.required, required) && known.former == *former;
+        if let Some((_, image)) = self.leaving.known.as_ref().filter(|(of, _)| is_of_it(of)) {
+            return Continue(Arc::clone(image));
         }
-        let former = self.check_former(view, step)?.flatten();
-        let image = former.and_then(|former| required.after(&former).ok());
-        let image = image.map_or_else(|| Arc::clone(required), Arc::new);
-        let (required, former) = (Arc::clone(required), name.clone());
-        self.leaving = Some(Leaving { required, former, image: Arc::clone(&image) });
-        Continue(image)
+        self.leaving.known = None;
+        let names: Vec<String> =
+            required.name().leaving(former).into_iter().map(String::from).collect();
+        let names = names.join(", ");
+        if let Some(at) = self.leaving.attempt.held_until(step.now.elapsed) {
+            self.wake_by(at);
+            let why = self.leaving.attempt.why().unwrap_or_default();
+            let detail = format!("the files of {names} go with the next update: {why}");
+            return stop(Status::ImageNotReady, detail);
+        }
+        if !self.leaving.asked.as_ref().is_some_and(|(_, of)| is_of_it(of)) {
+            let request_id = self.next_request_id();
+            let of = LeavingOf { required: Arc::clone(required), former: former.clone() };
+            self.leaving.asked = Some((request_id, of));
+            let required = Arc::clone(required);
+            step.effects.push(Effect::ReadLeaving(request_id, required, former.clone()));
+        }
+        stop(Status::ImageNotReady, format!("reading {names}, whose files go"))
+    }
+
+    /// Takes an image together with the bundles that leave, or why these are not known now.
+    pub(super) fn take_leaving(
+        &mut self,
+        request_id: RequestId,
+        image: Result<Arc<RequiredImage>, String>,
+        step: &mut Step<'_>,
+    ) {
+        let leaving = &mut self.leaving;
+        let Some((_, of)) = leaving.asked.take_if(|(asked, _)| *asked == request_id) else {
+            return;
+        };
+        match image {
+            Ok(image) => {
+                leaving.attempt = Attempt::default();
+                leaving.known = Some((of, image));
+            }
+            Err(why) => {
+                let pause = leaving.attempt.count(HOLD_FIRST, HOLD_LONGEST, step.context.jitter);
+                leaving.attempt.hold(step.now.elapsed + pause, why);
+            }
+        }
     }
 
     /// Keeps the machine at the image that it has, for this reason.

@@ -5,6 +5,7 @@ mod claims;
 mod computed;
 mod explained;
 mod held;
+mod leaving;
 mod limits_sync;
 mod orders;
 mod provisioning;

@@ -56,7 +56,7 @@ pub(super) fn environments(pages: &Pages) -> Page {
         if !environment.conflicts.is_empty() {
             let hosts = environment.conflicts.join(", ");
             let text = format!(
-                "{}: another environment was committed before, and applies to {hosts}",
+                "{}: an environment that came to machines earlier applies to {hosts}",
                 environment.name
             );
             body.push_str(&paragraph(&text));

@@ -15,6 +15,8 @@ use api::subd::{
     ScanNow, ScanNowRequest, SetConfiguration, SubVersion,
 };
 use model::display::error_chain;
+use model::image::ImageName;
+use model::image::required::RequiredImage;
 use model::mdb::Machine;
 use model::object::ObjectId;
 use model::plan::RefusedChanges;
@@ -99,6 +101,15 @@ async fn replace_certificate(client: &Client, shared: &Arc<Shared>) -> String {
         Ok(Err(error)) => format!("it gets no other one: {}", error_chain(&error)),
         Err(closed) => format!("it gets no other one: {}", closed.text()),
     }
+}
+
+pub(super) async fn read_leaving(
+    shared: Arc<Shared>,
+    request_id: RequestId,
+    required: Arc<RequiredImage>,
+    former: ImageName,
+) -> Event {
+    Event::LeavingRead(request_id, shared.images.with_leaving(&required, &former).await)
 }
 
 pub(super) async fn read_tree(
@@ -291,6 +302,20 @@ async fn offer_contents(
 
 /// Records what a Commit orders, and sends it.
 pub(super) async fn commit(
+    client: Client,
+    shared: Arc<Shared>,
+    request_id: RequestId,
+    host: String,
+    handle: Arc<Handle>,
+    ordered: Box<OrderedUpdate>,
+) -> Event {
+    match try_commit(&client, &shared, &host, &handle, ordered).await {
+        Ok(()) => Event::Accepted(request_id),
+        Err(failure) => Event::CallFailed(request_id, failure),
+    }
+}
+
+pub(super) async fn try_commit(
     client: &Client,
     shared: &Shared,
     host: &str,

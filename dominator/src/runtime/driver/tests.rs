@@ -12,7 +12,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::calls::withheld;
+use super::calls::{try_commit, withheld};
 use super::*;
 use crate::core::budget::limits::MachineLimits;
 use crate::core::budget::{Demand, Impact, UpdateClass};
@@ -131,7 +131,7 @@ async fn commit_while(meanwhile: impl FnOnce(&Shared, &Handle)) -> (Result<(), F
     let disk = HeldDisk::of(state);
     let tree = |name: &str| from_text(Algorithm::Blake3, &format!("d 755 0:0 /{name}\n")).unwrap();
     let ordered = OrderedUpdate { update_id: 1, ..ordered(&tree("before"), &tree("after"), &[]) };
-    let commit = commit(&client, &shared, "web", &handle, Box::new(ordered));
+    let commit = try_commit(&client, &shared, "web", &handle, Box::new(ordered));
     tokio::pin!(commit);
     assert!(futures_util::poll!(commit.as_mut()).is_pending(), "it is to be recorded first");
     meanwhile(&shared, &handle);

@@ -268,9 +268,8 @@ impl<'a> PreviewRun<'a> {
         let Some(last) = last.filter(|last| !image.name().leaving(last).is_empty()) else {
             return Ok(image);
         };
-        // The files of those that cannot be loaded stay.
-        let former = self.image(&last).await.ok();
-        Ok(former.and_then(|former| image.after(&former).ok()).map_or(image, Arc::new))
+        let image = self.shared.images.with_leaving(&image, &last).await;
+        Ok(image.map_err(|why| (NoPlanReason::ImageMissing, why))?)
     }
 
     /// Makes the plan for the image that `machine` requires.

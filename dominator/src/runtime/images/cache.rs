@@ -14,6 +14,7 @@ use model::image::required::RequiredImage;
 use model::image::{Content, ImageName};
 use model::lock::locked;
 use model::trigger::Triggers;
+use rpc::trees::GetImageError;
 
 use super::{Images, NOTES_LIMIT};
 use crate::core::sub::ImageState;
@@ -29,7 +30,7 @@ const FORGOTTEN: Duration = Duration::from_secs(60);
 struct CachedImage {
     name: ImageName,
     /// The image, or why it cannot be loaded.
-    image: Result<Arc<RequiredImage>, String>,
+    image: Result<Arc<RequiredImage>, LoadError>,
     /// When it was last asked for, or when loading failed.
     asked: Duration,
 }
@@ -55,7 +56,7 @@ impl ImageCache {
         &mut self,
         name: &ImageName,
         now: Duration,
-    ) -> Option<Result<Arc<RequiredImage>, String>> {
+    ) -> Option<Result<Arc<RequiredImage>, LoadError>> {
         self.sweep(now);
         let at = self.entries.iter().position(|entry| entry.name == *name)?;
         let mut entry = self.entries.remove(at)?;
@@ -80,9 +81,28 @@ impl ImageCache {
     }
 }
 
+/// Why an image cannot be loaded.
+#[derive(Clone, Debug)]
+pub(super) struct LoadError {
+    pub(super) why: String,
+    /// True if it never can be: the image server does not have it.
+    pub(super) is_gone: bool,
+}
+
+impl LoadError {
+    fn of(error: &GetImageError) -> Self {
+        let is_gone = matches!(error, GetImageError::NotThere { .. } | GetImageError::Gone { .. });
+        Self { why: error_chain(error), is_gone }
+    }
+
+    fn passing(why: String) -> Self {
+        Self { why, is_gone: false }
+    }
+}
+
 /// Why an image is loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Purpose {
+pub(super) enum Purpose {
     /// A machine had it, and its update is to be recorded.
     Record,
     /// An operator asks about it: a former failure does not count.
@@ -98,10 +118,14 @@ impl Images {
     /// Returns the image `name`, whether machines must have it or not. The error says why it cannot
     /// be loaded.
     pub async fn look_up(&self, name: &ImageName) -> Result<Arc<RequiredImage>, String> {
-        self.get(name, Purpose::Question).await
+        self.get(name, Purpose::Question).await.map_err(|error| error.why)
     }
 
-    async fn get(&self, name: &ImageName, purpose: Purpose) -> Result<Arc<RequiredImage>, String> {
+    pub(super) async fn get(
+        &self,
+        name: &ImageName,
+        purpose: Purpose,
+    ) -> Result<Arc<RequiredImage>, LoadError> {
         if let Some(image) = self.find_loaded(name, purpose) {
             return image;
         }
@@ -118,9 +142,9 @@ impl Images {
             return image;
         }
         let got = self.reader.image(&self.client, name, Duration::ZERO).await;
-        let image = got.map_err(|error| error_chain(&error));
+        let image = got.map_err(|error| LoadError::of(&error));
         let is_former = purpose == Purpose::Record;
-        if let Err(why) = &image
+        if let Err(LoadError { why, .. }) = &image
             && is_former
         {
             tracing::warn!(image = %name, "what changes because of drift is not known: {why}");
@@ -135,12 +159,12 @@ impl Images {
         &self,
         name: &ImageName,
         purpose: Purpose,
-    ) -> Result<Arc<RequiredImage>, String> {
+    ) -> Result<Arc<RequiredImage>, LoadError> {
         let mut parts = Vec::new();
         for part in name.parts() {
             parts.push(Box::pin(self.get(&part, purpose)).await?);
         }
-        let image = self.compose_of(parts).await?;
+        let image = self.compose_of(parts).await.map_err(LoadError::passing)?;
         self.remember(name.clone(), Ok(Arc::clone(&image)));
         Ok(image)
     }
@@ -150,7 +174,7 @@ impl Images {
         self.remember(name.clone(), Ok(Arc::clone(image)));
     }
 
-    fn remember(&self, name: ImageName, image: Result<Arc<RequiredImage>, String>) {
+    fn remember(&self, name: ImageName, image: Result<Arc<RequiredImage>, LoadError>) {
         self.known().insert(CachedImage { name, image, asked: self.clock.elapsed() });
     }
 
@@ -164,7 +188,7 @@ impl Images {
         &self,
         name: &ImageName,
         purpose: Purpose,
-    ) -> Option<Result<Arc<RequiredImage>, String>> {
+    ) -> Option<Result<Arc<RequiredImage>, LoadError>> {
         if name.is_nothing() {
             return Some(Ok(nothing()));
         }
@@ -259,7 +283,8 @@ mod tests {
         let mut known = ImageCache::default();
         known.insert(entry("asked", start));
         known.insert(entry("idle", start));
-        let nobody = CachedImage { image: Err("is not there".to_owned()), ..entry("gone", start) };
+        let nobody =
+            CachedImage { image: Err(LoadError::passing(String::new())), ..entry("gone", start) };
         known.insert(nobody);
         let mut left = |after: Duration| -> Vec<String> {
             known.sweep(start + after);

@@ -271,6 +271,12 @@ impl Script {
                         self.refused.clone().map(Arc::new),
                     ));
                 }
+                Effect::ReadLeaving(request_id, required, _) => {
+                    let former = self.former.as_ref();
+                    let image = former.ok_or_else(|| "it does not answer".to_owned());
+                    let image = image.map(|former| Arc::new(required.after(former).unwrap()));
+                    next.push(Event::LeavingRead(request_id, image));
+                }
                 Effect::ReadFormer(request_id, _) => {
                     next.push(Event::FormerRead(request_id, self.former.clone()));
                 }

@@ -233,9 +233,7 @@ impl Fleet {
         let record = self.locked().admission.current().machines().get(hostname).cloned()?;
         let gated = Gate::new(&self.state().rollouts.get()).gated(&record)?;
         let applied = gated.of_image().map(|one| format!("{}@{}", one.environment, one.revision));
-        if gated.of_image().next().is_none() {
-            return None;
-        }
+        gated.of_image().next()?;
         Some(EnvironmentImage {
             environments: applied.collect(),
             record: record.required_image.clone(),
