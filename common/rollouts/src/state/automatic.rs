@@ -232,15 +232,13 @@ fn ill_of<'a>(gated: &'a Gated, seen: &'a Seen) -> impl Iterator<Item = &'a Appl
     gated.of_image().filter(move |one| if is_known { is_ill(one) } else { is_of_image(one) })
 }
 
-/// True if the environment has given the machine what it is to have, and that is healthy.
-fn is_well(environment: &str, gated: &Gated, seen: &Seen) -> bool {
-    let own = gated.applied().find(|one| one.environment == environment);
-    let is_left_out =
-        own.is_some_and(|one| split(&one.image).any(|part| seen.left_out.contains(part)));
+/// True if the machine has what it is to have, and that is healthy. A bundle that is left out of
+/// that is waited for no longer than the others.
+fn is_well(gated: &Gated, seen: &Seen) -> bool {
     // It may be that it is to have no image.
     let is_empty = gated.image.is_empty() && seen.state == MachineTaskState::Stopped;
     let is_healthy = is_empty || seen.state.is_healthy();
-    is_watched(seen) && seen.image == gated.image && is_healthy && !is_left_out
+    is_watched(seen) && seen.image == gated.image && is_healthy
 }
 
 impl RolloutRecord {
@@ -267,7 +265,7 @@ impl RolloutRecord {
                 // It may just have been added to the machine database.
                 return mdb.contains_key(host) && view.machine(host).is_none();
             };
-            !seen.held_out && !is_well(&name, &gated, &seen)
+            !seen.held_out && !is_well(&gated, &seen)
         });
         if self.waiting.is_empty() {
             let step = &mut self.rollout.steps[0];
