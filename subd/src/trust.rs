@@ -348,7 +348,7 @@ impl Trust {
         let image = compose(parts).map_err(|error| Refusal::Local { why: error.to_string() })?;
         let policy = self.policy(&trust_state);
         let leaving = locked(&self.offered)
-            .leaving(&image, &scan.settings, |digest| policy.may_leave(digest));
+            .leaving(&image, &scan.settings, |bundle| policy.may_leave(bundle));
         let image = image.with_leaving(leaving).map_err(|source| Refusal::Tree { source })?;
         let (image, contents) = (&image, &*Arc::clone(&locked(&self.contents)));
         let case = UpdateCase { request, image, contents, scan, refused, exclusions };

@@ -219,7 +219,11 @@ fn change(
     }
     if one.subject() == Some(Subject::Content) {
         let text = |stored: &StoredRevision| stored.content_text().unwrap_or_default();
-        return Some((old.map(|(_, old)| text(old)).unwrap_or_default(), new.map(text)?));
+        let old = old.map(|(_, old)| old);
+        let (from, to) = (old.map(text).unwrap_or_default(), new.map(text).unwrap_or_default());
+        let is_other = old.and_then(|old| old.content) != new.and_then(|new| new.content);
+        let to = if from == to && is_other { format!("{to}, numbered anew") } else { to };
+        return Some((from, to));
     }
     let image = |stored: &StoredRevision| stored.image_of(&machine.hostname).into_owned();
     if one.has_bundles() {
@@ -605,7 +609,12 @@ fn concerns(state: &State, gate: &Gate<'_>, step: &Step, machine: &Record) -> bo
     let stored = |revision| state.environments.get(&step.environment)?.revisions.get(&revision);
     let has_bundles =
         state.environments.get(&step.environment).is_some_and(|one| one.has_bundles());
-    let before = match stored(step.from.unwrap_or_default()) {
+    let from = stored(step.from.unwrap_or_default());
+    if let Some(content) = from.and_then(StoredRevision::content_text) {
+        let is_selected = from.is_some_and(|from| from.definition.select.selects(machine));
+        return now != after || (is_selected && content != after);
+    }
+    let before = match from {
         Some(from) if from.definition.select.selects(machine) => from.image_of(&machine.hostname),
         _ if has_bundles => "".into(),
         _ => machine.required_image.as_str().into(),
@@ -624,6 +633,9 @@ fn content(
     let one = state.environments.get(environment)?;
     let stored = one.revisions.get(&one.number_on(&machine.hostname))?;
     let (server, content) = stored.definition.source.content().zip(stored.content)?;
+    if !stored.definition.select.selects(machine) {
+        return None;
+    }
     Some(view.content(&machine.hostname, server, content))
 }
 
@@ -651,7 +663,10 @@ fn machine(
         let one = state.environments.get(name)?;
         let revision = one.number_on(&machine.hostname);
         let seen = seen.as_ref()?;
-        if let Some(content) = content(state, view, name, machine) {
+        let mut steps = record.rollout.steps.iter();
+        let is_brought =
+            steps.any(|step| step.environment == *name && step.revision == Some(revision));
+        if let Some(content) = content(state, view, name, machine).filter(|_| is_brought) {
             let state = match content? {
                 MachineTaskState::Synced if seen.image != image => MachineTaskState::Starting,
                 MachineTaskState::Synced => seen.state,

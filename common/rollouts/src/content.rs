@@ -70,6 +70,21 @@ impl EnvironmentState {
     }
 }
 
+impl EnvironmentState {
+    /// Lets revisions bring no content that a server has forgotten, because it was restored from a
+    /// backup: it gives the same numbers again to other content.
+    fn forget_content(&mut self, newest: &NewestContent) {
+        for stored in self.revisions.values_mut() {
+            let newest = stored.definition.source.content().and_then(|server| newest.get(server));
+            if let (Some(content), Some(newest)) = (&mut stored.content, newest)
+                && content.numbering == newest.numbering
+            {
+                content.number = content.number.min(newest.number);
+            }
+        }
+    }
+}
+
 impl State {
     /// Makes a new revision of each environment whose filegen-server has another content revision
     /// than its newest revision. A former one that nobody has started goes. Returns the
@@ -80,6 +95,7 @@ impl State {
             if !environment.awaits(newest) {
                 continue;
             }
+            Arc::make_mut(environment).forget_content(newest);
             let Some((&number, last)) = environment.revisions.last_key_value() else { continue };
             let Some(server) = last.definition.source.content() else { continue };
             let Some(content) = newest.get(server).copied() else { continue };

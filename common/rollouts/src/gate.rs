@@ -157,7 +157,9 @@ impl<'a> Gate<'a> {
         selecting.retain(|one| {
             let ahead = self.ahead.get(one.name.as_str()).copied();
             let number = ahead.unwrap_or_else(|| one.environment.number_on(hostname));
-            number == one.number && one.environment.has(hostname)
+            // Content is gated whether an environment is active or not.
+            let is_content = one.stored.definition.source.subject() == Subject::Content;
+            number == one.number && (is_content || one.environment.has(hostname))
         });
         selecting
     }

@@ -273,6 +273,8 @@ impl EnvironmentState {
         }
         self.committed = revision;
         self.moved.clear();
+        // While it is not active, it keeps the machines that it has now.
+        self.members = None;
         // Others come to machines anew if they come again.
         for (number, stored) in &mut self.revisions {
             if *number != revision && !self.former.contains(number) {

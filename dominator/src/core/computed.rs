@@ -348,6 +348,7 @@ impl ComputedTable {
             // The image may have changed while the dominator was not running.
             self.withdraw(hostname);
         }
+        self.apply_gates(hostname);
     }
 
     /// Takes the public key that a machine has shown. What could not be made, and what may be made
@@ -453,8 +454,8 @@ impl ComputedTable {
         if let Some(generators) = generators {
             let newest =
                 ContentRevision { numbering: generators.numbering, number: generators.revision };
-            self.gates.take_newest(source, newest);
             self.take_numbering(source, generators.numbering, generators.revision, now);
+            self.take_newest(source, newest);
             self.set_generators(source, versions_of(generators), now);
             self.take_orders(source, &generators.orders, now);
         }
@@ -574,7 +575,10 @@ impl ComputedTable {
         let mut troubles: BTreeMap<&str, (usize, String)> = BTreeMap::new();
         for (hostname, files) in &self.machines {
             for file in &files.files {
-                let Some(known) = file.contents.newest() else { continue };
+                // What is in use may wait for other content for longer than it is valid.
+                let Contents { used, next, .. } = &file.contents;
+                let newest = next.as_ref().map(|next| &next.content);
+                let Some(known) = used.as_ref().or(newest) else { continue };
                 let end = known.valid_until_seconds;
                 let is_over = end > 0 && end.saturating_add(OVERDUE) < now;
                 if !is_over && file.failed.is_none() {

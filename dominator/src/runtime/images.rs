@@ -60,6 +60,9 @@ const HOLD_SECONDS: u32 = 900;
 /// How long the image server may take to answer.
 const HOLD_LIMIT: Duration = Duration::from_secs(30);
 
+/// The start of why an image is not there that was not answered for yet.
+const ASKING: &str = "asking the image server for";
+
 /// The remark on a loaded image that the image server does not know.
 const NOT_THERE: &str = "is not on the image server, which may be the wrong one or empty: machines \
                          that lack files of the image cannot be updated to it";
@@ -135,6 +138,8 @@ pub struct Images {
     known: Mutex<cache::ImageCache>,
     /// Images together with bundles that leave, as long as machines need them.
     leaving: Mutex<Vec<leaving::LeavingImage>>,
+    /// Held while one of these is made.
+    making_leaving: tokio::sync::Mutex<()>,
     /// Images that are only held at the image server.
     kept: Mutex<BTreeSet<ImageName>>,
     /// Held while a former image is loaded.
@@ -166,6 +171,7 @@ impl Images {
             troubles: Mutex::default(),
             known: Mutex::default(),
             leaving: Mutex::default(),
+            making_leaving: tokio::sync::Mutex::default(),
             kept: Mutex::default(),
             asking: tokio::sync::Mutex::default(),
             tracker,
@@ -199,10 +205,7 @@ impl Images {
             }
             let (state, fleet_resources) = match name.is_nothing() {
                 true => (ImageState::Ready(composition::nothing()), Some(BTreeSet::new())),
-                false => {
-                    let why = format!("asking the image server for {name}");
-                    (ImageState::Missing(why.into()), None)
-                }
+                false => (ImageState::Missing(format!("{ASKING} {name}").into()), None),
             };
             let image = Arc::new(WantedImage {
                 state: watch::Sender::new(state),
@@ -231,6 +234,15 @@ impl Images {
                 cancel.run_until_cancelled(follow).await;
             });
         }
+    }
+
+    /// True if the image server has not answered yet for a wanted image, or a part of it.
+    pub fn is_asked_for(&self, name: &ImageName) -> bool {
+        let is_asked = |state: watch::Receiver<ImageState>| match &*state.borrow() {
+            ImageState::Missing(why) => why.starts_with(ASKING),
+            ImageState::Undefined | ImageState::Ready(_) => false,
+        };
+        name.parts().filter_map(|part| self.watch(&part)).any(is_asked)
     }
 
     /// Returns what matters to rollouts about a wanted image; `None` while it is not known.

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use model::image::composition::{PARTS_MAX, nothing};
 use model::image::required::RequiredImage;
 use model::image::{Content, ImageName};
-use model::object::ObjectId;
 use model::scope::{Coverage, ScanSettings};
 use model::signing::Signature;
 
@@ -48,7 +47,7 @@ impl OfferedImages {
         &self,
         image: &RequiredImage,
         settings: &ScanSettings,
-        has: impl Fn(&ObjectId) -> bool,
+        has: impl Fn(&Content) -> bool,
     ) -> Vec<Arc<RequiredImage>> {
         let (Coverage::Paths(paths), true) = (&settings.coverage, image.name().is_without_base())
         else {
@@ -57,7 +56,7 @@ impl OfferedImages {
         let leaves = |one: &&Arc<RequiredImage>| {
             let is_part = image.parts.iter().any(|part| part.digest == one.digest);
             let is_scanned = || one.tree.nodes().all(|(path, _)| paths.contains(&path));
-            one.content.is_sparse() && !is_part && has(&one.digest) && is_scanned()
+            one.content.is_sparse() && !is_part && has(&one.content) && is_scanned()
         };
         self.0.iter().filter(leaves).cloned().collect()
     }

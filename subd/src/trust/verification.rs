@@ -100,6 +100,12 @@ impl AcceptedImage {
         self.digest == *digest || self.parts.contains(digest)
     }
 
+    /// True if the machine has this image beside another one, which comes first.
+    fn has_bundle(&self, content: &Content) -> bool {
+        let mut bundles = self.image.parts().skip(1);
+        bundles.any(|bundle| bundle == content.name) && self.parts.contains(&content.digest())
+    }
+
     /// Returns a time that is known to have passed, in seconds after 1970-01-01 UTC.
     fn passed(&self) -> u64 {
         self.lines.values().map(|part| part.signed).fold(self.signed, u64::max)
@@ -163,10 +169,10 @@ pub struct SigningPolicy<'a> {
 }
 
 impl SigningPolicy<'_> {
-    /// True if the bundle with this digest may be taken away: the machine has accepted it, or never
-    /// accepted anything.
-    pub fn may_leave(&self, digest: &ObjectId) -> bool {
-        self.last.is_none_or(|last| last.has(digest))
+    /// True if a bundle may be taken away: the machine has accepted it beside another image, or
+    /// never accepted anything.
+    pub fn may_leave(&self, bundle: &Content) -> bool {
+        self.last.is_none_or(|last| last.has_bundle(bundle))
     }
 }
 
@@ -272,7 +278,7 @@ pub fn verify_offer(
     signatures: &[Signature],
     policy: &SigningPolicy<'_>,
 ) -> Result<(), Refusal> {
-    if policy.last.is_some_and(|last| last.has(&content.digest())) {
+    if policy.last.is_some_and(|last| last.has_bundle(content)) {
         return Ok(());
     }
     verify_part(content, signatures, true, policy).map(drop)

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use model::JsonSchema;
 use model::display::counted;
 use model::json::KeyError;
+use model::mdb::Machine;
 use model::names::check_name;
 use model::tree::Time;
 use serde::{Deserialize, Serialize};
@@ -265,6 +266,16 @@ impl State {
                 "{} would get another image at once: let the machine database require what they \
                  have first, or use --force",
                 counted(moves, "machine")
+            );
+            return Err(Said::new(409, message));
+        }
+        let limits = |gate: &Gate<'_>, one: &Machine| gate.content_limits(one);
+        let freed = mdb.values().filter(|one| limits(&before, one) != limits(&after, one));
+        let freed = freed.count() as u64;
+        if freed > 0 && !force {
+            let message = format!(
+                "{} would get new content of computed files without a rollout: use --force",
+                counted(freed, "machine")
             );
             return Err(Said::new(409, message));
         }

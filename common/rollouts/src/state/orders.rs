@@ -163,9 +163,11 @@ impl State {
                 Said::new(404, format!("{name} has no former revision: name one, as {name}@N"))
             })?;
             let is_content = environment.subject() == Some(Subject::Content);
-            if is_content && Some(revision) != former {
+            // Some machine may have had what was started since, and goes back to what it has now.
+            let is_last = environment.started <= environment.committed;
+            if is_content && (Some(revision) != former || !is_last) {
                 let message = format!(
-                    "a machine has the content before the last change only: restore the former \
+                    "machines have the content before the last change only: restore the former \
                      configuration of the filegen-server of {name}"
                 );
                 return Err(Said::new(409, message));

@@ -143,15 +143,65 @@ fn a_content_revision_waits_for_a_rollout_and_goes_back() {
     assert_eq!(go_on(&mut state, &mdb, 6), "db1 5, web1 5, web2 5, web3 5");
     let failed = "rolled_back: dns failed: failed: 1 machine, 0 may: web2";
     assert_eq!(shown(&state, number), failed);
-    // So does an operator, but only by one content revision.
-    let old = start(&mut state, "dns@1", Kind::Rollback).unwrap();
-    assert_eq!(go_on(&mut state, &mdb, 6), "db1 4, web1 4, web2 4, web3 4");
-    assert_eq!(shown(&state, old), "succeeded: all steps are done");
-    let message = "a machine has the content before the last change only: restore the former \
+    // What was started since may have changed machines: they have nothing older to go back to.
+    let message = "machines have the content before the last change only: restore the former \
                    configuration of the filegen-server of dns";
-    for older in ["dns@0", "dns@3"] {
+    for older in ["dns@0", "dns@1", "dns@3"] {
         assert_eq!(start(&mut state, older, Kind::Rollback), said(409, message), "{older}");
     }
+}
+
+#[test]
+fn an_operator_takes_content_back_by_one_content_revision() {
+    let mdb = mdb("web1 a, web3 a");
+    let mut state = State::default();
+    edit(&mut state, dns(), &newest(4)).unwrap();
+    state.take_content(&newest(5), at(0).now);
+    start(&mut state, "dns@2", Kind::User).unwrap();
+    assert_eq!(go_on(&mut state, &mdb, 5), "web1 5, web3 5");
+    // A newer one that waits does not matter.
+    state.take_content(&newest(6), at(0).now);
+    let back = start(&mut state, "dns", Kind::Rollback).unwrap();
+    assert_eq!(go_on(&mut state, &mdb, 6), "web1 4, web3 4");
+    assert_eq!(shown(&state, back), "succeeded: all steps are done");
+    assert_eq!(start(&mut state, "dns@1", Kind::Rollback).unwrap_err().code, 409);
+}
+
+#[test]
+fn machines_that_leave_an_environment_are_in_its_plan() {
+    let mdb = mdb("web1 a, web3 a");
+    let mut state = State::default();
+    edit(&mut state, dns(), &newest(4)).unwrap();
+    state.take_content(&newest(5), at(0).now);
+    let mut fewer = dns();
+    fewer["select"] = json!({"hosts": ["web1"]});
+    edit(&mut state, fewer, &newest(5)).unwrap();
+    let planned = plan(&state, &mdb, "dns", 3, |_| None);
+    let classes: Vec<_> = planned.classes.iter().map(|one| (&*one.from, &*one.to)).collect();
+    assert_eq!(classes, [("files:6972/4", ""), ("files:6972/4", "files:6972/5")]);
+    let number = start(&mut state, "dns@3", Kind::User).unwrap();
+    assert_eq!(go_on(&mut state, &mdb, 5), "web1 5");
+    assert_eq!(shown(&state, number), "succeeded: all steps are done");
+    // Deleting it frees what waits.
+    let refused = state.delete("dns", false, &mdb, at(0).now).unwrap_err();
+    let message =
+        "1 machine would get new content of computed files without a rollout: use --force";
+    assert_eq!((refused.code, refused.message.as_str()), (409, message));
+}
+
+#[test]
+fn a_server_that_was_restored_from_a_backup_brings_no_content_by_an_old_number() {
+    let mdb = mdb("web1 a");
+    let mut state = State::default();
+    edit(&mut state, dns(), &newest(5)).unwrap();
+    state.set_active("dns", false).unwrap();
+    state.note_members(&mdb, at(0).now);
+    assert_eq!(state.take_content(&newest(3), at(0).now), [("dns".to_owned(), 2)]);
+    let may_have = |state: &State, number| limits(state, &mdb)["web1"][0].allows(content(number));
+    assert!(may_have(&state, 3) && !may_have(&state, 4), "4 is made again, with other content");
+    // A machine that joins while it is not active is gated too.
+    let two = self::mdb("web1 a, web2 a");
+    assert_eq!(limits(&state, &two).len(), 2);
 }
 
 #[test]

@@ -70,6 +70,8 @@ pub(super) struct Change {
     /// First machines on which it failed, or was not verified in time. It is not tried on them
     /// again before it is open.
     in_vain: BTreeSet<String>,
+    /// Machines on which it failed, and that went back.
+    failed_on: BTreeSet<String>,
     results: UpdateResults<String>,
     /// True if there may be machines among the waiting ones that can get it now.
     pub(super) must_look: bool,
@@ -88,6 +90,7 @@ impl Change {
             trying: BTreeSet::new(),
             getting: BTreeSet::new(),
             in_vain: BTreeSet::new(),
+            failed_on: BTreeSet::new(),
             results: UpdateResults::default(),
             must_look: true,
         }
@@ -117,6 +120,7 @@ impl Change {
     pub(super) fn restart_first(&mut self) {
         (self.verified, self.failed) = (0, 0);
         self.in_vain.clear();
+        self.failed_on.clear();
         self.must_look = true;
     }
 
@@ -139,6 +143,11 @@ impl Change {
             ContentStage::First => (first as usize).saturating_sub(used),
             ContentStage::Open | ContentStage::Stopped(_) => 0,
         }
+    }
+
+    /// True if it failed on this machine, or goes to none.
+    pub(super) fn has_failed(&self, hostname: &str) -> bool {
+        matches!(self.stage, ContentStage::Stopped(_)) || self.failed_on.contains(hostname)
     }
 
     /// True if it may be tried on this machine.
@@ -271,10 +280,12 @@ impl Changes {
         self.set_waiting(hostname, waits);
     }
 
-    /// Notes that a machine that waits can get other content now.
-    pub(super) fn can_get(&mut self, hostname: &str) {
-        for change in self.all.values_mut().filter(|change| change.waiting.contains(hostname)) {
-            change.must_look = true;
+    /// Notes that a machine that waits can get other content now, of changes that it `may_get`.
+    pub(super) fn can_get(&mut self, hostname: &str, may_get: impl Fn(&ContentChangeId) -> bool) {
+        for (id, change) in &mut self.all {
+            if change.waiting.contains(hostname) && may_get(id) {
+                change.must_look = true;
+            }
         }
     }
 
@@ -324,6 +335,7 @@ impl Changes {
             return change.results.stop_reason(self.limits?, others);
         }
         change.in_vain.insert(hostname.to_owned());
+        change.failed_on.insert(hostname.to_owned());
         change.must_look = true;
         let most = FAILURES_MAX.min(u32::try_from(machines).unwrap_or(u32::MAX));
         (change.stage == ContentStage::First && change.failed >= most).then(|| {
@@ -344,15 +356,19 @@ impl Changes {
             change.trying.remove(hostname);
             change.getting.remove(hostname);
             change.in_vain.remove(hostname);
+            change.failed_on.remove(hostname);
             change.must_look = true;
         }
     }
 
-    /// Takes that a first machine could neither be updated nor failed. It is replaced.
-    pub(super) fn withdrawn(&mut self, id: &ContentChangeId, hostname: &str) {
+    /// Takes that a first machine could neither be updated nor failed. It is replaced, unless an
+    /// environment brings the change to just this one.
+    pub(super) fn withdrawn(&mut self, id: &ContentChangeId, hostname: &str, is_gated: bool) {
         if let Some(change) = self.all.get_mut(id) {
             change.trying.remove(hostname);
-            change.in_vain.insert(hostname.to_owned());
+            if !is_gated {
+                change.in_vain.insert(hostname.to_owned());
+            }
             change.must_look = true;
         }
     }

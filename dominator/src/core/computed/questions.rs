@@ -170,20 +170,17 @@ impl ComputedTable {
                         .contents
                         .newest()
                         .is_some_and(|before| before.object == known.object && is_of_now(before));
-                // The record or the generator may have changed since it was asked for. Two servers
-                // of one name may have different generators: they are asked now and then.
-                file.ask_at = match (record == current, is_of_now(&known)) {
-                    (false, _) => Some(now.elapsed),
-                    (true, false) => Some(now.elapsed + VALID_SHORTEST),
-                    (true, true) => end_of(&known, now),
-                };
+                file.ask_at = asked_again(record == current, is_of_now(&known), &known, now);
                 file.failed = None;
                 if is_news {
                     self.changed.insert(hostname.to_owned());
                 }
                 let changes = (&self.changes, &self.gates);
                 match place_of(changes, (hostname, versions), file, &known) {
-                    Place::None => {}
+                    Place::None => {
+                        let again = now.elapsed + VALID_SHORTEST;
+                        file.ask_at = Some(file.ask_at.map_or(again, |at| at.min(again)));
+                    }
                     Place::Same => {
                         (file.contents.used, file.contents.next) = (Some(known), None);
                     }
@@ -239,6 +236,10 @@ fn place_of(
     let version = version.filter(|version| version.version == new.generator);
     let Some(used) = &contents.used else {
         let id = version.map(|version| id(ContentCause::Revision(version.revision)));
+        // It is not known of which content revision it is.
+        if id.is_none() && gates.are_for(hostname, &rule.source) {
+            return Place::None;
+        }
         let is_closed = |id: &ContentChangeId| {
             let may_get = |host: &str| gates.allow(host, id);
             let is_closed = |change: &Change| change.is_closed(may_get);
@@ -266,6 +267,22 @@ fn place_of(
         }
         Some(version) => Place::Next(id(ContentCause::Revision(version.revision))),
         None => Place::None,
+    }
+}
+
+/// Returns when content is to be asked for again that was made just now. The record or the generator
+/// may have changed since it was asked for. Two servers of one name may have different generators:
+/// they are asked now and then.
+fn asked_again(
+    is_of_record: bool,
+    is_of_generator: bool,
+    known: &KnownContent,
+    now: Now,
+) -> Option<Duration> {
+    match (is_of_record, is_of_generator) {
+        (false, _) => Some(now.elapsed),
+        (true, false) => Some(now.elapsed + VALID_SHORTEST),
+        (true, true) => end_of(known, now),
     }
 }
 

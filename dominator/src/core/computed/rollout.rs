@@ -192,17 +192,19 @@ impl ComputedTable {
             ContentReport::Is(Standing::InSync | Standing::Held) if is_of_now => {
                 files.is_renewing = false;
                 let trial = files.trial.take();
-                self.changes.can_get(hostname);
+                self.changes.can_get(hostname, |change| self.gates.allow(hostname, change));
                 if let Some(trial) = trial {
                     self.changed.insert(hostname.to_owned());
                     self.verified(&trial, hostname, now);
                 }
             }
-            ContentReport::Is(Standing::Settled) => self.changes.can_get(hostname),
+            ContentReport::Is(Standing::Settled) => {
+                self.changes.can_get(hostname, |change| self.gates.allow(hostname, change));
+            }
             ContentReport::Is(_) => {}
             ContentReport::Failed(failure) if is_of_now => {
                 let trial = files.trial.clone();
-                self.changes.can_get(hostname);
+                self.changes.can_get(hostname, |change| self.gates.allow(hostname, change));
                 if let Some(trial) = trial {
                     self.update_failed(&trial, hostname, failure, now);
                 }
@@ -235,7 +237,8 @@ impl ComputedTable {
     pub(super) fn withdraw(&mut self, hostname: &str) {
         let Some(files) = self.machines.get(hostname) else { return };
         let Some(trial) = files.trial.clone().filter(|trial| trial.is_first) else { return };
-        self.changes.withdrawn(&trial.change, hostname);
+        let is_gated = self.gates.are_for(hostname, &trial.change.source);
+        self.changes.withdrawn(&trial.change, hostname, is_gated);
         self.undo_on(&trial.change, hostname);
     }
 

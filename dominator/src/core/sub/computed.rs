@@ -140,6 +140,9 @@ impl Sub {
             Status::NotConverging if has_image => {
                 ContentReport::Failed(UpdateFailure::NotConverging)
             }
+            Status::PartlySynced if !self.has_blocked_computed() => {
+                ContentReport::Is(Standing::InSync)
+            }
             Status::UpdateFailed
             | Status::HealthFailed
             | Status::NotConverging
@@ -153,6 +156,17 @@ impl Sub {
             self.computed.reported = Some(report);
             effects.push(Effect::ReportContent(report.0, report.1));
         }
+    }
+
+    /// True if a computed file is among what the machine does not let be changed.
+    fn has_blocked_computed(&self) -> bool {
+        let (Some(image), Some(planned)) = (self.target(), &self.plan.made) else { return false };
+        let rules = &image.content.computed;
+        planned
+            .plan
+            .blocked
+            .iter()
+            .any(|blocked| rules.iter().any(|rule| rule.path == blocked.path))
     }
 
     /// Returns for which computed file of `image` the content is not known, and why.

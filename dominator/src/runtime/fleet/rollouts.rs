@@ -35,6 +35,7 @@ use super::{DrivenMachine, Fleet, FleetState, OrderError};
 use crate::core::computed::gates::ContentGates;
 use crate::core::orders::Order;
 use crate::core::rollouts::machine_state;
+use crate::runtime::images::Images;
 use crate::runtime::shared::Shared;
 
 /// How often rollouts are taken on that change machines or make plans.
@@ -69,24 +70,27 @@ struct FleetView<'a> {
 }
 
 /// Returns what is seen of machines now.
-fn seen(machines: &FleetState) -> HashMap<String, Seen> {
+fn seen(machines: &FleetState, images: &Images) -> HashMap<String, Seen> {
     let watched = machines.watched.iter();
-    watched.map(|(hostname, watched)| (hostname.clone(), seen_of(watched))).collect()
+    watched.map(|(hostname, watched)| (hostname.clone(), seen_of(watched, images))).collect()
 }
 
 /// Returns what is seen of a machine now.
-fn seen_of(watched: &DrivenMachine) -> Seen {
+fn seen_of(watched: &DrivenMachine, images: &Images) -> Seen {
     watched.handle.with_sub(|sub| {
         let has_trouble = sub.task_troubles().next().is_some();
-        let (state, reachable) = machine_state(sub.status(), has_trouble);
+        let (status, required) = (sub.status(), sub.required());
+        let (state, reachable) = machine_state(status, has_trouble);
+        let is_asked_for = || required.as_ref().is_some_and(|image| images.is_asked_for(image));
         Seen {
-            image: sub.required().map_or_else(String::new, String::from),
             left_out: sub.left_out().iter().map(|one| one.bundle.to_string()).collect(),
             state,
             ill: sub.ill_parts().map(String::from).collect(),
             reachable,
-            unknown: sub.status() == Status::Connecting,
+            unknown: status == Status::Connecting
+                || (status == Status::ImageNotReady && is_asked_for()),
             held_out: watched.machine.disable_updates || sub.rollback().is_some(),
+            image: required.map_or_else(String::new, String::from),
         }
     })
 }
@@ -208,7 +212,7 @@ impl Fleet {
                 return false;
             }
             let mdb = inner.admission.current().machines().clone();
-            (mdb, seen(&inner))
+            (mdb, seen(&inner, &self.shared.images))
         };
         if is_edited {
             next.note_members(&mdb, now);

@@ -85,13 +85,13 @@ impl ImageCache {
 #[derive(Clone, Debug)]
 pub(super) struct LoadError {
     pub(super) why: String,
-    /// True if it never can be: the image server does not have it.
+    /// True if it never can be: it was deleted.
     pub(super) is_gone: bool,
 }
 
 impl LoadError {
     fn of(error: &GetImageError) -> Self {
-        let is_gone = matches!(error, GetImageError::NotThere { .. } | GetImageError::Gone { .. });
+        let is_gone = matches!(error, GetImageError::Gone { .. });
         Self { why: error_chain(error), is_gone }
     }
 

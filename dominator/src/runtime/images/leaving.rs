@@ -31,6 +31,8 @@ impl Images {
             let is_it = known.required.as_ptr() == Arc::as_ptr(required) && known.former == *former;
             is_it.then(|| known.image.upgrade()).flatten()
         };
+        // Machines that lose the same bundles share what is made first.
+        let _making = self.making_leaving.lock().await;
         if let Some(known) = locked(&self.leaving).iter().find_map(find) {
             return Ok(known);
         }

@@ -774,7 +774,7 @@ fn only_bundles_that_the_machine_has_leave_with_their_files() {
         let scan = image.with_leaving(scanned).unwrap();
         let (have, exclusions) = (tree(have), Patterns::new::<&str>([]).unwrap());
         let scan = snapshot(&have, &scan, &exclusions);
-        let has = |digest: &ObjectId| last.has(digest);
+        let has = |bundle: &Content| last.has_bundle(bundle);
         let leaving = offered.leaving(&image, &scan.settings, has);
         let image = image.with_leaving(leaving).unwrap();
         let last = Some(last.clone());
@@ -802,6 +802,9 @@ fn only_bundles_that_the_machine_has_leave_with_their_files() {
     let more = world(composed(&[&other]), &[&logd, &stranger], &format!("{files}{shadow}"));
     let refused = more.verify_plan(removing(&["/logd", "/shadow"]));
     assert!(matches!(refused, Err(Refusal::Scope { .. })), "{refused:?}");
+    // A sparse image that comes first is no bundle.
+    let alone = accept(&[&logd], None).unwrap();
+    assert!(last.has_bundle(&logd.content) && !alone.has_bundle(&logd.content));
     // What the machine has can be offered to leave, whoever has signed it.
     let offer = |image: &RequiredImage| {
         let world = World::new(&tree(SIGNED), &tree(SIGNED));

@@ -116,3 +116,71 @@ fn a_machine_of_an_environment_on_which_content_fails_has_failed() {
     let other = fleet.asked.0.content_state("h00001", SOURCE, limit(2));
     assert_eq!(other, Some(Failed));
 }
+
+#[test]
+fn a_machine_has_content_when_it_was_made_and_verified() {
+    let mut fleet = Fleet::new(2);
+    let state =
+        |fleet: &Fleet, number: u64| fleet.asked.0.content_state("h00000", SOURCE, limit(number));
+    gate(&mut fleet, &[("h00000", 2), ("h00001", 1)]);
+    assert_eq!(state(&fleet, 2), Some(Synced), "there is no other content");
+    // The server has told of the revision, and has not made its content yet, or cannot.
+    (fleet.version, fleet.revision) = ("2".to_owned(), 2);
+    fleet.tell_generators(Vec::new());
+    assert_eq!(state(&fleet, 2), Some(Starting));
+    let batch = fleet.asked.0.next_batch(&SOURCE.into(), now(fleet.at)).unwrap();
+    fleet.asked.0.failed(&batch, "no such variable", now(fleet.at), 500);
+    assert_eq!(state(&fleet, 2), Some(Failed));
+    fleet.at += 600;
+    fleet.ask();
+    assert_eq!(state(&fleet, 2), Some(Starting));
+    fleet.in_sync(&["h00000".to_owned()]);
+    assert_eq!(state(&fleet, 2), Some(Synced));
+    // Two environments: what the other one does not let through has not come.
+    let both = |number| [(SOURCE.to_owned(), vec![limit(2), limit(number)])].into();
+    let gates = [("h00000".to_owned(), both(2)), ("h00001".to_owned(), both(1))];
+    fleet.asked.0.set_gates(gates.into(), now(fleet.at));
+    assert_eq!(state(&fleet, 2), Some(Synced));
+    assert_eq!(fleet.asked.0.content_state("h00001", SOURCE, limit(2)), Some(Starting));
+}
+
+#[test]
+fn gates_hold_for_machines_and_servers_that_become_known_later() {
+    let mut fleet = Fleet::new(2);
+    fleet.edit("2");
+    fleet.in_sync(&fleet.hosts());
+    assert_eq!(fleet.having("2 nyc"), 2);
+    // The dominator is restarted, and a rollout goes back before the server answers.
+    let stored = fleet.hosts().into_iter().map(|host| {
+        let files = fleet.asked.0.stored(&host);
+        (host, files)
+    });
+    let stored = stored.collect();
+    let mut asked = Asked(ComputedTable::new(stored, fleet.asked.0.changes.stored()));
+    let of_server = |number| [(SOURCE.to_owned(), vec![limit(number)])].into();
+    let gates = |number| fleet.hosts().into_iter().map(|host| (host, of_server(number))).collect();
+    asked.0.set_gates(gates(2), now(0));
+    let state = |asked: &Asked, host, number| asked.0.content_state(host, SOURCE, limit(number));
+    assert_eq!(state(&asked, "h00000", 2), Some(Starting), "its image is not loaded");
+    asked.want("h00000", "nyc", &["/x"], 0);
+    asked.0.set_gates(gates(1), now(1));
+    asked.want("h00001", "nyc", &["/x"], 1);
+    assert_eq!(state(&asked, "h00000", 1), Some(Starting), "the server has not answered");
+    assert_eq!(asked.known("h00000")[0].1, id("2 nyc"));
+    asked.set_generators(&generators(2, &[("/x", "2", 2)]), 2);
+    let content = ["h00000", "h00001"].map(|host| asked.known(host)[0].1);
+    assert_eq!(content, [id("1 nyc"); 2]);
+    // What may go to them again does, one after the other.
+    asked.in_sync(3);
+    asked.0.set_gates(gates(2), now(3));
+    let content = ["h00000", "h00001"].map(|host| asked.known(host)[0].1);
+    assert_eq!(content, [id("2 nyc"), id("1 nyc")]);
+    asked.in_sync(4);
+    assert_eq!(asked.known("h00001")[0].1, id("2 nyc"));
+    // First content is not taken while it is not known of which revision it is.
+    let mut asked = Asked(ComputedTable::default());
+    asked.0.set_gates([("a".to_owned(), of_server(1))].into(), now(0));
+    asked.want("a", "nyc", &["/x"], 0);
+    asked.answer(0, 0, |_, _| Some("new".to_owned()));
+    assert_eq!((asked.known("a"), asked.0.ask_at(SOURCE)), (vec![], Some(VALID_SHORTEST)));
+}

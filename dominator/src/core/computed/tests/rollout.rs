@@ -25,8 +25,8 @@ pub(super) struct Fleet {
     pub(super) at: u64,
     count: usize,
     /// The version of the generator of `/x`.
-    version: String,
-    revision: u64,
+    pub(super) version: String,
+    pub(super) revision: u64,
 }
 
 impl Fleet {

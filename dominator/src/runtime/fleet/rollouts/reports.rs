@@ -133,7 +133,8 @@ impl Fleet {
                 }
             };
             gated.conflicts.iter().for_each(&mut conflict);
-            let seen = inner.watched.get(&machine.hostname).map(seen_of);
+            let seen = inner.watched.get(&machine.hostname);
+            let seen = seen.map(|watched| seen_of(watched, &self.shared.images));
             let is_left_out = |images: &str| {
                 let left_out = |image: ImageName| {
                     seen.as_ref().is_some_and(|seen| seen.left_out.contains(image.as_str()))
