@@ -270,9 +270,9 @@ fn place_of(
     }
 }
 
-/// Returns when content is to be asked for again that was made just now. The record or the generator
-/// may have changed since it was asked for. Two servers of one name may have different generators:
-/// they are asked now and then.
+/// Returns when content is to be asked for again that was made just now. The record or the
+/// generator may have changed since it was asked for. Two servers of one name may have different
+/// generators: they are asked now and then.
 fn asked_again(
     is_of_record: bool,
     is_of_generator: bool,
