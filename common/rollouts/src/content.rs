@@ -9,10 +9,10 @@ use model::mdb::Machine;
 use model::tree::Time;
 use serde::{Deserialize, Serialize};
 
-use crate::advance::View;
 use crate::document::Revision;
 use crate::gate::Gate;
 use crate::state::{EnvironmentState, State, StoredRevision};
+use crate::view::View;
 
 /// The author of revisions that follow from content revisions.
 pub const CONTENT_AUTHOR: &str = "the filegen-server";

@@ -218,7 +218,7 @@ pub fn effective(state: &State, mdb: &SharedMachines) -> SharedMachines {
 
 /// Returns the revisions that environments get.
 pub(crate) fn pending(state: &State) -> BTreeMap<&str, Revision> {
-    let gated = state.unfinished().filter(|record| record.rollout.kind.is_gated());
+    let gated = state.unfinished_gated();
     let steps = gated.flat_map(|record| &record.rollout.steps);
     let open =
         steps.filter(|step| step.direction == Direction::Forward && !step.state.is_finished());

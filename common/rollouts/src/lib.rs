@@ -17,6 +17,8 @@
 //! * [`state`]: what is remembered, and how orders change it.
 //! * [`window`]: when machines may be changed.
 //! * [`gate`]: which image each machine must have because of environments.
+//! * [`mod@plan`]: what a step would change on machines, and whether it may.
+//! * [`view`]: what is seen of machines, images and filegen-servers.
 //! * [`mod@advance`]: takes the rollouts that are remembered on, with what is seen of machines.
 //!
 //! Everything here is a function of its arguments.
@@ -41,11 +43,13 @@ pub mod document;
 pub mod gate;
 pub mod lock;
 pub mod machine_tasks;
+pub mod plan;
 pub mod selector;
 pub mod selector_index;
 pub mod state;
 pub mod steps;
 pub mod strategy;
+pub mod view;
 pub mod window;
 
 pub use decide::{Answer, decide};

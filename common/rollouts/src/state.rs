@@ -323,6 +323,16 @@ impl State {
         self.rollouts.values().filter(|record| !record.is_ended())
     }
 
+    /// Returns those of them that change machines.
+    pub fn unfinished_gated(&self) -> impl Iterator<Item = &Arc<RolloutRecord>> {
+        self.unfinished().filter(|record| record.rollout.kind.is_gated())
+    }
+
+    /// Returns those of them that follow by themselves from what machines are.
+    pub(crate) fn unfinished_automatic(&self) -> impl Iterator<Item = &Arc<RolloutRecord>> {
+        self.unfinished().filter(|record| !record.rollout.kind.is_gated())
+    }
+
     /// Returns the number of the next revision that comes to machines.
     pub(crate) fn next_order(&self) -> u64 {
         let stored = self.environments.values().flat_map(|one| one.revisions.values());

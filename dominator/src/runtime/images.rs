@@ -21,7 +21,7 @@ use model::image::required::RequiredImage;
 use model::lock::locked;
 use model::object::ObjectId;
 use model::signing::Signature;
-use rollouts::advance::ImageNotes;
+use rollouts::view::ImageNotes;
 use rpc::client::{CallError, Client};
 use rpc::trees::{GetImageError, TreeReader};
 use tokio::sync::{Notify, watch};

@@ -13,9 +13,9 @@ use daemon::program::output_as;
 use model::display::{counted, error_chain};
 use model::lock::locked;
 use nix::unistd::{User, getegid, geteuid};
-use rollouts::advance::StepPlan;
 use rollouts::definition::EnvironmentEdit;
 use rollouts::document::{Group, Scan};
+use rollouts::plan::StepPlan;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 

@@ -9,11 +9,13 @@ use anyhow::{Context as _, anyhow};
 use model::mdb::Machine;
 use model::object::{Algorithm, ObjectId};
 use model::tree::Time;
-use rollouts::advance::{ImageNotes, Question, Seen, View, advance, plan};
+use rollouts::advance::advance;
 use rollouts::content::ContentRevision;
 use rollouts::document::{Analysis, MachineTaskState};
 use rollouts::gate::effective;
+use rollouts::plan::plan;
 use rollouts::state::{Editor, Edits, SharedMachines, StartOrder, State};
+use rollouts::view::{ImageNotes, Question, Seen, View};
 use serde_json::json;
 
 use super::Bench;

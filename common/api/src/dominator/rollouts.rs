@@ -3,10 +3,10 @@
 use model::JsonSchema;
 use model::mdb::Machine;
 use model::tree::Time;
-use rollouts::advance::StepPlan;
 use rollouts::batch::Batch;
 use rollouts::definition::{Definition, EnvironmentEdit};
 use rollouts::document::{Choice, Group, Revision, Rollout, Scan, Step, StepState};
+use rollouts::plan::StepPlan;
 use rollouts::state::EditOutcome;
 use serde::{Deserialize, Serialize};
 

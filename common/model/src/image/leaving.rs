@@ -13,8 +13,8 @@ use crate::path::TreePath;
 use crate::scope::{Coverage, ScanSettings};
 use crate::tree::{Node, TreeBuilder, TreeError};
 
-/// Directories of whose entries a machine keeps those that are directories, although they may be
-/// empty without the bundle.
+/// Directories that lie directly in these stay on a machine, although they may be empty without the
+/// bundle.
 const SYSTEM_DIRECTORIES: [&str; 4] = ["/", "/usr", "/usr/local", "/var"];
 
 impl ImageName {

@@ -10,11 +10,11 @@ use model::image::composition::split;
 use model::tree::Time;
 
 use super::{EnvironmentState, RolloutRecord, SharedMachines, State};
-use crate::advance::{Seen, View};
 use crate::document::{
     Kind, MachineTaskState, Revision, Rollout, RolloutState, Step, StepState, name_of,
 };
 use crate::gate::{Applied, Gate, Gated};
+use crate::view::{Seen, View};
 
 /// How many hosts are named.
 const NAMED_MAX: usize = 5;
@@ -113,8 +113,7 @@ impl State {
         for (name, hosts) in self.dead(mdb, view) {
             self.start_automatic(Kind::HealthRepair, &name, hosts, now);
         }
-        let open: Vec<Arc<RolloutRecord>> =
-            self.unfinished().filter(|record| !record.rollout.kind.is_gated()).cloned().collect();
+        let open: Vec<Arc<RolloutRecord>> = self.unfinished_automatic().cloned().collect();
         let gate = Gate::new(self);
         let mut followed = Vec::new();
         for record in open {
@@ -146,11 +145,11 @@ impl State {
     /// unhealthy, by environment: that of what is unhealthy, or that of the image. Machines that a
     /// rollout is changing are its own.
     fn dead(&self, mdb: &SharedMachines, view: &impl View) -> BTreeMap<String, BTreeSet<String>> {
-        let gated = self.unfinished().filter(|record| record.rollout.kind.is_gated());
+        let gated = self.unfinished_gated();
         let steps = gated.flat_map(|record| &record.rollout.steps);
         let on_machines = steps.filter(|step| step.state.is_on_machines());
         let changing: BTreeSet<&String> = on_machines.map(|step| &step.environment).collect();
-        let automatic = self.unfinished().filter(|record| !record.rollout.kind.is_gated());
+        let automatic = self.unfinished_automatic();
         let coming = automatic.flat_map(|record| {
             let environment = &record.rollout.steps[0].environment;
             record.waiting.iter().map(move |host| (environment, host))

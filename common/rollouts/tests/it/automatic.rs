@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use model::object::{Algorithm, ObjectId};
-use rollouts::advance::{ImageNotes, Question, Seen, View, advance};
+use rollouts::advance::advance;
 use rollouts::content::ContentRevision;
 use rollouts::document::{Analysis, Kind, MachineTaskState, name_of};
 use rollouts::gate::effective;
 use rollouts::state::{ENDED_MAX, RolloutOrder, SharedMachines, State};
+use rollouts::view::{ImageNotes, Question, Seen, View};
 use serde_json::json;
 
 use crate::environments::{at, bundle, edit, environment, mdb, said, start};

@@ -3,11 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use model::object::ObjectId;
-use rollouts::advance::{ImageNotes, Question, Seen, View, advance, plan};
+use rollouts::advance::advance;
 use rollouts::content::{ContentRevision, NewestContent};
 use rollouts::document::{Analysis, Kind, MachineTaskState};
 use rollouts::gate::Gate;
+use rollouts::plan::plan;
 use rollouts::state::{Edits, SharedMachines, State};
+use rollouts::view::{ImageNotes, Question, Seen, View};
 use serde_json::{Value, json};
 
 use crate::environments::{at, mdb, said, shown, start};

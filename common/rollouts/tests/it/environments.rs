@@ -6,15 +6,17 @@ use std::sync::Arc;
 use model::mdb::Machine;
 use model::object::{Algorithm, ObjectId};
 use model::tree::Time;
-use rollouts::advance::{ImageNotes, Question, Seen, View, advance, plan};
+use rollouts::advance::advance;
 use rollouts::content::ContentRevision;
 use rollouts::document::{Analysis, Choice, Kind, MachineTaskState, VoteEvent, name_of};
 use rollouts::gate::effective;
+use rollouts::plan::plan;
 use rollouts::state::{
     ENVIRONMENTS_MAX, Editor, Edits, RolloutOrder, SharedMachines, StartOrder, State,
     UNFINISHED_MAX,
 };
 use rollouts::steps::Said;
+use rollouts::view::{ImageNotes, Question, Seen, View};
 use serde_json::{Value, json};
 
 use crate::left_out;

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use model::object::Algorithm;
 use proptest::prelude::*;
 use provisioning::version::{Range, Version};
-use rollouts::advance::plan;
 use rollouts::document::{Choice, Kind, VoteEvent};
+use rollouts::plan::plan;
 use rollouts::state::{RolloutOrder, SharedMachines, StartOrder, State};
 use serde_json::json;
 
@@ -41,7 +41,7 @@ fn a_former_bundle_stays_while_others_require_it() {
         let plan = plan(state, &mdb, environment, revision, |image| {
             Some(Algorithm::Blake3.digest(image.as_bytes()))
         });
-        let class = |class: &rollouts::advance::Class| format!("{} -> {}", class.from, class.to);
+        let class = |class: &rollouts::plan::Class| format!("{} -> {}", class.from, class.to);
         plan.classes.iter().map(class).collect::<Vec<_>>().join(", ")
     };
     assert_eq!(shown_plan(&state, "libs", 2), "l1 -> l2 + l1");

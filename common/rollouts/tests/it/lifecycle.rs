@@ -8,7 +8,7 @@ use model::mdb::Machine;
 use model::object::{Algorithm, ObjectId};
 use model::tree::Time;
 use proptest::prelude::*;
-use rollouts::advance::{ImageNotes, Question, Seen, View, advance};
+use rollouts::advance::advance;
 use rollouts::content::ContentRevision;
 use rollouts::definition::EnvironmentEdit;
 use rollouts::document::{
@@ -19,6 +19,7 @@ use rollouts::gate::{Gate, effective};
 use rollouts::state::{
     ALL, Editor, Edits, RolloutOrder, RolloutRecord, SharedMachines, StartOrder, State,
 };
+use rollouts::view::{ImageNotes, Question, Seen, View};
 
 use crate::left_out;
 

@@ -1,8 +1,8 @@
 //! The pages of environments and rollouts, with the form for votes.
 
-use ::rollouts::advance::StepPlan;
 use ::rollouts::definition::Source;
 use ::rollouts::document::{Choice, Step, name_of};
+use ::rollouts::plan::StepPlan;
 use api::dominator::rollouts::{
     EnvironmentInfo, ListEnvironmentsRequest, ListRolloutsReply, ListRolloutsRequest, RolloutInfo,
     VoteOnStepRequest,

@@ -16,7 +16,7 @@ use model::display::error_chain;
 use model::image::ImageName;
 use model::lock::locked;
 use model::object::{Algorithm, ObjectId};
-use rollouts::advance::{Advanced, ImageNotes, Question, Seen, View, advance};
+use rollouts::advance::{Advanced, advance};
 use rollouts::batch::Batch;
 use rollouts::content::{ContentRevision, NewestContent};
 use rollouts::definition::{Start, Subject};
@@ -26,6 +26,7 @@ use rollouts::state::{
     Editor, EnvironmentState, SharedMachines, StartOrder, State, StoredRevision,
 };
 use rollouts::steps::Said;
+use rollouts::view::{ImageNotes, Question, Seen, View};
 use tokio::sync::Notify;
 
 pub(super) use analysis::AnalysisService;
@@ -360,7 +361,7 @@ impl Fleet {
     /// Returns the images of unfinished rollouts, so that they are loaded.
     pub(super) fn rollout_images(&self) -> BTreeSet<ImageName> {
         let state = self.state().rollouts.get();
-        let gated = state.unfinished().filter(|record| record.rollout.kind.is_gated());
+        let gated = state.unfinished_gated();
         let steps = gated.flat_map(|record| &record.rollout.steps);
         let revisions = steps.filter_map(|step| {
             state.environments.get(&step.environment)?.revisions.get(&step.revision?)

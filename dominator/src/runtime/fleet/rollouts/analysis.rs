@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use model::lock::locked;
-use rollouts::advance::Question;
 use rollouts::document::Analysis;
+use rollouts::view::Question;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 

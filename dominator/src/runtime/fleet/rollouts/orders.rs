@@ -10,9 +10,9 @@ use api::dominator::rollouts::{
     VoteOnStepRequest,
 };
 use model::image::{Content, ImageName};
-use rollouts::advance::{StepPlan, plan};
 use rollouts::definition::EnvironmentEdit;
 use rollouts::document::{Kind, Revision, VoteEvent};
+use rollouts::plan::{StepPlan, plan};
 use rollouts::state::{
     EditOutcome, Editor, Edits, RolloutOrder, SharedMachines, StartOrder, State,
 };

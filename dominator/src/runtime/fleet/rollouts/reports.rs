@@ -11,11 +11,11 @@ use api::dominator::rollouts::{
 use model::image::ImageName;
 use model::lock::locked;
 use model::mdb::Machine;
-use rollouts::advance::{StepPlan, plan};
 use rollouts::dependencies::Dependencies;
 use rollouts::document::{Revision, RolloutState, StepState};
 use rollouts::gate::Gate;
 use rollouts::lock::lock;
+use rollouts::plan::{StepPlan, plan};
 use rollouts::selector_index::SelectorIndex;
 use rollouts::state::{EnvironmentState, RolloutRecord, State};
 use rollouts::steps::Said;
@@ -81,7 +81,7 @@ impl Fleet {
     pub fn rollout_counts(&self) -> RolloutCounts {
         let state = self.state().rollouts.get();
         let mut counts = RolloutCounts::default();
-        for record in state.unfinished().filter(|record| record.rollout.kind.is_gated()) {
+        for record in state.unfinished_gated() {
             *counts.rollouts.entry(record.rollout.state).or_default() += 1;
             let waiting = record.rollout.steps.iter();
             let waiting = waiting.filter(|step| step.state == StepState::AwaitingApproval);
@@ -261,7 +261,7 @@ fn info(state: &State, name: &str, one: &EnvironmentState, all: bool) -> Environ
             content: stored.content.map_or(0, |content| content.number),
         }
     });
-    let mut gated = state.unfinished().filter(|record| record.rollout.kind.is_gated());
+    let mut gated = state.unfinished_gated();
     let rollout = gated.find(|record| record.rollout.environments().contains(name));
     EnvironmentInfo {
         name: name.to_owned(),
