@@ -8,6 +8,7 @@ mod small_file;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -60,9 +61,6 @@ const HOLD_SECONDS: u32 = 900;
 /// How long the image server may take to answer.
 const HOLD_LIMIT: Duration = Duration::from_secs(30);
 
-/// The start of why an image is not there that was not answered for yet.
-const ASKING: &str = "asking the image server for";
-
 /// The remark on a loaded image that the image server does not know.
 const NOT_THERE: &str = "is not on the image server, which may be the wrong one or empty: machines \
                          that lack files of the image cannot be updated to it";
@@ -105,6 +103,8 @@ fn sign(state: &mut ImageState, digest: ObjectId, signatures: Vec<Signature>) ->
 #[derive(Debug)]
 struct WantedImage {
     state: watch::Sender<ImageState>,
+    /// True until the image server has answered, or could not be asked, for the first time.
+    is_asked_for: AtomicBool,
     /// Why machines should not depend on it any more.
     remark: Mutex<Option<String>>,
     /// What matters to rollouts; `None` while it is not known.
@@ -205,10 +205,14 @@ impl Images {
             }
             let (state, fleet_resources) = match name.is_nothing() {
                 true => (ImageState::Ready(composition::nothing()), Some(BTreeSet::new())),
-                false => (ImageState::Missing(format!("{ASKING} {name}").into()), None),
+                false => {
+                    let why = format!("asking the image server for {name}");
+                    (ImageState::Missing(why.into()), None)
+                }
             };
             let image = Arc::new(WantedImage {
                 state: watch::Sender::new(state),
+                is_asked_for: AtomicBool::new(!name.is_nothing() && !name.is_composed()),
                 remark: Mutex::default(),
                 rollout_notes: Mutex::default(),
                 other: Mutex::default(),
@@ -238,11 +242,9 @@ impl Images {
 
     /// True if the image server has not answered yet for a wanted image, or a part of it.
     pub fn is_asked_for(&self, name: &ImageName) -> bool {
-        let is_asked = |state: watch::Receiver<ImageState>| match &*state.borrow() {
-            ImageState::Missing(why) => why.starts_with(ASKING),
-            ImageState::Undefined | ImageState::Ready(_) => false,
-        };
-        name.parts().filter_map(|part| self.watch(&part)).any(is_asked)
+        let wanted = locked(&self.wanted);
+        let mut parts = name.parts().filter_map(|part| wanted.get(&part));
+        parts.any(|part| part.is_asked_for.load(Ordering::Relaxed))
     }
 
     /// Returns what matters to rollouts about a wanted image; `None` while it is not known.
@@ -480,33 +482,34 @@ impl Images {
         // The first call does not wait, so that a missing image is reported at once.
         let mut wait = Duration::ZERO;
         loop {
-            let (text, is_patient, is_of_server) =
-                match self.reader.image(&self.client, &name, wait).await {
-                    Ok(image) => match self.check_known(&name, image.digest) {
-                        Ok(()) => {
-                            tracing::info!(image = %name, digest = %image.digest, "image loaded");
-                            self.set_error(&name, None);
-                            // It may have another content than before.
-                            *locked(&wanted.fleet_resources) = None;
-                            wanted.state.send_replace(ImageState::Ready(image));
-                            return;
-                        }
-                        Err(changed) => {
-                            *locked(&wanted.other) = Some(changed.other);
-                            (changed.to_string(), false, false)
-                        }
-                    },
-                    Err(error) => {
-                        let is_of_image = matches!(
-                            error,
-                            GetImageError::NotThere { .. }
-                                | GetImageError::Gone { .. }
-                                | GetImageError::Image { .. }
-                        );
-                        let is_patient = matches!(error, GetImageError::NotThere { .. });
-                        (error_chain(&error), is_patient, !is_of_image)
+            let answer = self.reader.image(&self.client, &name, wait).await;
+            wanted.is_asked_for.store(false, Ordering::Relaxed);
+            let (text, is_patient, is_of_server) = match answer {
+                Ok(image) => match self.check_known(&name, image.digest) {
+                    Ok(()) => {
+                        tracing::info!(image = %name, digest = %image.digest, "image loaded");
+                        self.set_error(&name, None);
+                        // It may have another content than before.
+                        *locked(&wanted.fleet_resources) = None;
+                        wanted.state.send_replace(ImageState::Ready(image));
+                        return;
                     }
-                };
+                    Err(changed) => {
+                        *locked(&wanted.other) = Some(changed.other);
+                        (changed.to_string(), false, false)
+                    }
+                },
+                Err(error) => {
+                    let is_of_image = matches!(
+                        error,
+                        GetImageError::NotThere { .. }
+                            | GetImageError::Gone { .. }
+                            | GetImageError::Image { .. }
+                    );
+                    let is_patient = matches!(error, GetImageError::NotThere { .. });
+                    (error_chain(&error), is_patient, !is_of_image)
+                }
+            };
             failures = if is_patient { 1 } else { failures + 1 };
             let trouble = is_of_server.then(|| text.clone());
             if failures == 1 {
