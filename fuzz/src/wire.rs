@@ -127,6 +127,7 @@ pub const METHODS: &[Decoders] = decoders![
     subd::GetTaskStates,
     subd::OrderTask,
     subd::PermitTask,
+    subd::SetNotRestarted,
     subd::GetTaskLog,
     subd::Provision,
     subd::ContinueProvisioning,

@@ -96,6 +96,7 @@ pub fn methods() -> Vec<MethodInfo> {
         MethodInfo::of::<subd::GetTaskStates>(),
         MethodInfo::of::<subd::OrderTask>(),
         MethodInfo::of::<subd::PermitTask>(),
+        MethodInfo::of::<subd::SetNotRestarted>(),
         MethodInfo::of::<subd::GetTaskLog>(),
         MethodInfo::of::<subd::Provision>(),
         MethodInfo::of::<subd::ContinueProvisioning>(),

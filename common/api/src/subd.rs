@@ -87,8 +87,9 @@ pub use replace_certificate::{OWN_CERTIFICATE, ReplaceCertificate, ReplaceCertif
 pub use tasks::{
     DEPARTED_WHY, GetTaskLog, GetTaskLogReply, GetTaskLogRequest, GetTaskStates,
     GetTaskStatesReply, GetTaskStatesRequest, GetTasks, GetTasksReply, OrderTask, OrderTaskRequest,
-    PermitReport, PermitTask, PermitTaskReply, PermitTaskRequest, TASK_LOG_BYTES_MAX,
-    TASK_WHY_BYTES_MAX, TaskOrder, TaskReport, TaskState, TaskStates, TasksVersion,
+    PermitReport, PermitTask, PermitTaskReply, PermitTaskRequest, SetNotRestarted,
+    SetNotRestartedRequest, TASK_LOG_BYTES_MAX, TASK_WHY_BYTES_MAX, TaskOrder, TaskReport,
+    TaskState, TaskStates, TasksVersion,
 };
 
 /// Returns directories of the scanned tree by digest.

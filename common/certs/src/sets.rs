@@ -135,6 +135,7 @@ const DOMINATOR: &[&str] = &[
     "Subd.RetryTriggers",
     "Subd.ScanNow",
     "Subd.SetConfiguration",
+    "Subd.SetNotRestarted",
     "Subd.TellFleetResources",
 ];
 

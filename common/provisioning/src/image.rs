@@ -66,6 +66,8 @@ pub enum ImageError {
         #[source]
         source: KeyError,
     },
+    #[error("{DIRECTORY}/{file} has the id `{id}`: that of a resource is the name of its file")]
+    Id { file: String, id: String },
     #[error("{at}: {error}")]
     Problem { at: String, error: String },
     #[error("{file}: needs: `{id}` is of the fleet, and each machine has a `{need}` of its own")]
@@ -162,6 +164,12 @@ pub fn definition<E: From<ImageError>>(
         return Ok(None);
     };
     let (resources, bindings) = definition.read()?;
+    // So two parts of an image that have a resource with the same id have a path in common.
+    let named = |id: &str| resources.file(id) == format!("{id}{SUFFIX}");
+    if let Some(one) = resources.iter().find(|one| !named(&one.id)) {
+        let (file, id) = (resources.file(&one.id).to_owned(), one.id.clone());
+        return Err(ImageError::Id { file, id }.into());
+    }
     if definition.bindings.is_empty() {
         return Err(ImageError::NoBindings.into());
     }

@@ -39,6 +39,7 @@ pub struct Applied {
     pub revision: Revision,
     /// What it gives: an image, which may be empty, or a bundle, with former ones that stay.
     pub image: String,
+    pub is_active: bool,
 }
 
 impl Gated {
@@ -94,7 +95,8 @@ struct InUse<'a> {
 impl InUse<'_> {
     fn applied(&self, hostname: &str) -> Applied {
         let (environment, revision) = (self.name.clone(), self.number);
-        Applied { environment, revision, image: self.stored.image_of(hostname).into_owned() }
+        let image = self.stored.image_of(hostname).into_owned();
+        Applied { environment, revision, image, is_active: self.environment.active }
     }
 }
 
@@ -214,6 +216,32 @@ pub fn effective(state: &State, mdb: &SharedMachines) -> SharedMachines {
         (hostname.clone(), effective_record(&gate, &next, machine))
     };
     mdb.iter().map(record).collect()
+}
+
+/// The images and bundles that environments which are not active give a machine, each with the name
+/// of its environment.
+pub type InactiveParts = BTreeMap<ImageName, String>;
+
+/// Returns the inactive parts of machines, by host name, given the machine database. Machines
+/// without any are left out.
+#[must_use]
+pub fn inactive_parts(state: &State, mdb: &SharedMachines) -> BTreeMap<String, InactiveParts> {
+    if state.environments.values().all(|one| one.active) {
+        return BTreeMap::new();
+    }
+    let gate = Gate::new(state);
+    let parts = |machine: &Machine| {
+        let gated = gate.gated(machine)?;
+        let inactive = gated.of_image().filter(|one| !one.is_active);
+        let named = inactive.flat_map(|one| {
+            let image = ImageName::new(&one.image).ok();
+            let parts = image.iter().flat_map(ImageName::parts).collect::<Vec<_>>();
+            parts.into_iter().map(|part| (part, one.environment.clone()))
+        });
+        Some(InactiveParts::from_iter(named)).filter(|parts| !parts.is_empty())
+    };
+    let of = |machine: &Arc<Machine>| Some((machine.hostname.clone(), parts(machine)?));
+    mdb.values().filter_map(of).collect()
 }
 
 /// Returns the revisions that environments get.

@@ -27,7 +27,7 @@ use crate::document::{
 pub use edits::{EditOutcome, Editor, Edits};
 pub use freezes::{ALL, Freeze};
 pub use kept::KeptBundle;
-pub use orders::{RolloutOrder, StartOrder};
+pub use orders::{INACTIVE_MEANS, RolloutOrder, StartOrder};
 
 /// Machines of a machine database, by host name.
 pub type SharedMachines = BTreeMap<String, Arc<Machine>>;

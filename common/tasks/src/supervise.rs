@@ -25,6 +25,8 @@ use model::permit::Permit;
 pub struct TaskRecord {
     /// Why an operator wants no runs.
     pub suspended: Option<String>,
+    /// Why its program is not started again when it has ended by itself, if that is so.
+    pub not_restarted: Option<String>,
     /// Of an exclusive task.
     pub permit: Permit,
     /// The highest number of an order that was taken.
@@ -83,6 +85,13 @@ pub struct End {
     #[serde(default)]
     pub asked: bool,
     pub exit: Exit,
+}
+
+impl End {
+    /// True if somebody else has stopped it, such as a machine that shuts down.
+    fn is_interruption(&self) -> bool {
+        self.asked || self.exit == Exit::Rebooted
+    }
 }
 
 /// How a program ended.
@@ -255,6 +264,13 @@ impl RunRecord {
         }
     }
 
+    /// True if its program has ended by itself, and is to be started again.
+    #[must_use]
+    pub fn waits_after_end(&self) -> bool {
+        let is_interrupted = self.last_end.as_ref().is_some_and(End::is_interruption);
+        matches!(self.phase, Phase::Waiting { .. }) && !is_interrupted
+    }
+
     fn is_attempt(&self, name: &str) -> bool {
         matches!(&self.phase, Phase::Started { attempt, .. } if attempt == name)
     }
@@ -313,8 +329,7 @@ pub fn next_attempt(restart: &Restart, end: &End, up: SignedDuration, failures: 
     let [shortest, longest] =
         restart.backoff_s.map(|seconds| SignedDuration::from_secs(seconds.into()));
     let succeeded = end.exit == Exit::Code(0);
-    // Somebody else has stopped it, such as a machine that shuts down.
-    let is_interrupted = end.asked || end.exit == Exit::Rebooted;
+    let is_interrupted = end.is_interruption();
     match restart.policy {
         RestartPolicy::Never => return Next::Ended { succeeded: succeeded && !is_interrupted },
         RestartPolicy::OnFailure if succeeded && !is_interrupted => {
@@ -388,7 +403,8 @@ fn start(situation: &Situation<'_>, record: &mut TaskRecord, step: &mut Step) {
     let Situation { task, template, now, next_attempt, .. } = *situation;
     let longest = SignedDuration::from_secs(task.restart.backoff_s[1].into());
     for run in &mut record.runs {
-        if run.held || run.held_by.is_some() || run.deleting {
+        let is_left = record.not_restarted.is_some() && run.waits_after_end();
+        if run.held || run.held_by.is_some() || run.deleting || is_left {
             continue;
         }
         run.again = false;

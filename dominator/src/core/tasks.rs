@@ -336,6 +336,11 @@ fn next_text(known: &Known<'_>) -> String {
         TaskState::Held if waits_for_permit(report) => {
             "it runs when this machine has the permit, which one machine has at a time".to_owned()
         }
+        TaskState::Held
+            if report.not_restarted.is_some() && !report.detail.starts_with("held:") =>
+        {
+            format!("it runs again when that is over, or after: {}", order("restart"))
+        }
         TaskState::Held => format!("it runs again after: {}", order("release")),
         TaskState::Idle => {
             format!("{}; to run it now: {}", event("its schedule starts it never"), order("start"))

@@ -15,6 +15,7 @@ mod tasks;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use ::rollouts::gate::InactiveParts;
 use ::rollouts::state::SharedMachines;
 use ::rollouts::steps::Said;
 use api::access::OwnedItem;
@@ -200,6 +201,8 @@ struct FleetState {
     /// environments give.
     effective: SharedMachines,
     watched: BTreeMap<String, DrivenMachine>,
+    /// Of machines that have parts of environments which are not active.
+    inactive: BTreeMap<String, InactiveParts>,
 }
 
 impl FleetState {
@@ -285,6 +288,7 @@ impl Fleet {
             admission: MdbAdmission::new(mdb_limits, saved),
             effective: SharedMachines::new(),
             watched: BTreeMap::new(),
+            inactive: BTreeMap::new(),
         };
         let retry = machine_database::RETRY_PAUSE;
         Self {
@@ -333,6 +337,8 @@ impl Fleet {
         handle.order(SubOrder::Pause(self.shared.gate.pause_of(&hostname)), &self.shared);
         let orders = self.shared.task_orders.of(&hostname);
         handle.order(SubOrder::WantTaskOrders(orders), &self.shared);
+        let inactive = inner.inactive.get(&hostname).cloned().unwrap_or_default();
+        handle.order(SubOrder::SetInactive(inactive), &self.shared);
         let watched =
             DrivenMachine { handle: Arc::clone(&handle), machine, cancel: cancel.clone() };
         inner.watched.insert(hostname, watched);

@@ -329,7 +329,8 @@ impl Model {
                 | Call::Provision(_)
                 | Call::ContinueProvisioning(_)
                 | Call::GiveUpProvisioning(_)
-                | Call::OrderTask(_),
+                | Call::OrderTask(_)
+                | Call::SetNotRestarted(_),
             ) => Ok(None),
             Request::Call(Call::Fetch(request)) => self.sub.fetch(request),
             Request::Call(Call::Prepare(request, _)) => {

@@ -102,6 +102,7 @@ impl Sub {
             again_at: None,
             permit: None,
             order_number: 0,
+            not_restarted: None,
         };
         let states = (request.have != Some(version)).then(|| TaskStates {
             tasks: (0..self.tasks).map(task).collect(),

@@ -6,6 +6,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use api::dominator::{Status, SubSummary};
+use api::subd::TaskState;
 use model::mdb::Machine;
 use serde_json::json;
 use testing::eventually;
@@ -13,7 +14,7 @@ use testing::eventually;
 use crate::converges::Scenario;
 use crate::orders::domtool;
 use crate::rollouts::{asked, wait_for_state, with_file};
-use crate::tasks::{TRIGGERS, add_task, lines, make_tree};
+use crate::tasks::{TRIGGERS, add_task, kill_program, lines, make_tree, report};
 
 /// Adds a sparse image with a task, which says `version` when it starts.
 fn add_bundle(scenario: &Scenario, name: &str, version: &str, more: &[&str]) {
@@ -301,4 +302,54 @@ fn a_bundle_that_leaves_a_machine_without_an_image_takes_its_files_with_it() {
     require(&scenario, "base/1", &logs);
     until_synced(&mut scenario, &["base/1 + bundles/job/2"; 2]);
     assert_eq!(present(&scenario, 1, &paths), [true, true, true, true, false]);
+}
+
+#[test]
+fn a_task_that_dies_while_its_environment_is_not_active_is_not_restarted() {
+    let mut scenario = Scenario::start_with_tasks(1);
+    add_base(&scenario, 1);
+    add_bundle(&scenario, "bundles/job/1", "1", &[]);
+    require(&scenario, "base/1", &["sub-1"]);
+    let job = json!({"name": "job", "select": {"tags": {"logs": ["true"]}},
+        "source": {"bundle": "bundles/job/1"}});
+    assert_eq!(with_file(&scenario, &["env", "create"], &job).0, 0);
+    roll_out(&scenario, "job@1", "succeeded");
+    starts(&scenario, 0, &["1"]);
+
+    let reason = "the environment job is not active";
+    let (code, said, _) = domtool(&scenario, &["env", "deactivate", "job"]);
+    let means = "job is now not active; tasks that end by themselves are not restarted, and new \
+                 machines get nothing; files are still repaired";
+    assert!(code == 0 && said.contains(means), "{said}");
+    let task = |scenario: &Scenario| report(scenario, 0).expect("it has a task");
+    eventually("the machine knows", || match task(&scenario).not_restarted {
+        Some(why) if why == reason => Ok(()),
+        other => Err(other),
+    });
+    kill_program(&scenario.fleet.subs[0]);
+    eventually("the task is held", || match task(&scenario) {
+        task if task.state == TaskState::Held => Ok(()),
+        task => Err(task.detail),
+    });
+    // Also by another subd, which repairs its files, and which a dominator asks that was killed.
+    scenario.fleet.dominator.kill().unwrap();
+    scenario.fleet.subs[0].daemon.kill().unwrap();
+    let program = scenario.fleet.subs[0].root.join("opt/job/run");
+    let text = fs::read_to_string(&program).unwrap();
+    fs::write(&program, "#!/bin/sh\n").unwrap();
+    scenario.fleet.subs[0].daemon.start_again().unwrap();
+    scenario.fleet.dominator.start_again().unwrap();
+    scenario.fleet.wait_ready().unwrap();
+    eventually("the program is as it was", || match fs::read_to_string(&program) {
+        Ok(now) if now == text => Ok(()),
+        other => Err(format!("{other:?}")),
+    });
+    until_synced(&mut scenario, &["base/1 + bundles/job/1"]);
+    let task = task(&scenario);
+    let detail = "and is not started again: the environment job is not active";
+    assert!(task.state == TaskState::Held && task.detail.contains(detail), "{task:?}");
+    starts(&scenario, 0, &["1"]);
+
+    assert_eq!(domtool(&scenario, &["env", "activate", "job"]).0, 0);
+    starts(&scenario, 0, &["1", "1"]);
 }

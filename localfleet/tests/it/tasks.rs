@@ -59,7 +59,7 @@ fn started(scenario: &Scenario, versions: &[&str]) {
     }
 }
 
-fn report(scenario: &Scenario, index: usize) -> Option<TaskReport> {
+pub fn report(scenario: &Scenario, index: usize) -> Option<TaskReport> {
     let reply = scenario.fleet.ask_sub::<GetTasks>(index, &()).ok()?;
     reply.tasks.into_iter().next()
 }
@@ -74,7 +74,7 @@ fn until_running(scenario: &Scenario, starts: u32) {
 }
 
 /// Kills the program of the task, by its number on this machine.
-fn kill_program(sub: &Sub) {
+pub fn kill_program(sub: &Sub) {
     let record = fs::read(sub.root.join(".subd/tasks/job/guard.json")).unwrap();
     let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
     let guard = i32::try_from(record["pid"].as_i64().unwrap()).unwrap();

@@ -9,8 +9,8 @@ use api::fault::{Fault, FaultCode};
 use api::subd::{
     GetTaskLog, GetTaskLogReply, GetTaskLogRequest, GetTaskStates, GetTaskStatesReply,
     GetTaskStatesRequest, GetTasks, GetTasksReply, OrderTask, OrderTaskRequest, PermitTask,
-    PermitTaskReply, PermitTaskRequest, TASK_LOG_BYTES_MAX, TASK_WHY_BYTES_MAX, TaskReport,
-    TaskState, TaskStates, TasksVersion,
+    PermitTaskReply, PermitTaskRequest, SetNotRestarted, SetNotRestartedRequest,
+    TASK_LOG_BYTES_MAX, TASK_WHY_BYTES_MAX, TaskReport, TaskState, TaskStates, TasksVersion,
 };
 use model::boot_time::BootTime;
 use model::escape::ByteText;
@@ -37,6 +37,9 @@ pub fn add_methods(router: Router<Arc<Service>>) -> Router<Arc<Service>> {
         })
         .method::<PermitTask, _>(async |service, _, request| {
             blocking(move || service.permit_task(&request)).await
+        })
+        .method::<SetNotRestarted, _>(async |service, _, request| {
+            blocking(move || service.set_not_restarted(request)).await
         })
         .method::<GetTaskLog, _>(async |service, _, request| {
             blocking(move || service.task_log(&request)).await
@@ -93,12 +96,10 @@ impl Service {
 
     fn order_task(&self, request: &OrderTaskRequest) -> Result<Done, Fault> {
         let OrderTaskRequest { task, order, why, number } = request;
-        let bad = |text: String| Err(Fault::new(FaultCode::BadRequest, text));
-        if why.len() > TASK_WHY_BYTES_MAX {
-            return bad(format!("the reason has at most {TASK_WHY_BYTES_MAX} bytes"));
-        }
+        expect_short(why)?;
         if order.needs_reason() && why.trim().is_empty() {
-            return bad(format!("to {} a task needs a reason", order.name()));
+            let text = format!("to {} a task needs a reason", order.name());
+            return Err(Fault::new(FaultCode::BadRequest, text));
         }
         self.running()?.order(task, *order, why, *number).map(|()| Done {})
     }
@@ -107,6 +108,11 @@ impl Service {
         let PermitTaskRequest { task, number, until } = request;
         let said_at = self.running()?.permit(task, *number, until)?;
         Ok(PermitTaskReply { said_at })
+    }
+
+    fn set_not_restarted(&self, request: SetNotRestartedRequest) -> Result<Done, Fault> {
+        request.tasks.values().try_for_each(|why| expect_short(why))?;
+        self.running()?.set_not_restarted(request.tasks).map(|()| Done {})
     }
 
     /// Returns the end of the log of a task. Blocks.
@@ -144,6 +150,14 @@ impl Service {
         };
         Ok(GetTaskLogReply { text: ByteText(text) })
     }
+}
+
+fn expect_short(why: &str) -> Result<(), Fault> {
+    if why.len() <= TASK_WHY_BYTES_MAX {
+        return Ok(());
+    }
+    let text = format!("the reason has at most {TASK_WHY_BYTES_MAX} bytes");
+    Err(Fault::new(FaultCode::BadRequest, text))
 }
 
 /// Returns the version of `states`: the beginning of a digest.

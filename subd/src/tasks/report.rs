@@ -37,6 +37,7 @@ pub fn not_run(name: &str, state: TaskState, detail: &str) -> TaskReport {
         again_at: None,
         permit: None,
         order_number: 0,
+        not_restarted: None,
     }
 }
 
@@ -48,6 +49,8 @@ pub fn report(known: &Known<'_>) -> TaskReport {
     // One that is being deleted counts only while there is no other.
     let run = record.runs.iter().max_by_key(|run| (!run.deleting, run.run_id));
     let condition = condition(task, template, &task.moment(now), &observed(record, has_permit));
+    let why_left = record.not_restarted.as_ref();
+    let left = why_left.filter(|_| run.is_some_and(RunRecord::waits_after_end));
     let state = match (&record.suspended, run) {
         (_, Some(run)) if is_live(run, attempt) => live_state(run, record, health),
         (Some(_), _) => TaskState::Suspended,
@@ -58,6 +61,7 @@ pub fn report(known: &Known<'_>) -> TaskReport {
                 TaskState::Held
             }
             Phase::Due | Phase::Started { .. } => TaskState::Starting,
+            Phase::Waiting { .. } if left.is_some() => TaskState::Held,
             Phase::Waiting { .. } => TaskState::Waiting,
             Phase::Ended { succeeded: true } => TaskState::Succeeded,
             Phase::Ended { succeeded: false } => TaskState::Failed,
@@ -67,8 +71,12 @@ pub fn report(known: &Known<'_>) -> TaskReport {
     let detail = match (&record.suspended, run, last_end) {
         (Some(why), _, _) => format!("suspended: {why}"),
         (None, Some(RunRecord { held_by: Some(why), .. }), _) => format!("held: {why}"),
-        (None, Some(run), Some(end)) if state == TaskState::Waiting => {
-            format!("{} {}, and is started again", run.name, end.exit.describe())
+        (None, Some(run), Some(end)) if state == TaskState::Waiting || left.is_some() => {
+            let next = left.map_or_else(
+                || "is started again".to_owned(),
+                |why| format!("is not started again: {why}"),
+            );
+            format!("{} {}, and {next}", run.name, end.exit.describe())
         }
         _ => condition.reason,
     };
@@ -97,6 +105,7 @@ pub fn report(known: &Known<'_>) -> TaskReport {
             is_live: matches!(attempt, Attempt::Live { .. }),
         }),
         order_number: record.order_number,
+        not_restarted: record.not_restarted.clone(),
     }
 }
 

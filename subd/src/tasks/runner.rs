@@ -80,6 +80,11 @@ enum Message {
         until: BootTime,
         reply: Sender<Result<BootTime, Fault>>,
     },
+    /// These, each with the reason, are not started again when they have ended by themselves.
+    NotRestarted {
+        tasks: BTreeMap<String, String>,
+        reply: Sender<Result<(), Fault>>,
+    },
     /// Something may have happened.
     Look,
     /// To be answered when the reports are of a later time than this.
@@ -173,6 +178,14 @@ impl Tasks {
         let (reply, answer) = channel();
         let (task, until) = (task.to_owned(), until.clone());
         self.send(Message::Permit { task, number, until, reply });
+        answer.recv().unwrap_or_else(|_| Err(stopping()))
+    }
+
+    /// Sets which tasks are not started again when they have ended by themselves, and why. All
+    /// others are. Blocks until that is on the medium.
+    pub fn set_not_restarted(&self, tasks: BTreeMap<String, String>) -> Result<(), Fault> {
+        let (reply, answer) = channel();
+        self.send(Message::NotRestarted { tasks, reply });
         answer.recv().unwrap_or_else(|_| Err(stopping()))
     }
 
@@ -340,6 +353,9 @@ impl Runner {
                     Message::Permit { task, number, until, reply } => {
                         let _gone = reply.send(self.permit(&task, number, &until));
                     }
+                    Message::NotRestarted { tasks, reply } => {
+                        let _gone = reply.send(self.set_not_restarted(&tasks));
+                    }
                     Message::Look => {}
                     Message::Report(reply) => waiting.push(reply),
                     Message::End => return,
@@ -406,6 +422,25 @@ impl Runner {
         // The number is on record, whatever is said.
         self.save(records).map_err(internal)?;
         taken.map(|()| now).map_err(fault)
+    }
+
+    fn set_not_restarted(&self, tasks: &BTreeMap<String, String>) -> Result<(), Fault> {
+        let mut records = TaskRecords::clone(&self.records.get());
+        for (name, record) in &mut records.tasks {
+            let why = tasks.get(name);
+            if record.not_restarted.as_ref() == why {
+                continue;
+            }
+            match why {
+                Some(why) => tracing::warn!(task = name, "not started again if it ends: {why}"),
+                None => tracing::info!(task = name, "started again if it ends"),
+            }
+            record.not_restarted = why.cloned();
+        }
+        if records == *self.records.get() {
+            return Ok(());
+        }
+        self.save(records).map_err(|why| Fault::new(FaultCode::Internal, why))
     }
 
     fn save(&self, records: TaskRecords) -> Result<(), String> {

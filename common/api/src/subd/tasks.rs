@@ -1,6 +1,8 @@
 //! `Subd.GetTasks`, `Subd.GetTaskStates`, `Subd.OrderTask`, `Subd.PermitTask` and
 //! `Subd.GetTaskLog`: the daemon tasks of a machine.
 
+use std::collections::BTreeMap;
+
 use model::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -66,6 +68,8 @@ pub struct TaskReport {
     /// The highest number of an order about it; zero if there was none.
     #[serde(with = "model::json::LargeNumber")]
     pub order_number: u64,
+    /// Why its program is not started again when it has ended by itself, if that is so.
+    pub not_restarted: Option<String>,
 }
 
 impl TaskReport {
@@ -101,7 +105,8 @@ pub enum TaskState {
     /// Its definition cannot be used.
     Refused,
     Suspended,
-    /// An operator holds it.
+    /// An operator holds it; or it has ended, and is not started again while its environment is not
+    /// active.
     Held,
     /// Nothing is due: it is outside of its hours.
     Idle,
@@ -234,6 +239,30 @@ impl Method for OrderTask {
             .with("task", &request.task)
             .with("order", request.order.name())
             .with("why", &request.why)
+    }
+}
+
+/// Sets which tasks are not started again when they have ended by themselves. All others are. It
+/// holds over restarts of subd and of the machine.
+pub enum SetNotRestarted {}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct SetNotRestartedRequest {
+    /// The tasks, each with the reason: at most [`TASK_WHY_BYTES_MAX`]. Those that the machine does
+    /// not have are ignored.
+    pub tasks: BTreeMap<String, String>,
+}
+
+impl Method for SetNotRestarted {
+    const NAME: &'static str = "Subd.SetNotRestarted";
+    const ACCESS: Access = Access::Power;
+    const EFFECT: Effect = Effect::Changes;
+    type Request = SetNotRestartedRequest;
+    type Reply = Done;
+
+    fn audit_details(request: &Self::Request) -> CallDetails {
+        let tasks = request.tasks.iter().map(|(task, why)| format!("{task}: {why}"));
+        CallDetails::default().with_list("tasks", tasks)
     }
 }
 

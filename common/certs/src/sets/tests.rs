@@ -72,6 +72,7 @@ fn sets_may_call_what_they_must() {
             Subd.RetryTriggers
             Subd.ScanNow
             Subd.SetConfiguration
+            Subd.SetNotRestarted
             Subd.TellFleetResources
         imageserver: service
             ImageServer.Forward

@@ -109,6 +109,7 @@ fn an_image_is_refused_whose_resources_could_not_be_made() {
         ("[]", vec![BINDINGS, db]),
         (RELOADS, vec![BINDINGS, db]),
         (TRIGGER, vec![db]),
+        (TRIGGER, vec![of_db(r#"{"id": "net", "kind": "marked"}"#)]),
         (TRIGGER, vec![TWICE, db]),
         (TRIGGER, vec![BINDINGS, of_db(r#"{"id": "db", "kind": "unknown"}"#)]),
         (TRIGGER, vec![BINDINGS, of_db("{\"id\": \"db\",\n\"kynd\": \"marked\"}")]),

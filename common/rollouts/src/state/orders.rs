@@ -215,7 +215,8 @@ impl State {
                 let changed = self.deactivate(&record);
                 self.end(&record, RolloutState::Stopped, format!("stopped by {who}"), by.now);
                 let changed = changed.join(", ");
-                Ok(format!("{id} is stopped; machines stay as they are; not active: {changed}"))
+                let stopped = format!("{id} is stopped; machines stay as they are");
+                Ok(format!("{stopped}; not active: {changed}; {INACTIVE_MEANS}"))
             }
             (RolloutOrder::RollBack, RolloutState::Running) => {
                 let open = record.rollout.steps.iter().find(|step| !step.state.is_finished());
@@ -364,6 +365,10 @@ impl RolloutRecord {
         self.ended = Some(now);
     }
 }
+
+/// What follows for an environment that is not active any more.
+pub const INACTIVE_MEANS: &str = "tasks that end by themselves are not restarted, and new machines \
+                                  get nothing; files are still repaired";
 
 impl RolloutOrder {
     fn text(self) -> &'static str {

@@ -3,13 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use model::image::ImageName;
 use model::mdb::Machine;
 use model::object::{Algorithm, ObjectId};
 use model::tree::Time;
 use rollouts::advance::advance;
 use rollouts::content::ContentRevision;
 use rollouts::document::{Analysis, Choice, Kind, MachineTaskState, VoteEvent, name_of};
-use rollouts::gate::effective;
+use rollouts::gate::{InactiveParts, effective, inactive_parts};
 use rollouts::plan::plan;
 use rollouts::state::{
     ENVIRONMENTS_MAX, Editor, Edits, RolloutOrder, SharedMachines, StartOrder, State,
@@ -392,10 +393,15 @@ fn orders_fit_the_state_of_a_rollout() {
     assert_eq!(order(&mut state, 99, RolloutOrder::Stop), Err(404));
     assert_eq!(order(&mut state, third, RolloutOrder::Cancel), Ok("r3 is canceled".to_owned()));
     assert_eq!(state.delete("web", true, &mdb, at(0).now).unwrap_err().code, 409, "r1 changes it");
-    let stopped = "r1 is stopped; machines stay as they are; not active: web".to_owned();
+    let stopped = "r1 is stopped; machines stay as they are; not active: web; tasks \
+                   that end by themselves are not restarted, and new machines get nothing; files \
+                   are still repaired"
+        .to_owned();
     assert_eq!(order(&mut state, first, RolloutOrder::Stop), Ok(stopped));
     assert_eq!(shown(&state, first), "stopped: stopped by ann");
     assert!(!state.environments["web"].active);
+    // It has no revision on the machine.
+    assert_eq!(inactive_parts(&state, &mdb), BTreeMap::new());
     // Back to what the machine database says.
     start(&mut state, "db@1", Kind::User).unwrap();
     go_on(&mut state, &mdb, 0);
@@ -403,6 +409,33 @@ fn orders_fit_the_state_of_a_rollout() {
     start(&mut state, "db@0", Kind::Rollback).unwrap();
     go_on(&mut state, &mdb, 0);
     assert_eq!(images(&state, &mdb), "db1 a, web1 a");
+}
+
+#[test]
+fn parts_of_machines_are_inactive_while_their_environment_is() {
+    let mdb = mdb("web1 a,db1 a");
+    let mut state = State::default();
+    edit(&mut state, &mdb, environment("web", "b")).unwrap();
+    let select = json!({"tags": {"tier": ["web", "db"]}});
+    let hello = json!({"name": "hello", "select": select, "source": {"bundle": "hello/1"}});
+    edit(&mut state, &mdb, hello).unwrap();
+    for name in ["web@1", "hello@1"] {
+        start(&mut state, name, Kind::User).unwrap();
+        go_on(&mut state, &mdb, 0);
+    }
+    let inactive = |state: &State| -> Vec<String> {
+        let of_host = |(host, parts): (&String, &InactiveParts)| {
+            let part = |(part, name): (&ImageName, &String)| format!("{host} {part} of {name}");
+            Vec::from_iter(parts.iter().map(part))
+        };
+        inactive_parts(state, &mdb).iter().flat_map(of_host).collect()
+    };
+    assert_eq!(inactive(&state), Vec::<String>::new());
+    assert_eq!(state.set_active("hello", false), Ok(true));
+    assert_eq!(inactive(&state), ["db1 hello/1 of hello", "web1 hello/1 of hello"]);
+    assert_eq!(state.set_active("web", false), Ok(true));
+    assert_eq!(state.set_active("hello", true), Ok(true));
+    assert_eq!(inactive(&state), ["web1 b of web"]);
 }
 
 #[test]

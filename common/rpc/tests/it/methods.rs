@@ -59,6 +59,7 @@ pub fn subd(visitor: &mut impl Visitor) {
     visitor.method::<subd::OrderTask>((samples::order_task(), Default::default()));
     visitor.method::<subd::GetTaskLog>(samples::get_task_log());
     visitor.method::<subd::PermitTask>(samples::permit_task());
+    visitor.method::<subd::SetNotRestarted>((samples::set_not_restarted(), Default::default()));
     visitor.method::<subd::Provision>((samples::provision(), Default::default()));
     let go_on = samples::continue_provisioning();
     visitor.method::<subd::ContinueProvisioning>((go_on, Default::default()));

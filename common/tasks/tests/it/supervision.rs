@@ -128,6 +128,30 @@ fn a_task_is_started_again_with_longer_pauses() {
 }
 
 #[test]
+fn what_is_not_restarted_waits_after_its_own_end_only() {
+    let mut machine = Machine::new(r#""restart": {"backoff_s": [2, 9]}"#);
+    machine.record.not_restarted = Some("why".to_owned());
+    // Nothing has ended yet.
+    assert!(machine.starts());
+    machine.end(Exit::Code(1));
+    assert_eq!(machine.step().wake_at, None);
+    machine.wait(1_000);
+    assert!(!machine.starts());
+    assert!(machine.record.runs[0].waits_after_end());
+    // An operator wants it.
+    machine.order(TaskOrder::Restart).unwrap();
+    assert!(machine.starts());
+    // The machine was started again.
+    machine.end(Exit::Rebooted);
+    assert!(machine.starts());
+    machine.end(Exit::Signal(11));
+    assert!(!machine.starts());
+    machine.record.not_restarted = None;
+    machine.wait(2);
+    assert!(machine.starts());
+}
+
+#[test]
 fn the_policy_decides_about_the_end() {
     use Exit::{Code, NotStarted, Rebooted, Signal, Unwatched};
     let again = |after| Next::Again { after: SignedDuration::from_secs(after), failures: 1 };

@@ -186,6 +186,7 @@ fn what_could_start_is_suspended_and_what_has_ended_for_good_is_not() {
         again_at: None,
         permit: None,
         order_number: 0,
+        not_restarted: None,
     };
     let stopping = report(TaskState::Stopping, "suspended: the machine is full", None);
     assert!(!must_suspend(&stopping));

@@ -40,6 +40,7 @@ pub(super) enum CallPurpose {
     AddObjects(ObjectId),
     Provision,
     OrderTask,
+    NotRestarted,
 }
 
 /// A call that was accepted, and that no poll has shown yet.
@@ -182,6 +183,7 @@ impl Sub {
             CallPurpose::Hold => return self.holding.accepted(step.now),
             // Updates have nothing to do with it.
             CallPurpose::OrderTask => return self.task_order_taken(&mut step.effects),
+            CallPurpose::NotRestarted => return self.not_restarted_taken(),
             CallPurpose::Commit(id) => self.await_end(id),
             CallPurpose::OfferSignatures => self.offer_accepted(),
             CallPurpose::RetryTriggers => self.orders.retry_triggers = false,
@@ -207,6 +209,7 @@ impl Sub {
     ) {
         match purpose {
             CallPurpose::OrderTask => return self.task_order_failed(failure, step),
+            CallPurpose::NotRestarted => return self.not_restarted_failed(failure, step),
             CallPurpose::Hold if self.holding.failed(&failure, step.now) => return,
             CallPurpose::Prefetch(_) => return self.hold_prefetch(failure.text, step),
             CallPurpose::Limits => return self.limits.attempt.explain(failure.text),
@@ -280,6 +283,7 @@ impl Sub {
             | CallPurpose::Cleanup
             | CallPurpose::RetryTriggers
             | CallPurpose::OrderTask
+            | CallPurpose::NotRestarted
             | CallPurpose::Hold => {
                 self.calls.attempt.hold(retry_at, failure.text);
                 return;
@@ -422,6 +426,7 @@ fn is_shown(purpose: CallPurpose, view: &View) -> bool {
         | CallPurpose::Provision
         | CallPurpose::Hold
         | CallPurpose::OrderTask
+        | CallPurpose::NotRestarted
         | CallPurpose::OfferSignatures => true,
     }
 }

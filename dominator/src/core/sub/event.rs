@@ -11,13 +11,14 @@ use api::subd::{
     CleanupRequest, ContinueProvisioningRequest, FetchRequest, GetResourcesReply,
     GetResourcesRequest, GetTaskStatesReply, GetTaskStatesRequest, GiveUpProvisioningRequest,
     Limits, OfferImageRequest, OrderTaskRequest, PollReply, PollRequest, PrepareRequest,
-    ProvisionRequest, SetConfigurationRequest, SubVersion, UpdateOutcome,
+    ProvisionRequest, SetConfigurationRequest, SetNotRestartedRequest, SubVersion, UpdateOutcome,
 };
 use model::image::{ComputedRule, ImageName};
 use model::mdb::Machine;
 use model::object::ObjectId;
 use model::plan::RefusedChanges;
 use model::tree::Tree;
+use rollouts::gate::InactiveParts;
 
 use crate::core::changes::OrderedUpdate;
 use crate::core::claims::{Claim, ClaimAnswer, ClaimKind, Release};
@@ -153,6 +154,7 @@ pub enum Call {
     GiveUpProvisioning(GiveUpProvisioningRequest),
     /// Gives an order about a daemon task.
     OrderTask(OrderTaskRequest),
+    SetNotRestarted(SetNotRestartedRequest),
 }
 
 impl Call {
@@ -172,6 +174,7 @@ impl Call {
             Self::ContinueProvisioning(_) => "continue-provisioning",
             Self::GiveUpProvisioning(_) => "give-up-provisioning",
             Self::OrderTask(_) => "order-task",
+            Self::SetNotRestarted(_) => "set-not-restarted",
         }
     }
 }
@@ -204,6 +207,8 @@ pub enum SubOrder {
     SetLimits(Limits),
     /// Sets the orders about tasks that the machine is to take.
     WantTaskOrders(Vec<WantedTaskOrder>),
+    /// Sets the parts of the image that come from environments which are not active.
+    SetInactive(InactiveParts),
 }
 
 /// What happened.

@@ -80,6 +80,10 @@ impl Sub {
                 self.want_task_orders(wanted);
                 true
             }
+            SubOrder::SetInactive(parts) => {
+                self.set_inactive(parts);
+                true
+            }
             SubOrder::Pause(pause) => {
                 self.orders.pause = pause;
                 true

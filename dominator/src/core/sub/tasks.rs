@@ -7,25 +7,27 @@
 // tidy: core
 
 use core::time::Duration;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use api::codec::{Encoding, decode, encode};
 use api::dominator::tasks::WantedTaskOrder;
 use api::subd::{
-    GetTaskStatesReply, GetTaskStatesRequest, Health, OrderTaskRequest, TaskReport, TaskStates,
-    TasksVersion,
+    GetTaskStatesReply, GetTaskStatesRequest, Health, OrderTaskRequest, SetNotRestartedRequest,
+    TaskReport, TaskStates, TasksVersion,
 };
 use model::backoff::{doubled, jittered};
 use model::boot_time::BootTime;
 use model::display::safe_text;
 use model::image::ImageName;
-use model::trigger::{Kind, Trigger};
+use model::image::required::RequiredImage;
+use model::trigger::Kind;
+use rollouts::gate::InactiveParts;
 
 use super::calls::CallPurpose;
 use super::{Call, Effect, Failure, FailureKind, RequestId, Step, Sub, TaskEffect, View};
 use crate::core::claims::Claim;
 use crate::core::tasks::{TaskEvent, Trouble, Troubles};
-use crate::core::timing::{Attempt, RETRY_FIRST, RETRY_LONGEST};
+use crate::core::timing::{Attempt, HOLD_LONGEST, RETRY_FIRST, RETRY_LONGEST};
 
 /// The longest text of a task that is kept, in bytes. It comes from the machine.
 const TEXT_BYTES_MAX: usize = 500;
@@ -57,13 +59,31 @@ pub(super) struct Tasks {
     /// True if there was trouble that operators are told of.
     ill_parts: BTreeSet<ImageName>,
     orders: Option<Box<Giving>>,
+    /// Only for a machine that has, or had, parts of environments that are not active.
+    inactive: Option<Box<Inactive>>,
 }
+
+/// Tasks that are not to be started again when they have ended by themselves.
+#[derive(Debug, Default)]
+struct Inactive {
+    parts: InactiveParts,
+    /// What was sent last.
+    sent: NotRestarted,
+    /// What the machine has taken, and what it had told then: it will tell of it.
+    taken: Option<(TasksVersion, NotRestarted)>,
+    attempt: Attempt,
+}
+
+/// Such tasks, each with the reason.
+type NotRestarted = BTreeMap<String, String>;
 
 #[derive(Debug)]
 struct Told {
     version: TasksVersion,
     /// When it was received, and when the machine has said it. Only if a task is exclusive.
     said_at: Option<(Duration, BootTime)>,
+    /// True if there are tasks that are not started again.
+    has_not_restarted: bool,
     /// [`TaskStates`].
     encoded: Box<[u8]>,
 }
@@ -98,6 +118,7 @@ fn clipped(states: TaskStates) -> TaskStates {
         detail: text(task.detail),
         run: task.run.map(text),
         last_end: task.last_end.map(text),
+        not_restarted: task.not_restarted.map(text),
         health: health(task.health),
         ..task
     };
@@ -111,6 +132,7 @@ impl Sub {
     pub(super) fn sync_tasks(&mut self, view: &View, step: &mut Step<'_>) {
         self.ask_for_tasks(view, step);
         self.give_task_orders(step);
+        self.sync_not_restarted(step);
     }
 
     /// Notes that time has passed.
@@ -137,11 +159,67 @@ impl Sub {
     pub fn ill_parts(&self) -> impl Iterator<Item = ImageName> {
         let parts = || self.image.ready().into_iter().flat_map(|image| image.signed_parts());
         self.tasks.troubles.raised().filter_map(move |trouble| {
-            let is_of =
-                |trigger: &Trigger| trigger.kind == Kind::Task && *trigger.service == *trouble.name;
-            let mut having = parts().filter(|part| part.content.triggers.0.iter().any(is_of));
+            let mut having = parts().filter(|part| has_task(part, &trouble.name));
             having.next().or_else(|| parts().next()).map(|part| part.name().clone())
         })
+    }
+
+    /// Sets the parts of the image that come from environments which are not active.
+    pub(super) fn set_inactive(&mut self, parts: InactiveParts) {
+        if parts.is_empty() && self.tasks.inactive.is_none() {
+            return;
+        }
+        let inactive = self.tasks.inactive.get_or_insert_default();
+        (inactive.parts, inactive.attempt) = (parts, Attempt::default());
+    }
+
+    /// Has the machine restart no tasks of environments that are not active, and all others.
+    fn sync_not_restarted(&mut self, step: &mut Step<'_>) {
+        let Some(told) = &self.tasks.told else { return };
+        let has_inactive = self.tasks.inactive.is_some() || told.has_not_restarted;
+        let Some(image) = self.image.ready().filter(|_| has_inactive) else { return };
+        if self.holding.refuses(step.now) {
+            return;
+        }
+        let (version, states) = (told.version, told.states());
+        let inactive = self.tasks.inactive.get_or_insert_default();
+        inactive.taken.take_if(|(told, _)| *told != version);
+        let why = |task: &TaskReport| {
+            let part = image.signed_parts().find(|part| has_task(part, &task.name))?;
+            let environment = inactive.parts.get(part.name())?;
+            Some(format!("the environment {environment} is not active"))
+        };
+        let with = |task: &TaskReport, why: Option<String>| Some((task.name.clone(), why?));
+        let tasks = states.tasks.iter();
+        let wanted: NotRestarted = tasks.clone().filter_map(|task| with(task, why(task))).collect();
+        let told = tasks.filter_map(|task| with(task, task.not_restarted.clone()));
+        let has_taken = inactive.taken.as_ref().is_some_and(|(_, taken)| *taken == wanted);
+        if states.not_run.is_some() || has_taken || wanted == told.collect() {
+            return;
+        }
+        if let Some(until) = inactive.attempt.held_until(step.now.elapsed) {
+            return self.wake_by(until);
+        }
+        inactive.sent = wanted.clone();
+        let request = SetNotRestartedRequest { tasks: wanted };
+        self.call(CallPurpose::NotRestarted, Call::SetNotRestarted(request), step);
+    }
+
+    /// Handles that the machine has taken which tasks are not restarted.
+    pub(super) fn not_restarted_taken(&mut self) {
+        if let (Some(inactive), Some(told)) = (&mut self.tasks.inactive, &self.tasks.told) {
+            inactive.attempt = Attempt::default();
+            inactive.taken = Some((told.version, std::mem::take(&mut inactive.sent)));
+        }
+    }
+
+    /// Handles that the machine has not taken it.
+    pub(super) fn not_restarted_failed(&mut self, failure: Failure, step: &mut Step<'_>) {
+        if let Some(inactive) = &mut self.tasks.inactive {
+            let attempt = &mut inactive.attempt;
+            let pause = attempt.count(RETRY_FIRST, HOLD_LONGEST, step.context.jitter);
+            attempt.hold(step.now.elapsed + pause, failure.text);
+        }
     }
 
     fn ask_for_tasks(&mut self, view: &View, step: &mut Step<'_>) {
@@ -198,7 +276,9 @@ impl Sub {
         }
         let has_permits = states.tasks.iter().any(|task| task.permit.is_some());
         let said_at = has_permits.then_some((step.now.elapsed, said_at));
-        self.tasks.told = Some(Box::new(Told { version, said_at, encoded: encoded.into() }));
+        let has_not_restarted = states.tasks.iter().any(|task| task.not_restarted.is_some());
+        let told = Told { version, said_at, has_not_restarted, encoded: encoded.into() };
+        self.tasks.told = Some(Box::new(told));
         self.tasks.unknown = None;
         let image = self.view.as_ref().and_then(|view| view.report.last_image.as_ref());
         let image = image.zip(states.image_health.as_ref());
@@ -362,6 +442,12 @@ impl Tasks {
 
 fn tell(event: TaskEvent) -> Effect {
     Effect::Task(TaskEffect::Tell(event))
+}
+
+/// True if this part of an image brings the task.
+fn has_task(part: &RequiredImage, task: &str) -> bool {
+    let triggers = &part.content.triggers.0;
+    triggers.iter().any(|trigger| trigger.kind == Kind::Task && *trigger.service == *task)
 }
 
 fn is(order: &WantedTaskOrder, task: &str, number: u64) -> bool {

@@ -25,6 +25,7 @@ fn task(name: &str, state: TaskState) -> TaskReport {
         again_at: None,
         permit: None,
         order_number: 0,
+        not_restarted: None,
     }
 }
 

@@ -12,7 +12,7 @@ use api::subd::{
     GetResourcesRequest, GetTaskStates, GetTaskStatesReply, GetTaskStatesRequest, GetTasks,
     GiveUpProvisioning, HoldMachine, Hurry, OfferContents, OfferContentsRequest, OfferImage,
     OrderTask, Poll, PollReply, PollRequest, Prepare, PrepareRequest, Provision, RetryTriggers,
-    ScanNow, ScanNowRequest, SetConfiguration, SubVersion,
+    ScanNow, ScanNowRequest, SetConfiguration, SetNotRestarted, SubVersion,
 };
 use model::display::error_chain;
 use model::image::ImageName;
@@ -199,6 +199,9 @@ pub(super) async fn call_sub(
             return gated(&client, &shared, request_id, call).await;
         }
         Call::OrderTask(request) => client.call_within::<OrderTask>(request, ACCEPT_LIMIT).await,
+        Call::SetNotRestarted(request) => {
+            client.call_within::<SetNotRestarted>(request, ACCEPT_LIMIT).await
+        }
     };
     match result {
         Ok(_done) => Event::Accepted(request_id),

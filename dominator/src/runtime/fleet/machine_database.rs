@@ -140,6 +140,7 @@ impl Fleet {
         let inner = &mut *guard;
         let before = self.wanted_images(inner);
         self.gate_content(admission.current().machines());
+        self.tell_inactive(inner, admission.current().machines());
         let effective = self.effective(admission.current().machines());
         let changes = changes_between(&inner.effective, &effective);
         (inner.admission, inner.effective) = (admission, effective);

@@ -21,7 +21,7 @@ use rollouts::batch::Batch;
 use rollouts::content::{ContentRevision, NewestContent};
 use rollouts::definition::{Start, Subject};
 use rollouts::document::{Analysis, Kind, MachineTaskState, Revision};
-use rollouts::gate::{Gate, effective};
+use rollouts::gate::{Gate, effective, inactive_parts};
 use rollouts::state::{
     Editor, EnvironmentState, SharedMachines, StartOrder, State, StoredRevision,
 };
@@ -36,6 +36,7 @@ use super::{DrivenMachine, Fleet, FleetState, OrderError};
 use crate::core::computed::gates::ContentGates;
 use crate::core::orders::Order;
 use crate::core::rollouts::machine_state;
+use crate::core::sub::SubOrder;
 use crate::runtime::images::Images;
 use crate::runtime::shared::Shared;
 
@@ -349,6 +350,22 @@ impl Fleet {
             gates.extend(limits.filter(|(_, limits)| !limits.is_empty()));
         }
         self.shared.computed.set_gates(gates);
+    }
+
+    /// Tells the drivers of machines which parts come from environments that are not active.
+    pub(super) fn tell_inactive(&self, inner: &mut FleetState, mdb: &SharedMachines) {
+        let next = inactive_parts(&self.state().rollouts.get(), mdb);
+        let former = std::mem::replace(&mut inner.inactive, next);
+        let hostnames: BTreeSet<&String> = former.keys().chain(inner.inactive.keys()).collect();
+        for hostname in hostnames {
+            let parts = inner.inactive.get(hostname);
+            if let Some(watched) =
+                inner.watched.get(hostname).filter(|_| parts != former.get(hostname))
+            {
+                let order = SubOrder::SetInactive(parts.cloned().unwrap_or_default());
+                watched.handle.order(order, &self.shared);
+            }
+        }
     }
 
     /// Returns the images of revisions that machines have, or may get again.

@@ -17,8 +17,8 @@ use api::subd::{
     GetTaskLogRequest, GetTaskStatesReply, GetTaskStatesRequest, GetTasksReply, Health,
     HoldMachineRequest, LimitInForce, LimitReason, OrderTaskRequest, PermitReport, PermitTaskReply,
     PermitTaskRequest, PreviewScanReply, PreviewScanRequest, ProvisioningReport, ProvisioningStage,
-    ResourceReport, ResourceState, ResourcesReport, SpeedSource, TakeOverReply, TakeOverRequest,
-    TaskOrder, TaskReport, TaskState, TaskStates, TasksVersion,
+    ResourceReport, ResourceState, ResourcesReport, SetNotRestartedRequest, SpeedSource,
+    TakeOverReply, TakeOverRequest, TaskOrder, TaskReport, TaskState, TaskStates, TasksVersion,
 };
 use model::accounts::AccountKind;
 use model::boot_time::BootTime;
@@ -215,6 +215,7 @@ pub(super) fn task_report() -> TaskReport {
             is_live: false,
         }),
         order_number: 16,
+        not_restarted: Some("the environment web is not active".to_owned()),
     }
 }
 
@@ -239,6 +240,11 @@ fn boot_time(ms: u64) -> BootTime {
 pub fn permit_task() -> (PermitTaskRequest, PermitTaskReply) {
     let request = PermitTaskRequest { task: "logd".to_owned(), number: 12, until: boot_time(300) };
     (request, PermitTaskReply { said_at: boot_time(15) })
+}
+
+pub fn set_not_restarted() -> SetNotRestartedRequest {
+    let why = "the environment web is not active".to_owned();
+    SetNotRestartedRequest { tasks: [("logd".to_owned(), why)].into() }
 }
 
 pub fn order_task() -> OrderTaskRequest {

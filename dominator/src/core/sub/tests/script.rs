@@ -346,6 +346,9 @@ impl Script {
                             let OrderTaskRequest { task, order, number, .. } = request;
                             format!("{} {task} as {number}", order.name())
                         }
+                        Call::SetNotRestarted(request) => {
+                            format!("do not restart {:?}", request.tasks)
+                        }
                     });
                     let former = self.called.replace((request_id, Some(call)));
                     assert!(former.is_none(), "two calls at one time");

@@ -28,6 +28,7 @@ fn report(state: TaskState, order_number: u64) -> TaskReport {
         again_at: None,
         permit: None,
         order_number,
+        not_restarted: None,
     }
 }
 
@@ -274,24 +275,32 @@ fn no_orders_are_given_while_another_dominator_holds_the_machine() {
     assert_eq!(script.sub.wanted_task_orders(), []);
 }
 
+impl Script {
+    /// A machine with a bundle that has brought a task.
+    fn with_bundle() -> Self {
+        let part = |name, files: &[(&str, &str)]| match image(name, files) {
+            ImageState::Ready(image) => RequiredImage::clone(&image),
+            other => panic!("{other:?}"),
+        };
+        let mut bundle = part("job/1", &[("/b", "1")]);
+        bundle.content.filter = None;
+        let triggers = r#"[{"MatchLines": ["/b"], "Service": "logd", "Kind": "task"}]"#;
+        bundle.content.triggers = Triggers::from_json(triggers).unwrap();
+        let parts = vec![Arc::new(part("base", &[("/a", "1")])), Arc::new(bundle)];
+        let composed = model::image::composition::compose(parts).unwrap();
+        let have = [("/a", "1"), ("/b", "1")];
+        let mut script = Self::scanning(ImageState::Ready(Arc::new(composed)), &have);
+        let required_image = "base + job/1".to_owned();
+        script.reply.last_image = Some(required_image.parse().unwrap());
+        script.sub.machine = Arc::new(Machine { required_image, ..(*script.sub.machine).clone() });
+        script.poll();
+        script
+    }
+}
+
 #[test]
 fn a_sick_task_counts_against_the_part_that_has_brought_it() {
-    let part = |name, files: &[(&str, &str)]| match image(name, files) {
-        ImageState::Ready(image) => RequiredImage::clone(&image),
-        other => panic!("{other:?}"),
-    };
-    let mut bundle = part("job/1", &[("/b", "1")]);
-    bundle.content.filter = None;
-    let triggers = r#"[{"MatchLines": ["/b"], "Service": "logd", "Kind": "task"}]"#;
-    bundle.content.triggers = Triggers::from_json(triggers).unwrap();
-    let parts = vec![Arc::new(part("base", &[("/a", "1")])), Arc::new(bundle)];
-    let composed = model::image::composition::compose(parts).unwrap();
-    let have = [("/a", "1"), ("/b", "1")];
-    let mut script = Script::scanning(ImageState::Ready(Arc::new(composed)), &have);
-    let required_image = "base + job/1".to_owned();
-    script.reply.last_image = Some(required_image.parse().unwrap());
-    script.sub.machine = Arc::new(Machine { required_image, ..(*script.sub.machine).clone() });
-    script.poll();
+    let mut script = Script::with_bundle();
     script.answer(3, Some(vec![report(TaskState::Unhealthy, 0)]));
     script.wait(61);
     script.check(expect![[r#"
@@ -304,5 +313,68 @@ fn a_sick_task_counts_against_the_part_that_has_brought_it() {
         61  wake     synced           equals base + job/1
                      -> task-unhealthy logd: unhealthy: why
                      -> job/1 is ill: true
+    "#]]);
+}
+
+#[test]
+fn tasks_of_environments_that_are_not_active_are_not_restarted() {
+    let mut script = Script::with_bundle();
+    let set = |script: &mut Script, parts: &[(&str, &str)]| {
+        let part = |(part, name): &(&str, &str)| (part.parse().unwrap(), (*name).to_owned());
+        let order = SubOrder::SetInactive(parts.iter().map(part).collect());
+        script.step("ordered", Event::Ordered(order));
+    };
+    let why = Some("the environment hello is not active".to_owned());
+    let left = TaskReport { not_restarted: why, ..report(TaskState::Running, 0) };
+    // Nothing is known of its tasks yet; another task is not of the bundle.
+    set(&mut script, &[("job/1", "hello")]);
+    let other = TaskReport { name: "other".to_owned(), ..report(TaskState::Running, 0) };
+    script.answer(3, Some(vec![report(TaskState::Running, 0), other.clone()]));
+    script.accept();
+    // It has taken that, and has not told yet.
+    script.wait(1);
+    script.poll();
+    script.answer(4, Some(vec![left.clone(), other.clone()]));
+    // Its state was lost.
+    script.poll();
+    script.answer(3, Some(vec![report(TaskState::Running, 0), other.clone()]));
+    script.refuse(FailureKind::Unavailable, "no");
+    script.wait(60);
+    script.accept();
+    script.poll();
+    script.answer(4, Some(vec![left, other]));
+    // Of an active environment it is restarted.
+    set(&mut script, &[]);
+    script.accept();
+    script.poll();
+    script.answer(5, Some(vec![report(TaskState::Running, 0)]));
+    assert_eq!(script.called, None);
+    script.check(expect![[r#"
+        0   assigned connecting       not reached yet
+                     -> poll for all
+        0   polled   rescanning       reading the new scan
+        0   polled   synced           equals base + job/1
+        0   polled   synced           equals base + job/1
+        0   ordered  synced           equals base + job/1
+        0   told     synced           equals base + job/1
+                     -> do not restart {"logd": "the environment hello is not active"}
+        0   accepted synced           equals base + job/1
+        1   wake     synced           equals base + job/1
+        1   polled   synced           equals base + job/1
+        1   told     synced           equals base + job/1
+        1   polled   synced           equals base + job/1
+        1   told     synced           equals base + job/1
+                     -> do not restart {"logd": "the environment hello is not active"}
+        1   failed   synced           equals base + job/1
+        61  wake     synced           equals base + job/1
+                     -> do not restart {"logd": "the environment hello is not active"}
+        61  accepted synced           equals base + job/1
+        61  polled   synced           equals base + job/1
+        61  told     synced           equals base + job/1
+        61  ordered  synced           equals base + job/1
+                     -> do not restart {}
+        61  accepted synced           equals base + job/1
+        61  polled   synced           equals base + job/1
+        61  told     synced           equals base + job/1
     "#]]);
 }

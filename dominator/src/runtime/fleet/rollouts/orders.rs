@@ -14,7 +14,7 @@ use rollouts::definition::EnvironmentEdit;
 use rollouts::document::{Kind, Revision, VoteEvent};
 use rollouts::plan::{StepPlan, plan};
 use rollouts::state::{
-    EditOutcome, Editor, Edits, RolloutOrder, SharedMachines, StartOrder, State,
+    EditOutcome, Editor, Edits, INACTIVE_MEANS, RolloutOrder, SharedMachines, StartOrder, State,
 };
 use rollouts::steps::Said;
 
@@ -166,8 +166,10 @@ impl Fleet {
                 };
                 let has_changed = state.set_active(&name, is_active)?;
                 let was = if has_changed { "is now" } else { "was already" };
-                let not = if is_active { "" } else { "not " };
-                Ok(format!("{name} {was} {not}active"))
+                Ok(match is_active {
+                    true => format!("{name} {was} active"),
+                    false => format!("{name} {was} not active; {INACTIVE_MEANS}"),
+                })
             })
         };
         Ok(OrderedReply { message: self.on_thread(change).await? })
