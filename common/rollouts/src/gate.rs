@@ -39,7 +39,8 @@ pub struct Applied {
     pub revision: Revision,
     /// What it gives: an image, which may be empty, or a bundle, with former ones that stay.
     pub image: String,
-    pub is_active: bool,
+    /// True if somebody has made the environment inactive.
+    pub deactivated: bool,
 }
 
 impl Gated {
@@ -96,7 +97,7 @@ impl InUse<'_> {
     fn applied(&self, hostname: &str) -> Applied {
         let (environment, revision) = (self.name.clone(), self.number);
         let image = self.stored.image_of(hostname).into_owned();
-        Applied { environment, revision, image, is_active: self.environment.active }
+        Applied { environment, revision, image, deactivated: self.environment.deactivated }
     }
 }
 
@@ -218,27 +219,36 @@ pub fn effective(state: &State, mdb: &SharedMachines) -> SharedMachines {
     mdb.iter().map(record).collect()
 }
 
-/// The images and bundles that environments which are not active give a machine, each with the name
-/// of its environment.
+/// The images and bundles that a machine has only by environments which somebody has made inactive,
+/// each with the name of the environment.
 pub type InactiveParts = BTreeMap<ImageName, String>;
 
 /// Returns the inactive parts of machines, by host name, given the machine database. Machines
 /// without any are left out.
 #[must_use]
 pub fn inactive_parts(state: &State, mdb: &SharedMachines) -> BTreeMap<String, InactiveParts> {
-    if state.environments.values().all(|one| one.active) {
+    if state.environments.values().all(|one| !one.deactivated) {
         return BTreeMap::new();
     }
+    let parts_of = |image: &str| {
+        let image = ImageName::new(image).ok();
+        image.iter().flat_map(ImageName::parts).collect::<Vec<ImageName>>()
+    };
     let gate = Gate::new(state);
     let parts = |machine: &Machine| {
         let gated = gate.gated(machine)?;
-        let inactive = gated.of_image().filter(|one| !one.is_active);
-        let named = inactive.flat_map(|one| {
-            let image = ImageName::new(&one.image).ok();
-            let parts = image.iter().flat_map(ImageName::parts).collect::<Vec<_>>();
-            parts.into_iter().map(|part| (part, one.environment.clone()))
+        let (inactive, active): (Vec<_>, Vec<_>) =
+            gated.of_image().partition(|one| one.deactivated);
+        let named = inactive.into_iter().flat_map(|one| {
+            parts_of(&one.image).into_iter().map(|part| (part, one.environment.clone()))
         });
-        Some(InactiveParts::from_iter(named)).filter(|parts| !parts.is_empty())
+        let mut named = InactiveParts::from_iter(named);
+        // Others may give the same.
+        let of_mdb = gated.base.is_none().then_some(&machine.required_image);
+        for image in active.into_iter().map(|one| &one.image).chain(of_mdb) {
+            named.retain(|part, _| !parts_of(image).contains(part));
+        }
+        Some(named).filter(|parts| !parts.is_empty())
     };
     let of = |machine: &Arc<Machine>| Some((machine.hostname.clone(), parts(machine)?));
     mdb.values().filter_map(of).collect()

@@ -27,7 +27,7 @@ use crate::document::{
 pub use edits::{EditOutcome, Editor, Edits};
 pub use freezes::{ALL, Freeze};
 pub use kept::KeptBundle;
-pub use orders::{INACTIVE_MEANS, RolloutOrder, StartOrder};
+pub use orders::{RolloutOrder, StartOrder};
 
 /// Machines of a machine database, by host name.
 pub type SharedMachines = BTreeMap<String, Arc<Machine>>;
@@ -77,6 +77,9 @@ pub struct EnvironmentState {
     /// environment that does; 0 if none has, or all were taken back.
     pub order: u64,
     pub active: bool,
+    /// True if somebody has made it inactive: it was not only created so.
+    #[serde(default)]
+    pub deactivated: bool,
     /// While it is not active: the machines that have it; others get nothing.
     pub members: Option<BTreeSet<String>>,
     /// Machines that have another revision than the committed one.

@@ -87,13 +87,6 @@ pub struct End {
     pub exit: Exit,
 }
 
-impl End {
-    /// True if somebody else has stopped it, such as a machine that shuts down.
-    fn is_interruption(&self) -> bool {
-        self.asked || self.exit == Exit::Rebooted
-    }
-}
-
 /// How a program ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -201,6 +194,12 @@ impl TaskRecord {
     pub fn permits(&self, task: &Task, boot_now: &BootTime) -> bool {
         !task.exclusive || self.permit.stop_at_ms(task.stop_timeout_s, boot_now).is_some()
     }
+
+    /// Returns why `run`, whose program has ended by itself, is not started again.
+    #[must_use]
+    pub fn why_ended(&self, run: Option<&RunRecord>) -> Option<&String> {
+        self.not_restarted.as_ref().filter(|_| run.is_some_and(RunRecord::waits_after_end))
+    }
 }
 
 /// Returns the runs of `record` as decisions see them. `has_permit` is true if the task needs none.
@@ -215,7 +214,9 @@ pub fn observed(record: &TaskRecord, has_permit: bool) -> Observed {
 pub fn needs_permit(record: &TaskRecord) -> bool {
     let needs = |run: &RunRecord| match run.phase {
         Phase::Started { .. } => true,
-        Phase::Due | Phase::Waiting { .. } => !run.deleting && run.held_by.is_none(),
+        Phase::Due | Phase::Waiting { .. } => {
+            !run.deleting && run.held_by.is_none() && record.why_ended(Some(run)).is_none()
+        }
         Phase::Ended { .. } => false,
     };
     record.runs.iter().any(needs)
@@ -265,10 +266,10 @@ impl RunRecord {
     }
 
     /// True if its program has ended by itself, and is to be started again.
-    #[must_use]
-    pub fn waits_after_end(&self) -> bool {
-        let is_interrupted = self.last_end.as_ref().is_some_and(End::is_interruption);
-        matches!(self.phase, Phase::Waiting { .. }) && !is_interrupted
+    fn waits_after_end(&self) -> bool {
+        let by_itself =
+            |end: &End| !end.asked && matches!(end.exit, Exit::Code(_) | Exit::Signal(_));
+        matches!(self.phase, Phase::Waiting { .. }) && self.last_end.as_ref().is_some_and(by_itself)
     }
 
     fn is_attempt(&self, name: &str) -> bool {
@@ -329,7 +330,8 @@ pub fn next_attempt(restart: &Restart, end: &End, up: SignedDuration, failures: 
     let [shortest, longest] =
         restart.backoff_s.map(|seconds| SignedDuration::from_secs(seconds.into()));
     let succeeded = end.exit == Exit::Code(0);
-    let is_interrupted = end.is_interruption();
+    // Somebody else has stopped it, such as a machine that shuts down.
+    let is_interrupted = end.asked || end.exit == Exit::Rebooted;
     match restart.policy {
         RestartPolicy::Never => return Next::Ended { succeeded: succeeded && !is_interrupted },
         RestartPolicy::OnFailure if succeeded && !is_interrupted => {
@@ -403,8 +405,8 @@ fn start(situation: &Situation<'_>, record: &mut TaskRecord, step: &mut Step) {
     let Situation { task, template, now, next_attempt, .. } = *situation;
     let longest = SignedDuration::from_secs(task.restart.backoff_s[1].into());
     for run in &mut record.runs {
-        let is_left = record.not_restarted.is_some() && run.waits_after_end();
-        if run.held || run.held_by.is_some() || run.deleting || is_left {
+        let has_ended = record.not_restarted.is_some() && run.waits_after_end();
+        if run.held || run.held_by.is_some() || run.deleting || has_ended {
             continue;
         }
         run.again = false;

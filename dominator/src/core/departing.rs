@@ -248,9 +248,11 @@ pub fn must_suspend(report: &TaskReport) -> bool {
     match report.state {
         TaskState::NotRun | TaskState::Refused | TaskState::Suspended => false,
         // Suspended, it would forget that it has run, or is held.
-        TaskState::Idle | TaskState::Held | TaskState::Succeeded | TaskState::Failed => {
-            report.next_at.is_some()
-        }
+        TaskState::Idle
+        | TaskState::Held
+        | TaskState::Ended
+        | TaskState::Succeeded
+        | TaskState::Failed => report.next_at.is_some(),
         TaskState::Stopping => !report.detail.starts_with("suspended: "),
         TaskState::Starting | TaskState::Running | TaskState::Unhealthy | TaskState::Waiting => {
             true

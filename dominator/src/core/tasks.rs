@@ -36,7 +36,7 @@ impl TroubleKind {
     fn of(state: TaskState) -> Option<Self> {
         match state {
             TaskState::Unhealthy => Some(Self::Unhealthy),
-            TaskState::Failed | TaskState::Refused => Some(Self::Failed),
+            TaskState::Ended | TaskState::Failed | TaskState::Refused => Some(Self::Failed),
             TaskState::Waiting => Some(Self::BackOff),
             _ => None,
         }
@@ -336,11 +336,6 @@ fn next_text(known: &Known<'_>) -> String {
         TaskState::Held if waits_for_permit(report) => {
             "it runs when this machine has the permit, which one machine has at a time".to_owned()
         }
-        TaskState::Held
-            if report.not_restarted.is_some() && !report.detail.starts_with("held:") =>
-        {
-            format!("it runs again when that is over, or after: {}", order("restart"))
-        }
         TaskState::Held => format!("it runs again after: {}", order("release")),
         TaskState::Idle => {
             format!("{}; to run it now: {}", event("its schedule starts it never"), order("start"))
@@ -354,6 +349,10 @@ fn next_text(known: &Known<'_>) -> String {
             let at =
                 report.again_at.map_or_else(|| "soon".to_owned(), |at| format!("at {}", utc(at)));
             format!("it is started again {at}; to start it now: {}", order("restart"))
+        }
+        TaskState::Ended => {
+            let now = order("restart");
+            format!("it is started again when its environment is active; to start it now: {now}")
         }
         TaskState::Succeeded | TaskState::Failed => {
             format!(

@@ -337,8 +337,9 @@ impl Fleet {
         handle.order(SubOrder::Pause(self.shared.gate.pause_of(&hostname)), &self.shared);
         let orders = self.shared.task_orders.of(&hostname);
         handle.order(SubOrder::WantTaskOrders(orders), &self.shared);
-        let inactive = inner.inactive.get(&hostname).cloned().unwrap_or_default();
-        handle.order(SubOrder::SetInactive(inactive), &self.shared);
+        if let Some(parts) = inner.inactive.get(&hostname) {
+            handle.order(SubOrder::SetInactive(parts.clone()), &self.shared);
+        }
         let watched =
             DrivenMachine { handle: Arc::clone(&handle), machine, cancel: cancel.clone() };
         inner.watched.insert(hostname, watched);

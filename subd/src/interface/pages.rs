@@ -115,7 +115,11 @@ fn last_line(output: &str) -> &str {
 fn task_class(state: TaskState) -> &'static str {
     match state {
         TaskState::Running | TaskState::Succeeded => "good",
-        TaskState::Unhealthy | TaskState::Waiting | TaskState::Failed | TaskState::Refused => "bad",
+        TaskState::Unhealthy
+        | TaskState::Waiting
+        | TaskState::Ended
+        | TaskState::Failed
+        | TaskState::Refused => "bad",
         _ => "quiet",
     }
 }

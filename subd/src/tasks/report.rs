@@ -49,19 +49,18 @@ pub fn report(known: &Known<'_>) -> TaskReport {
     // One that is being deleted counts only while there is no other.
     let run = record.runs.iter().max_by_key(|run| (!run.deleting, run.run_id));
     let condition = condition(task, template, &task.moment(now), &observed(record, has_permit));
-    let why_left = record.not_restarted.as_ref();
-    let left = why_left.filter(|_| run.is_some_and(RunRecord::waits_after_end));
+    let why_ended = record.why_ended(run);
     let state = match (&record.suspended, run) {
         (_, Some(run)) if is_live(run, attempt) => live_state(run, record, health),
         (Some(_), _) => TaskState::Suspended,
         (None, None) => TaskState::Idle,
         (None, Some(run)) if run.held || run.held_by.is_some() => TaskState::Held,
+        (None, Some(_)) if why_ended.is_some() => TaskState::Ended,
         (None, Some(run)) => match run.phase {
             Phase::Due | Phase::Started { .. } | Phase::Waiting { .. } if !has_permit => {
                 TaskState::Held
             }
             Phase::Due | Phase::Started { .. } => TaskState::Starting,
-            Phase::Waiting { .. } if left.is_some() => TaskState::Held,
             Phase::Waiting { .. } => TaskState::Waiting,
             Phase::Ended { succeeded: true } => TaskState::Succeeded,
             Phase::Ended { succeeded: false } => TaskState::Failed,
@@ -71,8 +70,8 @@ pub fn report(known: &Known<'_>) -> TaskReport {
     let detail = match (&record.suspended, run, last_end) {
         (Some(why), _, _) => format!("suspended: {why}"),
         (None, Some(RunRecord { held_by: Some(why), .. }), _) => format!("held: {why}"),
-        (None, Some(run), Some(end)) if state == TaskState::Waiting || left.is_some() => {
-            let next = left.map_or_else(
+        (None, Some(run), Some(end)) if state == TaskState::Waiting || why_ended.is_some() => {
+            let next = why_ended.map_or_else(
                 || "is started again".to_owned(),
                 |why| format!("is not started again: {why}"),
             );
@@ -134,6 +133,8 @@ pub fn why_not_well(name: &str, report: Option<&TaskReport>, asks: bool) -> Opti
         | TaskState::Succeeded
         | TaskState::Idle
         | TaskState::Held
+        // It was so before the update, or its environment is given up.
+        | TaskState::Ended
         | TaskState::Suspended
         | TaskState::NotRun => return None,
         TaskState::Unhealthy => match &report.health {

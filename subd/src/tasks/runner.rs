@@ -426,7 +426,8 @@ impl Runner {
 
     fn set_not_restarted(&self, tasks: &BTreeMap<String, String>) -> Result<(), Fault> {
         let mut records = TaskRecords::clone(&self.records.get());
-        for (name, record) in &mut records.tasks {
+        for name in self.definitions.keys() {
+            let record = records.tasks.entry(name.clone()).or_default();
             let why = tasks.get(name);
             if record.not_restarted.as_ref() == why {
                 continue;
@@ -596,9 +597,10 @@ impl Runner {
             let (task, template) = match defined {
                 Ok(defined) => defined,
                 Err(why) => {
-                    let order_number = records.tasks.get(name).map_or(0, |one| one.order_number);
+                    let TaskRecord { order_number, not_restarted, .. } =
+                        records.tasks.get(name).cloned().unwrap_or_default();
                     let report = not_run(name, TaskState::Refused, why);
-                    reports.push(TaskReport { order_number, ..report });
+                    reports.push(TaskReport { order_number, not_restarted, ..report });
                     continue;
                 }
             };

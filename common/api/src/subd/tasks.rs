@@ -105,8 +105,7 @@ pub enum TaskState {
     /// Its definition cannot be used.
     Refused,
     Suspended,
-    /// An operator holds it; or it has ended, and is not started again while its environment is not
-    /// active.
+    /// An operator holds it.
     Held,
     /// Nothing is due: it is outside of its hours.
     Idle,
@@ -118,13 +117,15 @@ pub enum TaskState {
     Stopping,
     /// It has ended, and is started again after a pause.
     Waiting,
+    /// It has ended by itself, and is not started again while its environment is not active.
+    Ended,
     /// It has ended, and is not started again.
     Succeeded,
     Failed,
 }
 
 impl TaskState {
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::NotRun,
         Self::Refused,
         Self::Suspended,
@@ -135,6 +136,7 @@ impl TaskState {
         Self::Unhealthy,
         Self::Stopping,
         Self::Waiting,
+        Self::Ended,
         Self::Succeeded,
         Self::Failed,
     ];
@@ -153,6 +155,7 @@ impl TaskState {
             Self::Unhealthy => "unhealthy",
             Self::Stopping => "stopping",
             Self::Waiting => "waiting",
+            Self::Ended => "ended",
             Self::Succeeded => "succeeded",
             Self::Failed => "failed",
         }

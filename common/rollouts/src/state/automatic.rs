@@ -306,7 +306,7 @@ impl EnvironmentState {
         name: &str,
         members: &mut BTreeMap<String, Arc<BTreeSet<String>>>,
     ) {
-        self.active = true;
+        (self.active, self.deactivated) = (true, false);
         if let Some(own) = self.members.take() {
             members.insert(name.to_owned(), Arc::new(own));
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use model::tree::Time;
 
-use super::{Editor, RolloutRecord, State, UNFINISHED_MAX};
+use super::{Editor, EnvironmentState, RolloutRecord, State, UNFINISHED_MAX};
 use crate::decide;
 use crate::definition::Subject;
 use crate::document::{
@@ -214,9 +214,11 @@ impl State {
             (RolloutOrder::Stop, RolloutState::Running | RolloutState::RollingBack) => {
                 let changed = self.deactivate(&record);
                 self.end(&record, RolloutState::Stopped, format!("stopped by {who}"), by.now);
-                let changed = changed.join(", ");
+                let known = changed.iter().filter_map(|name| self.environments.get(name));
+                let means: BTreeSet<&str> = known.map(|one| one.inactive_means()).collect();
+                let (changed, means) = (changed.join(", "), Vec::from_iter(means).join("; "));
                 let stopped = format!("{id} is stopped; machines stay as they are");
-                Ok(format!("{stopped}; not active: {changed}; {INACTIVE_MEANS}"))
+                Ok(format!("{stopped}; not active: {changed}; {means}"))
             }
             (RolloutOrder::RollBack, RolloutState::Running) => {
                 let open = record.rollout.steps.iter().find(|step| !step.state.is_finished());
@@ -309,7 +311,7 @@ impl State {
         let names = record.rollout.changing();
         for name in &names {
             if let Some(environment) = self.environments.get_mut(name) {
-                Arc::make_mut(environment).active = false;
+                Arc::make_mut(environment).deactivate();
                 self.members.remove(name);
             }
         }
@@ -331,7 +333,7 @@ impl State {
         match active {
             true => environment.activate(name, &mut self.members),
             false => {
-                environment.active = false;
+                environment.deactivate();
                 self.members.remove(name);
             }
         }
@@ -366,9 +368,23 @@ impl RolloutRecord {
     }
 }
 
-/// What follows for an environment that is not active any more.
-pub const INACTIVE_MEANS: &str = "tasks that end by themselves are not restarted, and new machines \
-                                  get nothing; files are still repaired";
+impl EnvironmentState {
+    fn deactivate(&mut self) {
+        (self.active, self.deactivated) = (false, true);
+    }
+
+    /// Says what follows while it is not active.
+    #[must_use]
+    pub fn inactive_means(&self) -> &'static str {
+        match self.subject() {
+            Some(Subject::Content) => "newer content waits until somebody starts it",
+            _ => {
+                "tasks that end by themselves are not restarted, and new machines get nothing; \
+                 files are still repaired"
+            }
+        }
+    }
+}
 
 impl RolloutOrder {
     fn text(self) -> &'static str {

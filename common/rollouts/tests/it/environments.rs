@@ -436,6 +436,30 @@ fn parts_of_machines_are_inactive_while_their_environment_is() {
     assert_eq!(state.set_active("web", false), Ok(true));
     assert_eq!(state.set_active("hello", true), Ok(true));
     assert_eq!(inactive(&state), ["web1 b of web"]);
+    // One that is active, and the machine database, give the same.
+    assert_eq!(state.set_active("web", true), Ok(true));
+    assert_eq!(state.set_active("hello", false), Ok(true));
+    let also = json!({"name": "also", "select": {"hosts": ["web1"]},
+        "source": {"bundle": "hello/1"}});
+    edit(&mut state, &mdb, also).unwrap();
+    start(&mut state, "also@1", Kind::User).unwrap();
+    go_on(&mut state, &mdb, 0);
+    assert_eq!(inactive(&state), ["db1 hello/1 of hello"]);
+    let named = self::mdb("web1 a,db1 a + hello/1");
+    assert_eq!(inactive_parts(&state, &named), BTreeMap::new());
+}
+
+#[test]
+fn a_gate_that_nobody_has_made_inactive_lets_tasks_restart() {
+    let mdb = mdb("web1 a");
+    let mut state = State::default();
+    let gate = json!({"name": "gate", "select": {"hosts": ["*"]}, "source": {"mdb": true}});
+    edit(&mut state, &mdb, gate).unwrap();
+    assert_eq!(inactive_parts(&state, &mdb), BTreeMap::new());
+    assert_eq!(state.set_active("gate", true), Ok(true));
+    assert_eq!(state.set_active("gate", false), Ok(true));
+    let parts = InactiveParts::from([("a".parse().unwrap(), "gate".to_owned())]);
+    assert_eq!(inactive_parts(&state, &mdb), BTreeMap::from([("web1".to_owned(), parts)]));
 }
 
 #[test]

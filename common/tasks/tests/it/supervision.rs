@@ -137,7 +137,8 @@ fn what_is_not_restarted_waits_after_its_own_end_only() {
     assert_eq!(machine.step().wake_at, None);
     machine.wait(1_000);
     assert!(!machine.starts());
-    assert!(machine.record.runs[0].waits_after_end());
+    let why = machine.record.why_ended(machine.record.runs.first());
+    assert_eq!(why.map(String::as_str), Some("why"));
     // An operator wants it.
     machine.order(TaskOrder::Restart).unwrap();
     assert!(machine.starts());
@@ -149,6 +150,25 @@ fn what_is_not_restarted_waits_after_its_own_end_only() {
     machine.record.not_restarted = None;
     machine.wait(2);
     assert!(machine.starts());
+    // What could not be started, or was killed with its guard, has not ended by itself.
+    machine.record.not_restarted = Some("why".to_owned());
+    for exit in [Exit::NotStarted("no".to_owned()), Exit::Unwatched] {
+        machine.end(exit);
+        assert!(!machine.starts());
+        machine.wait(9);
+        assert!(machine.starts());
+    }
+}
+
+#[test]
+fn an_exclusive_task_that_is_not_restarted_gives_its_permit_up() {
+    let mut machine = Machine::new(r#""exclusive": true"#);
+    machine.record.not_restarted = Some("why".to_owned());
+    machine.permit(1, 600).unwrap();
+    assert!(machine.starts());
+    machine.end(Exit::Code(1));
+    machine.step();
+    assert_eq!(machine.record.permit.until, None);
 }
 
 #[test]

@@ -7,7 +7,7 @@
 // tidy: core
 
 use core::time::Duration;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use api::codec::{Encoding, decode, encode};
 use api::dominator::tasks::WantedTaskOrder;
@@ -20,6 +20,7 @@ use model::boot_time::BootTime;
 use model::display::safe_text;
 use model::image::ImageName;
 use model::image::required::RequiredImage;
+use model::object::ObjectId;
 use model::trigger::Kind;
 use rollouts::gate::InactiveParts;
 
@@ -59,7 +60,7 @@ pub(super) struct Tasks {
     /// True if there was trouble that operators are told of.
     ill_parts: BTreeSet<ImageName>,
     orders: Option<Box<Giving>>,
-    /// Only for a machine that has, or had, parts of environments that are not active.
+    /// Only while there are such tasks, or the machine is told that there are none.
     inactive: Option<Box<Inactive>>,
 }
 
@@ -67,15 +68,13 @@ pub(super) struct Tasks {
 #[derive(Debug, Default)]
 struct Inactive {
     parts: InactiveParts,
-    /// What was sent last.
-    sent: NotRestarted,
-    /// What the machine has taken, and what it had told then: it will tell of it.
-    taken: Option<(TasksVersion, NotRestarted)>,
+    /// What was known when they were sent last: what the machine had told of its tasks, and its
+    /// image.
+    sent: Option<(TasksVersion, Option<ObjectId>)>,
+    /// What was known when the machine had them.
+    done: Option<(TasksVersion, Option<ObjectId>)>,
     attempt: Attempt,
 }
-
-/// Such tasks, each with the reason.
-type NotRestarted = BTreeMap<String, String>;
 
 #[derive(Debug)]
 struct Told {
@@ -166,50 +165,57 @@ impl Sub {
 
     /// Sets the parts of the image that come from environments which are not active.
     pub(super) fn set_inactive(&mut self, parts: InactiveParts) {
-        if parts.is_empty() && self.tasks.inactive.is_none() {
-            return;
-        }
-        let inactive = self.tasks.inactive.get_or_insert_default();
-        (inactive.parts, inactive.attempt) = (parts, Attempt::default());
+        self.tasks.inactive = Some(Box::new(Inactive { parts, ..Inactive::default() }));
     }
 
     /// Has the machine restart no tasks of environments that are not active, and all others.
     fn sync_not_restarted(&mut self, step: &mut Step<'_>) {
         let Some(told) = &self.tasks.told else { return };
-        let has_inactive = self.tasks.inactive.is_some() || told.has_not_restarted;
-        let Some(image) = self.image.ready().filter(|_| has_inactive) else { return };
-        if self.holding.refuses(step.now) {
+        let is_due = self.tasks.inactive.is_some() || told.has_not_restarted;
+        if !is_due || self.holding.refuses(step.now) {
             return;
         }
-        let (version, states) = (told.version, told.states());
         let inactive = self.tasks.inactive.get_or_insert_default();
-        inactive.taken.take_if(|(told, _)| *told != version);
+        let image = self.image.ready();
+        if image.is_none() && !inactive.parts.is_empty() {
+            return;
+        }
+        let known = (told.version, image.map(|image| image.digest));
+        if inactive.done == Some(known) {
+            return;
+        }
         let why = |task: &TaskReport| {
-            let part = image.signed_parts().find(|part| has_task(part, &task.name))?;
+            let part = image?.signed_parts().find(|part| has_task(part, &task.name))?;
             let environment = inactive.parts.get(part.name())?;
             Some(format!("the environment {environment} is not active"))
         };
-        let with = |task: &TaskReport, why: Option<String>| Some((task.name.clone(), why?));
-        let tasks = states.tasks.iter();
-        let wanted: NotRestarted = tasks.clone().filter_map(|task| with(task, why(task))).collect();
-        let told = tasks.filter_map(|task| with(task, task.not_restarted.clone()));
-        let has_taken = inactive.taken.as_ref().is_some_and(|(_, taken)| *taken == wanted);
-        if states.not_run.is_some() || has_taken || wanted == told.collect() {
+        let states = told.states();
+        let is_so = |task: &TaskReport| task.not_restarted == why(task);
+        if states.not_run.is_some() || states.tasks.iter().all(is_so) {
+            inactive.done = Some(known);
+            if inactive.parts.is_empty() {
+                self.tasks.inactive = None;
+            }
             return;
         }
         if let Some(until) = inactive.attempt.held_until(step.now.elapsed) {
             return self.wake_by(until);
         }
-        inactive.sent = wanted.clone();
-        let request = SetNotRestartedRequest { tasks: wanted };
-        self.call(CallPurpose::NotRestarted, Call::SetNotRestarted(request), step);
+        let tasks = states.tasks.into_iter();
+        let tasks = tasks.filter_map(|task| why(&task).map(|why| (task.name, why))).collect();
+        let call = Call::SetNotRestarted(SetNotRestartedRequest { tasks });
+        if self.call(CallPurpose::NotRestarted, call, step)
+            && let Some(inactive) = &mut self.tasks.inactive
+        {
+            inactive.sent = Some(known);
+        }
     }
 
-    /// Handles that the machine has taken which tasks are not restarted.
+    /// Handles that the machine has taken which tasks are not restarted. It will tell that.
     pub(super) fn not_restarted_taken(&mut self) {
-        if let (Some(inactive), Some(told)) = (&mut self.tasks.inactive, &self.tasks.told) {
+        if let Some(inactive) = &mut self.tasks.inactive {
             inactive.attempt = Attempt::default();
-            inactive.taken = Some((told.version, std::mem::take(&mut inactive.sent)));
+            inactive.done = inactive.sent.take();
         }
     }
 

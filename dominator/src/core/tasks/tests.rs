@@ -186,7 +186,7 @@ fn an_explanation_says_why_and_when() {
         permit: Some(PermitReport { until, ..permit }),
         ..report(TaskState::Held, "held: disk swap")
     };
-    let table: [(TaskReport, &[&str]); 6] = [
+    let table: [(TaskReport, &[&str]); 7] = [
         (
             waiting,
             &[
@@ -224,6 +224,14 @@ fn an_explanation_says_why_and_when() {
             &[
                 "logd on web1 is idle: the task is outside of its hours",
                 "its schedule starts it never; to run it now: domtool task start web1 logd",
+            ],
+        ),
+        (
+            report(TaskState::Ended, "logd-1-0 exited with 3, and is not started again: why"),
+            &[
+                "logd on web1 is ended: logd-1-0 exited with 3, and is not started again: why",
+                "it is started again when its environment is active; to start it now: domtool task \
+                 restart web1 logd",
             ],
         ),
         (

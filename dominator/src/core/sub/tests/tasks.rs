@@ -342,13 +342,26 @@ fn tasks_of_environments_that_are_not_active_are_not_restarted() {
     script.wait(60);
     script.accept();
     script.poll();
-    script.answer(4, Some(vec![left, other]));
+    script.answer(4, Some(vec![left.clone(), other]));
     // Of an active environment it is restarted.
     set(&mut script, &[]);
     script.accept();
     script.poll();
     script.answer(5, Some(vec![report(TaskState::Running, 0)]));
     assert_eq!(script.called, None);
+    // They are other ones when the machine takes what it was told.
+    set(&mut script, &[("job/1", "hello")]);
+    set(&mut script, &[]);
+    script.accept();
+    script.poll();
+    script.answer(6, Some(vec![left.clone()]));
+    script.accept();
+    script.poll();
+    // No image is required any more.
+    script.image = ImageState::Undefined;
+    script.assign();
+    script.answer(7, Some(vec![left]));
+    script.accept();
     script.check(expect![[r#"
         0   assigned connecting       not reached yet
                      -> poll for all
@@ -376,5 +389,19 @@ fn tasks_of_environments_that_are_not_active_are_not_restarted() {
         61  accepted synced           equals base + job/1
         61  polled   synced           equals base + job/1
         61  told     synced           equals base + job/1
+        61  ordered  synced           equals base + job/1
+                     -> do not restart {"logd": "the environment hello is not active"}
+        61  ordered  synced           equals base + job/1
+        61  accepted synced           equals base + job/1
+        61  polled   synced           equals base + job/1
+        61  told     synced           equals base + job/1
+                     -> do not restart {}
+        61  accepted synced           equals base + job/1
+        61  polled   synced           equals base + job/1
+        61  assigned image-undefined  the machine database names no image for it
+                     -> do not restart {}
+        61  told     image-undefined  the machine database names no image for it
+        61  accepted image-undefined  the machine database names no image for it
+                     -> do not restart {}
     "#]]);
 }

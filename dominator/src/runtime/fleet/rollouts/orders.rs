@@ -14,7 +14,7 @@ use rollouts::definition::EnvironmentEdit;
 use rollouts::document::{Kind, Revision, VoteEvent};
 use rollouts::plan::{StepPlan, plan};
 use rollouts::state::{
-    EditOutcome, Editor, Edits, INACTIVE_MEANS, RolloutOrder, SharedMachines, StartOrder, State,
+    EditOutcome, Editor, Edits, RolloutOrder, SharedMachines, StartOrder, State,
 };
 use rollouts::steps::Said;
 
@@ -166,9 +166,11 @@ impl Fleet {
                 };
                 let has_changed = state.set_active(&name, is_active)?;
                 let was = if has_changed { "is now" } else { "was already" };
-                Ok(match is_active {
-                    true => format!("{name} {was} active"),
-                    false => format!("{name} {was} not active; {INACTIVE_MEANS}"),
+                Ok(match state.environments.get(&name) {
+                    Some(one) if !is_active => {
+                        format!("{name} {was} not active; {}", one.inactive_means())
+                    }
+                    _ => format!("{name} {was} active"),
                 })
             })
         };
