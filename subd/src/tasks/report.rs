@@ -133,7 +133,7 @@ pub fn why_not_well(name: &str, report: Option<&TaskReport>, asks: bool) -> Opti
         | TaskState::Succeeded
         | TaskState::Idle
         | TaskState::Held
-        // It was so before the update, or its environment is given up.
+        // It does not undo updates: files are repaired while its environment is not active.
         | TaskState::Ended
         | TaskState::Suspended
         | TaskState::NotRun => return None,
