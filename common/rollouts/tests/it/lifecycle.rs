@@ -417,8 +417,8 @@ impl World {
                 others.all(|other| self.mover(name) < self.mover(other))
             };
             let serving = taken.iter().filter(|hostname| {
-                let is_same = image(before, hostname) == image(&self.state, hostname);
-                if is_same || !is_first(hostname) {
+                let given = |state: &State| given_by(name, image(state, hostname));
+                if given(before) == given(&self.state) || !is_first(hostname) {
                     return false;
                 }
                 let host = &self.fleet.hosts[hostname.as_str()];
@@ -508,6 +508,12 @@ impl World {
         }
         Ok(())
     }
+}
+
+/// Returns what an environment gives of an image: the bundles, or the rest.
+fn given_by(environment: &str, image: String) -> String {
+    let (base, bundles) = image.split_once(" + ").unwrap_or((&image, ""));
+    if environment == "log" { bundles } else { base }.to_owned()
 }
 
 fn live(seed: u64) -> Result<(), TestCaseError> {
