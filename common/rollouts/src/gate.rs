@@ -43,6 +43,19 @@ pub struct Applied {
     pub deactivated: bool,
 }
 
+/// What machines get.
+#[derive(Clone, Debug)]
+pub struct Effective {
+    /// The machine database that is in force.
+    pub records: SharedMachines,
+    /// The inactive parts of the machines that have some, by host name.
+    pub inactive: BTreeMap<String, InactiveParts>,
+}
+
+/// The images and bundles that a machine has only by environments which somebody has made inactive,
+/// each with the name of the environment.
+pub type InactiveParts = BTreeMap<ImageName, String>;
+
 impl Gated {
     /// Returns the environments that give the machine its image and bundles.
     pub fn of_image(&self) -> impl Iterator<Item = &Applied> {
@@ -58,11 +71,9 @@ impl Gated {
     /// bundles if there is no image.
     #[must_use]
     pub fn composed_with(&self, image: &str) -> String {
-        let mut parts: Vec<ImageName> =
-            ImageName::new(image).iter().flat_map(ImageName::parts).collect();
-        let bundles = self.bundles.iter().filter_map(|one| ImageName::new(&one.image).ok());
+        let mut parts = parts_of(image);
         let bundles: Vec<ImageName> =
-            bundles.flat_map(|bundles| bundles.parts().collect::<Vec<_>>()).collect();
+            self.bundles.iter().flat_map(|one| parts_of(&one.image)).collect();
         if parts.is_empty() && !bundles.is_empty() {
             parts.push(ImageName::nothing());
         }
@@ -74,6 +85,28 @@ impl Gated {
         }
         ImageName::composed(&parts).map_or_else(|_| image.to_owned(), String::from)
     }
+
+    /// Returns the inactive parts. `of_record` is the image that the machine database names.
+    fn inactive_parts(&self, of_record: &str) -> InactiveParts {
+        let mut inactive = InactiveParts::new();
+        for one in self.of_image().filter(|one| one.deactivated) {
+            let named = parts_of(&one.image).into_iter();
+            inactive.extend(named.map(|part| (part, one.environment.clone())));
+        }
+        if !inactive.is_empty() {
+            let active = self.of_image().filter(|one| !one.deactivated).map(|one| &*one.image);
+            let others = active.chain(self.base.is_none().then_some(of_record));
+            for part in others.flat_map(parts_of) {
+                inactive.remove(&part);
+            }
+        }
+        inactive
+    }
+}
+
+/// Returns the parts of an image; none if it has no name.
+fn parts_of(image: &str) -> Vec<ImageName> {
+    ImageName::new(image).iter().flat_map(ImageName::parts).collect()
 }
 
 /// Decides about machines, given what is remembered.
@@ -206,52 +239,25 @@ fn with_bundles(gated: Gated, bundles: &[InUse<'_>], hostname: &str) -> Gated {
     Gated { image: gated.composed_with(&gated.image), ..gated }
 }
 
-/// Returns the machine database that is in force, given the one that operators wrote.
+/// Returns what machines get, given the machine database that operators wrote.
 #[must_use]
-pub fn effective(state: &State, mdb: &SharedMachines) -> SharedMachines {
+pub fn effective(state: &State, mdb: &SharedMachines) -> Effective {
     if state.environments.is_empty() {
-        return mdb.clone();
+        return Effective { records: mdb.clone(), inactive: BTreeMap::new() };
     }
     let (gate, next) = (Gate::new(state), Gate::ahead(state, pending(state)));
+    let mut inactive = BTreeMap::new();
     let record = |(hostname, machine): (&String, &Arc<Machine>)| {
-        (hostname.clone(), effective_record(&gate, &next, machine))
-    };
-    mdb.iter().map(record).collect()
-}
-
-/// The images and bundles that a machine has only by environments which somebody has made inactive,
-/// each with the name of the environment.
-pub type InactiveParts = BTreeMap<ImageName, String>;
-
-/// Returns the inactive parts of machines, by host name, given the machine database. Machines
-/// without any are left out.
-#[must_use]
-pub fn inactive_parts(state: &State, mdb: &SharedMachines) -> BTreeMap<String, InactiveParts> {
-    if state.environments.values().all(|one| !one.deactivated) {
-        return BTreeMap::new();
-    }
-    let parts_of = |image: &str| {
-        let image = ImageName::new(image).ok();
-        image.iter().flat_map(ImageName::parts).collect::<Vec<ImageName>>()
-    };
-    let gate = Gate::new(state);
-    let parts = |machine: &Machine| {
-        let gated = gate.gated(machine)?;
-        let (inactive, active): (Vec<_>, Vec<_>) =
-            gated.of_image().partition(|one| one.deactivated);
-        let named = inactive.into_iter().flat_map(|one| {
-            parts_of(&one.image).into_iter().map(|part| (part, one.environment.clone()))
-        });
-        let mut named = InactiveParts::from_iter(named);
-        // Others may give the same.
-        let of_mdb = gated.base.is_none().then_some(&machine.required_image);
-        for image in active.into_iter().map(|one| &one.image).chain(of_mdb) {
-            named.retain(|part, _| !parts_of(image).contains(part));
+        let gated = gate.gated(machine);
+        let parts = gated.as_ref().map(|gated| gated.inactive_parts(&machine.required_image));
+        if let Some(parts) = parts.filter(|parts| !parts.is_empty()) {
+            inactive.insert(hostname.clone(), parts);
         }
-        Some(named).filter(|parts| !parts.is_empty())
+        let required = gated.map_or_else(|| machine.required_image.clone(), |gated| gated.image);
+        (hostname.clone(), effective_record(required, &next, machine))
     };
-    let of = |machine: &Arc<Machine>| Some((machine.hostname.clone(), parts(machine)?));
-    mdb.values().filter_map(of).collect()
+    let records = mdb.iter().map(record).collect();
+    Effective { records, inactive }
 }
 
 /// Returns the revisions that environments get.
@@ -263,8 +269,7 @@ pub(crate) fn pending(state: &State) -> BTreeMap<&str, Revision> {
     open.filter_map(|step| Some((step.environment.as_str(), step.revision?))).collect()
 }
 
-fn effective_record(gate: &Gate<'_>, next: &Gate<'_>, machine: &Arc<Machine>) -> Arc<Machine> {
-    let required = gate.image_of(machine);
+fn effective_record(required: String, next: &Gate<'_>, machine: &Arc<Machine>) -> Arc<Machine> {
     let planned = match machine.planned_image.as_str() {
         "" if next.ahead.is_empty() => String::new(),
         "" => Some(next.image_of(machine)).filter(|next| *next != required).unwrap_or_default(),

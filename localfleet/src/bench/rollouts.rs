@@ -106,7 +106,7 @@ pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
     let began = Instant::now();
     let mut passes = 0;
     while state.unfinished().next().is_some() && passes < 1_000 {
-        let now = effective(&state, &mdb);
+        let now = effective(&state, &mdb).records;
         advance(&mut state, &mdb, &mut Healthy(now), by.now);
         passes += 1;
     }
@@ -114,7 +114,7 @@ pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Row>> {
     let (mut gate, mut planning) = (Samples::default(), Samples::default());
     for _ in 0..bench.runs() {
         let began = Instant::now();
-        let records = effective(&state, &mdb);
+        let records = effective(&state, &mdb).records;
         gate.add(began.elapsed().as_secs_f64());
         anyhow::ensure!(records.values().all(|one| one.required_image == "base/2"), "not gated");
         let began = Instant::now();

@@ -326,7 +326,7 @@ impl State {
     pub fn set_active(&mut self, name: &str, active: bool) -> Result<bool, Said> {
         let missing = || Said::new(404, format!("there is no environment `{name}`"));
         let environment = self.environments.get_mut(name).ok_or_else(missing)?;
-        if environment.active == active {
+        if environment.active == active && (active || environment.deactivated) {
             return Ok(false);
         }
         let environment = Arc::make_mut(environment);

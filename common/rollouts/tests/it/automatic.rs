@@ -85,7 +85,7 @@ fn go_on_with(
 ) -> Vec<String> {
     state.note_members(mdb, at(0).now);
     for _ in 0..20 {
-        let images = effective(state, mdb);
+        let images = effective(state, mdb).records;
         let images = images.iter().map(|(host, one)| (host.clone(), one.required_image.clone()));
         advance(state, mdb, &mut Watched { images: images.collect(), states, ill }, at(0).now);
     }
@@ -145,7 +145,7 @@ fn nothing_follows_by_itself_while_an_environment_is_not_active() {
     state.note_members(&mdb("web1 a"), at(0).now);
     let two = mdb("web1 a, web2 a");
     assert_eq!(go_on(&mut state, &two, &[("web1", "failed")]), [""; 0]);
-    assert_eq!(effective(&state, &two)["web2"].required_image, "a");
+    assert_eq!(effective(&state, &two).records["web2"].required_image, "a");
     state.set_active("web", true).unwrap();
     let shown = go_on(&mut state, &two, &[("web1", "failed"), ("web2", "starting")]);
     let open = [
@@ -187,7 +187,7 @@ fn machines_that_are_dead_are_a_rollout_until_they_are_healthy() {
     let shown = go_on(&mut state, &mdb, &[("web4", "away")]);
     let left_out = "r4 health_repair running: 0 of 1 machine done; waits for web4";
     assert_eq!(shown, [ended, left_out]);
-    assert_eq!(effective(&state, &mdb)["web4"].required_image, "c");
+    assert_eq!(effective(&state, &mdb).records["web4"].required_image, "c");
     let ended = [ended, "r4 health_repair succeeded: 1 of 1 machine done"];
     assert_eq!(go_on(&mut state, &mdb, &[]), ended);
     let mut waits = environment("web", "d");

@@ -10,7 +10,7 @@ use model::tree::Time;
 use rollouts::advance::advance;
 use rollouts::content::ContentRevision;
 use rollouts::document::{Analysis, Choice, Kind, MachineTaskState, VoteEvent, name_of};
-use rollouts::gate::{InactiveParts, effective, inactive_parts};
+use rollouts::gate::{InactiveParts, effective};
 use rollouts::plan::plan;
 use rollouts::state::{
     ENVIRONMENTS_MAX, Editor, Edits, RolloutOrder, SharedMachines, StartOrder, State,
@@ -121,7 +121,7 @@ impl View for Instant<'_> {
 /// Takes rollouts as far as they go at this moment.
 pub fn go_on(state: &mut State, mdb: &SharedMachines, seconds: i64) {
     for _ in 0..20 {
-        let now = effective(state, mdb);
+        let now = effective(state, mdb).records;
         advance(state, mdb, &mut Instant(mdb, now), at(seconds).now);
     }
 }
@@ -139,7 +139,7 @@ pub fn shown(state: &State, number: u64) -> String {
 
 /// Returns the images that machines must have, by host.
 pub fn images(state: &State, mdb: &SharedMachines) -> String {
-    let effective = effective(state, mdb);
+    let effective = effective(state, mdb).records;
     let image = |one: &Arc<Machine>| {
         format!("{} {}", one.hostname, one.required_image).trim_end().to_owned()
     };
@@ -401,7 +401,7 @@ fn orders_fit_the_state_of_a_rollout() {
     assert_eq!(shown(&state, first), "stopped: stopped by ann");
     assert!(!state.environments["web"].active);
     // It has no revision on the machine.
-    assert_eq!(inactive_parts(&state, &mdb), BTreeMap::new());
+    assert_eq!(effective(&state, &mdb).inactive, BTreeMap::new());
     // Back to what the machine database says.
     start(&mut state, "db@1", Kind::User).unwrap();
     go_on(&mut state, &mdb, 0);
@@ -428,7 +428,7 @@ fn parts_of_machines_are_inactive_while_their_environment_is() {
             let part = |(part, name): (&ImageName, &String)| format!("{host} {part} of {name}");
             Vec::from_iter(parts.iter().map(part))
         };
-        inactive_parts(state, &mdb).iter().flat_map(of_host).collect()
+        effective(state, &mdb).inactive.iter().flat_map(of_host).collect()
     };
     assert_eq!(inactive(&state), Vec::<String>::new());
     assert_eq!(state.set_active("hello", false), Ok(true));
@@ -446,7 +446,7 @@ fn parts_of_machines_are_inactive_while_their_environment_is() {
     go_on(&mut state, &mdb, 0);
     assert_eq!(inactive(&state), ["db1 hello/1 of hello"]);
     let named = self::mdb("web1 a,db1 a + hello/1");
-    assert_eq!(inactive_parts(&state, &named), BTreeMap::new());
+    assert_eq!(effective(&state, &named).inactive, BTreeMap::new());
 }
 
 #[test]
@@ -455,11 +455,12 @@ fn a_gate_that_nobody_has_made_inactive_lets_tasks_restart() {
     let mut state = State::default();
     let gate = json!({"name": "gate", "select": {"hosts": ["*"]}, "source": {"mdb": true}});
     edit(&mut state, &mdb, gate).unwrap();
-    assert_eq!(inactive_parts(&state, &mdb), BTreeMap::new());
-    assert_eq!(state.set_active("gate", true), Ok(true));
+    assert_eq!(effective(&state, &mdb).inactive, BTreeMap::new());
+    // It is not active, and somebody wants it so.
     assert_eq!(state.set_active("gate", false), Ok(true));
+    assert_eq!(state.set_active("gate", false), Ok(false));
     let parts = InactiveParts::from([("a".parse().unwrap(), "gate".to_owned())]);
-    assert_eq!(inactive_parts(&state, &mdb), BTreeMap::from([("web1".to_owned(), parts)]));
+    assert_eq!(effective(&state, &mdb).inactive, BTreeMap::from([("web1".to_owned(), parts)]));
 }
 
 #[test]
@@ -597,7 +598,7 @@ fn a_step_that_waits_for_its_image_changes_nothing_meanwhile() {
     start(&mut state, "web@1", Kind::User).unwrap();
     assert_eq!(state.not_started("web"), None);
     go_on(&mut state, &mdb, 1_000);
-    let now = effective(&state, &mdb);
+    let now = effective(&state, &mdb).records;
     assert!(!advance(&mut state, &mdb, &mut Instant(&mdb, now), at(1_001).now).changed);
     // What somebody has made inactive is left to people.
     edit(&mut state, &mdb, environment("web", "web/2")).unwrap();
@@ -669,7 +670,7 @@ fn machines_fetch_what_a_rollout_is_about_to_bring() {
     edit(&mut state, &mdb, log).unwrap();
     edit(&mut state, &mdb, environment("web", "i2")).unwrap();
     let planned = |state: &State| -> Vec<String> {
-        let machines = effective(state, &mdb);
+        let machines = effective(state, &mdb).records;
         machines.values().map(|one| one.planned_image.clone()).collect()
     };
     assert_eq!(planned(&state), ["", ""]);

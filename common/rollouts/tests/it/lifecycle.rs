@@ -302,7 +302,7 @@ impl World {
             return Ok(());
         }
         self.saved = self.state.clone();
-        for (name, machine) in effective(&self.state, &self.mdb) {
+        for (name, machine) in effective(&self.state, &self.mdb).records {
             let host = self.fleet.hosts.get_mut(&name).unwrap();
             if host.wants != machine.required_image && !host.is_cut {
                 host.wants.clone_from(&machine.required_image);
@@ -454,7 +454,7 @@ impl World {
             prop_assert!(record.waiting.iter().all(|host| self.mdb.contains_key(host)));
         }
         // Machines in no environment have what the machine database says.
-        for (name, machine) in effective(&self.state, &self.mdb) {
+        for (name, machine) in effective(&self.state, &self.mdb).records {
             if Gate::new(&self.state).gated(&self.mdb[&name]).is_none() {
                 prop_assert_eq!(&machine.required_image, &self.mdb[&name].required_image);
             }
@@ -475,8 +475,7 @@ impl World {
             prop_assert!(round < 1_999, "no end: {:?}", open);
             // As many cannot have a bundle as may be ill: the rest waits until somebody stops it.
             let cannot = |host: &Host| !left_out(&host.wants).is_empty();
-            let is_stopped = round > 1_000 && self.fleet.hosts.values().any(cannot);
-            let order = if is_stopped { RolloutOrder::Stop } else { RolloutOrder::Resolve };
+            let is_stuck = round > 1_000 && self.fleet.hosts.values().any(cannot);
             for record in open {
                 let id = record.rollout.id.clone();
                 for step in &record.rollout.steps {
@@ -490,6 +489,8 @@ impl World {
                             .vote(&id, VoteEvent { step, voter, vote, digest, link_valid });
                     }
                 }
+                let is_stuck = is_stuck && record.rollout.environments().contains("log");
+                let order = if is_stuck { RolloutOrder::Stop } else { RolloutOrder::Resolve };
                 let editor = self.editor("ann");
                 let _other_state = self.state.order(&id, order, &editor);
             }

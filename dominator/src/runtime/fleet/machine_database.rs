@@ -10,6 +10,7 @@ use model::display::error_chain;
 use model::lock::locked;
 use model::mdb::{Machines, MdbDiff};
 use model::object::ObjectId;
+use rollouts::gate::Effective;
 
 use super::{Fleet, OrderError, stop};
 use crate::core::mdb_admission::{AcceptError, AdmissionNotice, AdmissionOutcome, MdbAdmission};
@@ -140,8 +141,9 @@ impl Fleet {
         let inner = &mut *guard;
         let before = self.wanted_images(inner);
         self.gate_content(admission.current().machines());
-        self.tell_inactive(inner, admission.current().machines());
-        let effective = self.effective(admission.current().machines());
+        let Effective { records: effective, inactive } =
+            self.effective(admission.current().machines());
+        self.tell_inactive(inner, inactive);
         let changes = changes_between(&inner.effective, &effective);
         (inner.admission, inner.effective) = (admission, effective);
         self.shared.images.keep(self.kept_images());

@@ -111,7 +111,7 @@ impl Fleet {
         let mut plans = Vec::new();
         // Environments say more than the records.
         let records = machines.iter().map(|one| (one.hostname.clone(), Arc::new(one.clone())));
-        let effective = self.effective(&records.collect());
+        let effective = self.effective(&records.collect()).records;
         for machine in machines.iter().filter_map(|one| effective.get(&one.hostname)) {
             if !plans.is_empty() && self.shared.clock.elapsed() > end {
                 break;

@@ -21,7 +21,7 @@ use rollouts::batch::Batch;
 use rollouts::content::{ContentRevision, NewestContent};
 use rollouts::definition::{Start, Subject};
 use rollouts::document::{Analysis, Kind, MachineTaskState, Revision};
-use rollouts::gate::{Gate, effective, inactive_parts};
+use rollouts::gate::{Effective, Gate, InactiveParts, effective};
 use rollouts::state::{
     Editor, EnvironmentState, SharedMachines, StartOrder, State, StoredRevision,
 };
@@ -334,8 +334,8 @@ impl Fleet {
         Some(format!("the rollout command fails: {error}"))
     }
 
-    /// Returns the records that machines get, given the machine database.
-    pub(super) fn effective(&self, mdb: &SharedMachines) -> SharedMachines {
+    /// Returns what machines get, given the machine database.
+    pub(super) fn effective(&self, mdb: &SharedMachines) -> Effective {
         effective(&self.state().rollouts.get(), mdb)
     }
 
@@ -353,15 +353,17 @@ impl Fleet {
     }
 
     /// Tells the drivers of machines which parts come from environments that are not active.
-    pub(super) fn tell_inactive(&self, inner: &mut FleetState, mdb: &SharedMachines) {
-        let next = inactive_parts(&self.state().rollouts.get(), mdb);
-        let former = std::mem::replace(&mut inner.inactive, next);
+    pub(super) fn tell_inactive(
+        &self,
+        inner: &mut FleetState,
+        inactive: BTreeMap<String, InactiveParts>,
+    ) {
+        let former = std::mem::replace(&mut inner.inactive, inactive);
         let hostnames: BTreeSet<&String> = former.keys().chain(inner.inactive.keys()).collect();
         for hostname in hostnames {
             let parts = inner.inactive.get(hostname);
-            if let Some(watched) =
-                inner.watched.get(hostname).filter(|_| parts != former.get(hostname))
-            {
+            let Some(watched) = inner.watched.get(hostname) else { continue };
+            if parts != former.get(hostname) {
                 let order = SubOrder::SetInactive(parts.cloned().unwrap_or_default());
                 watched.handle.order(order, &self.shared);
             }
