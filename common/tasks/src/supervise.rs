@@ -194,12 +194,6 @@ impl TaskRecord {
     pub fn permits(&self, task: &Task, boot_now: &BootTime) -> bool {
         !task.exclusive || self.permit.stop_at_ms(task.stop_timeout_s, boot_now).is_some()
     }
-
-    /// Returns why `run`, whose program has ended by itself, is not started again.
-    #[must_use]
-    pub fn why_ended(&self, run: Option<&RunRecord>) -> Option<&String> {
-        self.not_restarted.as_ref().filter(|_| run.is_some_and(RunRecord::waits_after_end))
-    }
 }
 
 /// Returns the runs of `record` as decisions see them. `has_permit` is true if the task needs none.
@@ -212,10 +206,11 @@ pub fn observed(record: &TaskRecord, has_permit: bool) -> Observed {
 /// True if a run of the task is live or would be, if it is exclusive and has the permit.
 #[must_use]
 pub fn needs_permit(record: &TaskRecord) -> bool {
+    let not_restarted = record.not_restarted.as_deref();
     let needs = |run: &RunRecord| match run.phase {
         Phase::Started { .. } => true,
         Phase::Due | Phase::Waiting { .. } => {
-            !run.deleting && run.held_by.is_none() && record.why_ended(Some(run)).is_none()
+            !run.deleting && run.held_by.is_none() && run.why_not_restarted(not_restarted).is_none()
         }
         Phase::Ended { .. } => false,
     };
@@ -265,11 +260,14 @@ impl RunRecord {
         }
     }
 
-    /// True if its program has ended by itself, and is to be started again.
-    fn waits_after_end(&self) -> bool {
+    /// Returns [`TaskRecord::not_restarted`] of its task if its program has ended by itself.
+    #[must_use]
+    pub fn why_not_restarted<'a>(&self, not_restarted: Option<&'a str>) -> Option<&'a str> {
         let by_itself =
             |end: &End| !end.asked && matches!(end.exit, Exit::Code(_) | Exit::Signal(_));
-        matches!(self.phase, Phase::Waiting { .. }) && self.last_end.as_ref().is_some_and(by_itself)
+        let waits = matches!(self.phase, Phase::Waiting { .. });
+        let has_ended = waits && self.last_end.as_ref().is_some_and(by_itself);
+        not_restarted.filter(|_| has_ended)
     }
 
     fn is_attempt(&self, name: &str) -> bool {
@@ -404,9 +402,10 @@ fn why_stop(attempt: &str, record: &TaskRecord, has_permit: bool, paused: bool) 
 fn start(situation: &Situation<'_>, record: &mut TaskRecord, step: &mut Step) {
     let Situation { task, template, now, next_attempt, .. } = *situation;
     let longest = SignedDuration::from_secs(task.restart.backoff_s[1].into());
+    let not_restarted = record.not_restarted.as_deref();
     for run in &mut record.runs {
-        let has_ended = record.not_restarted.is_some() && run.waits_after_end();
-        if run.held || run.held_by.is_some() || run.deleting || has_ended {
+        let stays_ended = run.why_not_restarted(not_restarted).is_some();
+        if run.held || run.held_by.is_some() || run.deleting || stays_ended {
             continue;
         }
         run.again = false;

@@ -89,13 +89,13 @@ pub(super) enum Command {
         #[command(flatten)]
         why: OptionalWhy,
     },
-    /// Let new machines get the committed revision
+    /// Let new machines get the committed revision, and restart tasks that end
     Activate {
         name: String,
         #[command(flatten)]
         why: OptionalWhy,
     },
-    /// Let new machines get nothing; those that have it keep it
+    /// Let new machines get nothing, and restart no tasks that end; those that have it keep it
     Deactivate {
         name: String,
         #[command(flatten)]

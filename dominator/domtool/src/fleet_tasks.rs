@@ -301,7 +301,7 @@ fn shown(reply: &GetTaskReply) -> String {
         }),
     );
     row("started again", report.again_at.map(utc));
-    row("not restarted", report.not_restarted.clone());
+    row("not restarted if it ends", report.not_restarted.clone());
     row("next event", report.next_at.map(utc));
     for order in wanted {
         let WantedTaskOrder { order, who, why, .. } = order;

@@ -250,7 +250,7 @@ pub fn must_suspend(report: &TaskReport) -> bool {
         // Suspended, it would forget that it has run, or is held.
         TaskState::Idle
         | TaskState::Held
-        | TaskState::Ended
+        | TaskState::NotRestarted
         | TaskState::Succeeded
         | TaskState::Failed => report.next_at.is_some(),
         TaskState::Stopping => !report.detail.starts_with("suspended: "),

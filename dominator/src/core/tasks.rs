@@ -36,7 +36,7 @@ impl TroubleKind {
     fn of(state: TaskState) -> Option<Self> {
         match state {
             TaskState::Unhealthy => Some(Self::Unhealthy),
-            TaskState::Ended | TaskState::Failed | TaskState::Refused => Some(Self::Failed),
+            TaskState::NotRestarted | TaskState::Failed | TaskState::Refused => Some(Self::Failed),
             TaskState::Waiting => Some(Self::BackOff),
             _ => None,
         }
@@ -350,7 +350,7 @@ fn next_text(known: &Known<'_>) -> String {
                 report.again_at.map_or_else(|| "soon".to_owned(), |at| format!("at {}", utc(at)));
             format!("it is started again {at}; to start it now: {}", order("restart"))
         }
-        TaskState::Ended => {
+        TaskState::NotRestarted => {
             let now = order("restart");
             format!("it is started again when its environment is active; to start it now: {now}")
         }

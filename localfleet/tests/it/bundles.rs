@@ -328,7 +328,7 @@ fn a_task_that_dies_while_its_environment_is_not_active_is_not_restarted() {
     });
     kill_program(&scenario.fleet.subs[0]);
     eventually("the task has ended", || match task(&scenario) {
-        task if task.state == TaskState::Ended => Ok(()),
+        task if task.state == TaskState::NotRestarted => Ok(()),
         task => Err(task.detail),
     });
     // Also by another subd, which repairs its files, and which a dominator asks that was killed.
@@ -347,7 +347,7 @@ fn a_task_that_dies_while_its_environment_is_not_active_is_not_restarted() {
     until_synced(&mut scenario, &["base/1 + bundles/job/1"]);
     let task = task(&scenario);
     let detail = "and is not started again: the environment job is not active";
-    assert!(task.state == TaskState::Ended && task.detail.contains(detail), "{task:?}");
+    assert!(task.state == TaskState::NotRestarted && task.detail.contains(detail), "{task:?}");
     starts(&scenario, 0, &["1"]);
 
     assert_eq!(domtool(&scenario, &["env", "activate", "job"]).0, 0);

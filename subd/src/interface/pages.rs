@@ -117,7 +117,7 @@ fn task_class(state: TaskState) -> &'static str {
         TaskState::Running | TaskState::Succeeded => "good",
         TaskState::Unhealthy
         | TaskState::Waiting
-        | TaskState::Ended
+        | TaskState::NotRestarted
         | TaskState::Failed
         | TaskState::Refused => "bad",
         _ => "quiet",

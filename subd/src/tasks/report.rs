@@ -49,13 +49,14 @@ pub fn report(known: &Known<'_>) -> TaskReport {
     // One that is being deleted counts only while there is no other.
     let run = record.runs.iter().max_by_key(|run| (!run.deleting, run.run_id));
     let condition = condition(task, template, &task.moment(now), &observed(record, has_permit));
-    let why_ended = record.why_ended(run);
+    let not_restarted = record.not_restarted.as_deref();
+    let why_ended = run.and_then(|run| run.why_not_restarted(not_restarted));
     let state = match (&record.suspended, run) {
         (_, Some(run)) if is_live(run, attempt) => live_state(run, record, health),
         (Some(_), _) => TaskState::Suspended,
         (None, None) => TaskState::Idle,
         (None, Some(run)) if run.held || run.held_by.is_some() => TaskState::Held,
-        (None, Some(_)) if why_ended.is_some() => TaskState::Ended,
+        (None, Some(_)) if why_ended.is_some() => TaskState::NotRestarted,
         (None, Some(run)) => match run.phase {
             Phase::Due | Phase::Started { .. } | Phase::Waiting { .. } if !has_permit => {
                 TaskState::Held
@@ -134,7 +135,7 @@ pub fn why_not_well(name: &str, report: Option<&TaskReport>, asks: bool) -> Opti
         | TaskState::Idle
         | TaskState::Held
         // It does not undo updates: files are repaired while its environment is not active.
-        | TaskState::Ended
+        | TaskState::NotRestarted
         | TaskState::Suspended
         | TaskState::NotRun => return None,
         TaskState::Unhealthy => match &report.health {

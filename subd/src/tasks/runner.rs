@@ -438,13 +438,14 @@ impl Runner {
             }
             record.not_restarted = why.cloned();
         }
-        if records == *self.records.get() {
-            return Ok(());
-        }
         self.save(records).map_err(|why| Fault::new(FaultCode::Internal, why))
     }
 
+    /// Saves `records`, unless they are what is saved.
     fn save(&self, records: TaskRecords) -> Result<(), String> {
+        if records == *self.records.get() {
+            return Ok(());
+        }
         self.records.set(records).map_err(|error| error_chain(&error))
     }
 
@@ -481,8 +482,7 @@ impl Runner {
         for name in &pass.gone {
             records.tasks.remove(name);
         }
-        let saved = if records == *self.records.get() { Ok(()) } else { self.save(records) };
-        match saved {
+        match self.save(records) {
             Ok(()) => self.act(&mut pass),
             Err(why) => {
                 tracing::error!("no task is started, because that cannot be recorded: {why}");
@@ -593,19 +593,19 @@ impl Runner {
     fn tell(&mut self, now: Timestamp, boot_now: &BootTime, pass: &mut Pass) {
         let records = self.records.get();
         let mut reports = Vec::new();
+        let empty = TaskRecord::default();
         for (name, defined) in &self.definitions {
+            let record = records.tasks.get(name).unwrap_or(&empty);
             let (task, template) = match defined {
                 Ok(defined) => defined,
                 Err(why) => {
-                    let TaskRecord { order_number, not_restarted, .. } =
-                        records.tasks.get(name).cloned().unwrap_or_default();
+                    let not_restarted = record.not_restarted.clone();
                     let report = not_run(name, TaskState::Refused, why);
+                    let order_number = record.order_number;
                     reports.push(TaskReport { order_number, not_restarted, ..report });
                     continue;
                 }
             };
-            let empty = TaskRecord::default();
-            let record = records.tasks.get(name).unwrap_or(&empty);
             let attempt = pass.attempts.get(name).cloned().unwrap_or(Attempt::None);
             let health = self.health_of(task, record, &attempt, now, pass);
             let next_at = task.moment(now).next.map(|event| event.time);

@@ -150,7 +150,7 @@ fn rows(task: &TaskReport) -> Rows {
     row("last end", task.last_end.clone());
     row("health", task.health.as_ref().map(health_text));
     row("started again", task.again_at.map(utc));
-    row("not restarted", task.not_restarted.clone());
+    row("not restarted if it ends", task.not_restarted.clone());
     row("next event", task.next_at.map(utc));
     rows
 }

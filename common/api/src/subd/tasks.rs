@@ -1,5 +1,5 @@
-//! `Subd.GetTasks`, `Subd.GetTaskStates`, `Subd.OrderTask`, `Subd.PermitTask` and
-//! `Subd.GetTaskLog`: the daemon tasks of a machine.
+//! `Subd.GetTasks`, `Subd.GetTaskStates`, `Subd.OrderTask`, `Subd.SetNotRestarted`,
+//! `Subd.PermitTask` and `Subd.GetTaskLog`: the daemon tasks of a machine.
 
 use std::collections::BTreeMap;
 
@@ -118,7 +118,7 @@ pub enum TaskState {
     /// It has ended, and is started again after a pause.
     Waiting,
     /// It has ended by itself, and is not started again while its environment is not active.
-    Ended,
+    NotRestarted,
     /// It has ended, and is not started again.
     Succeeded,
     Failed,
@@ -136,7 +136,7 @@ impl TaskState {
         Self::Unhealthy,
         Self::Stopping,
         Self::Waiting,
-        Self::Ended,
+        Self::NotRestarted,
         Self::Succeeded,
         Self::Failed,
     ];
@@ -155,7 +155,7 @@ impl TaskState {
             Self::Unhealthy => "unhealthy",
             Self::Stopping => "stopping",
             Self::Waiting => "waiting",
-            Self::Ended => "ended",
+            Self::NotRestarted => "not-restarted",
             Self::Succeeded => "succeeded",
             Self::Failed => "failed",
         }

@@ -137,8 +137,7 @@ fn what_is_not_restarted_waits_after_its_own_end_only() {
     assert_eq!(machine.step().wake_at, None);
     machine.wait(1_000);
     assert!(!machine.starts());
-    let why = machine.record.why_ended(machine.record.runs.first());
-    assert_eq!(why.map(String::as_str), Some("why"));
+    assert_eq!(machine.record.runs[0].why_not_restarted(Some("why")), Some("why"));
     // An operator wants it.
     machine.order(TaskOrder::Restart).unwrap();
     assert!(machine.starts());

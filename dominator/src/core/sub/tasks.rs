@@ -6,29 +6,31 @@
 //! What it has told is kept encoded: in a fleet the states of tasks are many, and seldom looked at.
 // tidy: core
 
+mod not_restarted;
+
 use core::time::Duration;
 use std::collections::BTreeSet;
 
 use api::codec::{Encoding, decode, encode};
 use api::dominator::tasks::WantedTaskOrder;
 use api::subd::{
-    GetTaskStatesReply, GetTaskStatesRequest, Health, OrderTaskRequest, SetNotRestartedRequest,
-    TaskReport, TaskStates, TasksVersion,
+    GetTaskStatesReply, GetTaskStatesRequest, Health, OrderTaskRequest, TaskReport, TaskStates,
+    TasksVersion,
 };
 use model::backoff::{doubled, jittered};
 use model::boot_time::BootTime;
 use model::display::safe_text;
 use model::image::ImageName;
 use model::image::required::RequiredImage;
-use model::object::ObjectId;
 use model::trigger::Kind;
-use rollouts::gate::InactiveParts;
+
+use not_restarted::Inactive;
 
 use super::calls::CallPurpose;
 use super::{Call, Effect, Failure, FailureKind, RequestId, Step, Sub, TaskEffect, View};
 use crate::core::claims::Claim;
 use crate::core::tasks::{TaskEvent, Trouble, Troubles};
-use crate::core::timing::{Attempt, HOLD_LONGEST, RETRY_FIRST, RETRY_LONGEST};
+use crate::core::timing::{Attempt, RETRY_FIRST, RETRY_LONGEST};
 
 /// The longest text of a task that is kept, in bytes. It comes from the machine.
 const TEXT_BYTES_MAX: usize = 500;
@@ -60,20 +62,8 @@ pub(super) struct Tasks {
     /// True if there was trouble that operators are told of.
     ill_parts: BTreeSet<ImageName>,
     orders: Option<Box<Giving>>,
-    /// Only while there are such tasks, or the machine is told that there are none.
+    /// While the machine has, or is to have, tasks that are not restarted.
     inactive: Option<Box<Inactive>>,
-}
-
-/// Tasks that are not to be started again when they have ended by themselves.
-#[derive(Debug, Default)]
-struct Inactive {
-    parts: InactiveParts,
-    /// What was known when they were sent last: what the machine had told of its tasks, and its
-    /// image.
-    sent: Option<(TasksVersion, Option<ObjectId>)>,
-    /// What was known when the machine had them.
-    done: Option<(TasksVersion, Option<ObjectId>)>,
-    attempt: Attempt,
 }
 
 #[derive(Debug)]
@@ -161,71 +151,6 @@ impl Sub {
             let mut having = parts().filter(|part| has_task(part, &trouble.name));
             having.next().or_else(|| parts().next()).map(|part| part.name().clone())
         })
-    }
-
-    /// Sets the parts of the image that come from environments which are not active.
-    pub(super) fn set_inactive(&mut self, parts: InactiveParts) {
-        self.tasks.inactive = Some(Box::new(Inactive { parts, ..Inactive::default() }));
-    }
-
-    /// Has the machine restart no tasks of environments that are not active, and all others.
-    fn sync_not_restarted(&mut self, step: &mut Step<'_>) {
-        let Some(told) = &self.tasks.told else { return };
-        let is_due = self.tasks.inactive.is_some() || told.has_not_restarted;
-        if !is_due || self.holding.refuses(step.now) {
-            return;
-        }
-        let inactive = self.tasks.inactive.get_or_insert_default();
-        let image = self.image.ready();
-        if image.is_none() && !inactive.parts.is_empty() {
-            return;
-        }
-        let known = (told.version, image.map(|image| image.digest));
-        if inactive.done == Some(known) {
-            return;
-        }
-        let why = |task: &TaskReport| {
-            let part = image?.signed_parts().find(|part| has_task(part, &task.name))?;
-            let environment = inactive.parts.get(part.name())?;
-            Some(format!("the environment {environment} is not active"))
-        };
-        let states = told.states();
-        let is_so = |task: &TaskReport| task.not_restarted == why(task);
-        if states.not_run.is_some() || states.tasks.iter().all(is_so) {
-            inactive.done = Some(known);
-            if inactive.parts.is_empty() {
-                self.tasks.inactive = None;
-            }
-            return;
-        }
-        if let Some(until) = inactive.attempt.held_until(step.now.elapsed) {
-            return self.wake_by(until);
-        }
-        let tasks = states.tasks.into_iter();
-        let tasks = tasks.filter_map(|task| why(&task).map(|why| (task.name, why))).collect();
-        let call = Call::SetNotRestarted(SetNotRestartedRequest { tasks });
-        if self.call(CallPurpose::NotRestarted, call, step)
-            && let Some(inactive) = &mut self.tasks.inactive
-        {
-            inactive.sent = Some(known);
-        }
-    }
-
-    /// Handles that the machine has taken which tasks are not restarted. It will tell that.
-    pub(super) fn not_restarted_taken(&mut self) {
-        if let Some(inactive) = &mut self.tasks.inactive {
-            inactive.attempt = Attempt::default();
-            inactive.done = inactive.sent.take();
-        }
-    }
-
-    /// Handles that the machine has not taken it.
-    pub(super) fn not_restarted_failed(&mut self, failure: Failure, step: &mut Step<'_>) {
-        if let Some(inactive) = &mut self.tasks.inactive {
-            let attempt = &mut inactive.attempt;
-            let pause = attempt.count(RETRY_FIRST, HOLD_LONGEST, step.context.jitter);
-            attempt.hold(step.now.elapsed + pause, failure.text);
-        }
     }
 
     fn ask_for_tasks(&mut self, view: &View, step: &mut Step<'_>) {

@@ -227,9 +227,9 @@ fn an_explanation_says_why_and_when() {
             ],
         ),
         (
-            report(TaskState::Ended, "logd-1-0 exited with 3, and is not started again: why"),
+            report(TaskState::NotRestarted, "logd-1-0 was killed, and is not started again: why"),
             &[
-                "logd on web1 is ended: logd-1-0 exited with 3, and is not started again: why",
+                "logd on web1 is not-restarted: logd-1-0 was killed, and is not started again: why",
                 "it is started again when its environment is active; to start it now: domtool task \
                  restart web1 logd",
             ],

@@ -153,7 +153,7 @@ fn class_of(report: &TaskReport) -> &'static str {
         | TaskState::Held
         | TaskState::Unhealthy
         | TaskState::Waiting
-        | TaskState::Ended
+        | TaskState::NotRestarted
         | TaskState::Failed => "bad",
     }
 }

@@ -324,6 +324,11 @@ fn tasks_of_environments_that_are_not_active_are_not_restarted() {
         let order = SubOrder::SetInactive(parts.iter().map(part).collect());
         script.step("ordered", Event::Ordered(order));
     };
+    let taken = |script: &mut Script, version, tasks| {
+        script.accept();
+        script.poll();
+        script.answer(version, Some(tasks));
+    };
     let why = Some("the environment hello is not active".to_owned());
     let left = TaskReport { not_restarted: why, ..report(TaskState::Running, 0) };
     // Nothing is known of its tasks yet; another task is not of the bundle.
@@ -340,21 +345,15 @@ fn tasks_of_environments_that_are_not_active_are_not_restarted() {
     script.answer(3, Some(vec![report(TaskState::Running, 0), other.clone()]));
     script.refuse(FailureKind::Unavailable, "no");
     script.wait(60);
-    script.accept();
-    script.poll();
-    script.answer(4, Some(vec![left.clone(), other]));
+    taken(&mut script, 4, vec![left.clone(), other]);
     // Of an active environment it is restarted.
     set(&mut script, &[]);
-    script.accept();
-    script.poll();
-    script.answer(5, Some(vec![report(TaskState::Running, 0)]));
+    taken(&mut script, 5, vec![report(TaskState::Running, 0)]);
     assert_eq!(script.called, None);
     // They are other ones when the machine takes what it was told.
     set(&mut script, &[("job/1", "hello")]);
     set(&mut script, &[]);
-    script.accept();
-    script.poll();
-    script.answer(6, Some(vec![left.clone()]));
+    taken(&mut script, 6, vec![left.clone()]);
     script.accept();
     script.poll();
     // No image is required any more.
