@@ -277,7 +277,7 @@ impl Client {
         let request = Request::get(self.uri(method, path_and_query.to_owned())?)
             .body(body::full(Bytes::new()))
             .map_err(|error| self.odd(method, error.to_string()))?;
-        self.page(method, request).await
+        self.page(method, Box::new(request)).await
     }
 
     /// Sends the form of a page, as a browser does. Returns the status and body of the answer.
@@ -296,13 +296,13 @@ impl Client {
             .header(CONTENT_TYPE, "application/x-www-form-urlencoded")
             .body(body::full(form))
             .map_err(|error| self.odd(method, error.to_string()))?;
-        self.page(method, request).await
+        self.page(method, Box::new(request)).await
     }
 
     async fn page(
         &self,
         method: &'static str,
-        request: Request<Body>,
+        request: Box<Request<Body>>,
     ) -> Result<(u16, Bytes), CallError> {
         let call = async {
             let (response, _connection) = self.send(method, request).await?;
@@ -325,7 +325,7 @@ impl Client {
         Ok(room)
     }
 
-    fn encoded<M: Method>(&self, request: &M::Request) -> Result<Request<Body>, CallError> {
+    fn encoded<M: Method>(&self, request: &M::Request) -> Result<Box<Request<Body>>, CallError> {
         let codec = |source| CallError::Codec { method: M::NAME, peer: self.name(), source };
         let bytes = codec::encode(Encoding::Bincode, "request", request).map_err(codec)?;
         if bytes.len() > M::REQUEST_BYTES_MAX {
@@ -335,16 +335,18 @@ impl Client {
         self.request(M::NAME, Encoding::Bincode.content_type(), body::full(bytes))
     }
 
+    /// Boxed, because each future that passes it on would reserve its memory twice.
     fn request(
         &self,
         method: &'static str,
         content_type: &'static str,
         body: Body,
-    ) -> Result<Request<Body>, CallError> {
+    ) -> Result<Box<Request<Body>>, CallError> {
         Request::post(self.uri(method, format!("/rpc/{method}"))?)
             .header(PROTOCOL_HEADER, PROTOCOL)
             .header(CONTENT_TYPE, content_type)
             .body(body)
+            .map(Box::new)
             .map_err(|error| self.odd(method, error.to_string()))
     }
 
@@ -362,7 +364,7 @@ impl Client {
     async fn send(
         &self,
         method: &'static str,
-        request: Request<Body>,
+        request: Box<Request<Body>>,
     ) -> Result<(Response<Reply>, Arc<Connection>), CallError> {
         if !self.inner.ended_within.is_zero() && method != ReplaceCertificate::NAME {
             let what = "a machine whose certificate has ended is called for nothing else than to \
@@ -383,7 +385,7 @@ impl Client {
                 // The connection had just ended.
                 Err(Failure::Unsent(unsent, _)) if again => {
                     again = false;
-                    request = *unsent;
+                    request = unsent;
                 }
                 Err(Failure::Unsent(_, error) | Failure::Lost(error)) => {
                     return Err(self.lost(method, error));

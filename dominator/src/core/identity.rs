@@ -21,6 +21,7 @@
 //!   an operator's order, or when its record is removed.
 // tidy: core
 
+mod groups;
 mod reported;
 #[cfg(test)]
 mod tests;
@@ -33,6 +34,7 @@ use model::tree::Time;
 
 pub use reported::{FileOrigin, FileOrigins, KnownIdentity, ReportedIdentity, TrustRecord};
 
+use groups::Groups;
 use reported::{first_label, is_identifying, names_match};
 
 /// What the state machine of one sub reports to the table.
@@ -94,14 +96,14 @@ pub struct IdentityTable {
     entries: BTreeMap<Arc<str>, Entry>,
     last_run: u64,
     /// Records by the first label of their names.
-    by_name: BTreeMap<String, BTreeSet<Arc<str>>>,
+    by_name: Groups<String, Arc<str>>,
     /// Records by the first label of the host name that their subs report.
-    by_reported_name: BTreeMap<String, BTreeSet<Arc<str>>>,
+    by_reported_name: Groups<String, Arc<str>>,
     /// Records by the instance of the subd that answers for them.
-    by_instance: BTreeMap<u64, BTreeSet<MatchingRecord>>,
+    by_instance: Groups<u64, MatchingRecord>,
     /// Instances of the subs that answer now, by host name (in lower case) and boot id, each with
     /// its record.
-    boots: BTreeMap<(String, String), BTreeSet<InstanceOfRecord>>,
+    boots: Groups<(String, String), InstanceOfRecord>,
     /// Host names, in lower case, that identify no machine.
     common_names: BTreeSet<String>,
     /// The saved identities of machines whose records were not added yet.
@@ -131,7 +133,7 @@ impl IdentityTable {
             let known = self.unlisted.remove(&name);
             self.entries.insert(Arc::clone(&name), Entry::default());
             let label = first_label(&name);
-            self.by_name.entry(label.clone()).or_default().insert(Arc::clone(&name));
+            self.by_name.add(label.clone(), Arc::clone(&name));
             let mut changed = self.change(&name, |entry| entry.known = known);
             changed.extend(self.judge_reported(&label));
             changed
@@ -150,7 +152,7 @@ impl IdentityTable {
             self.dirty.insert(Arc::clone(&name));
         }
         let label = first_label(&name);
-        remove_from(&mut self.by_name, &label, &name);
+        self.by_name.remove(&label, &name);
         changed.extend(self.judge_reported(&label));
         changed.retain(|(other, _)| *other != name);
         changed
@@ -299,12 +301,12 @@ impl IdentityTable {
         self.entries.insert(Arc::clone(name), new);
         let mut judged = BTreeSet::from([Arc::clone(name)]);
         if let Some(label) = self.find_common_name(name) {
-            judged.extend(self.by_reported_name.get(&label).into_iter().flatten().cloned());
+            judged.extend(self.by_reported_name.of(&label).iter().cloned());
         }
         // The verdicts on all records of one instance depend on its best two.
         for (instance, before) in instances.into_iter().zip(before) {
             if self.best_matches(instance) != before {
-                let members = self.by_instance.get(&instance).into_iter().flatten();
+                let members = self.by_instance.of(&instance).iter();
                 judged.extend(members.map(|(_, member)| Arc::clone(member)));
             }
         }
@@ -319,28 +321,27 @@ impl IdentityTable {
     fn add_to_indexes(&mut self, name: &Arc<str>, entry: &Entry) {
         let Some((_, reported)) = &entry.reported else { return };
         let matching = matching_record(name, entry, reported);
-        self.by_instance.entry(reported.instance).or_default().insert(matching);
+        self.by_instance.add(reported.instance, matching);
         let label = first_label(&reported.hostname);
-        self.by_reported_name.entry(label).or_default().insert(Arc::clone(name));
+        self.by_reported_name.add(label, Arc::clone(name));
         if let Some(boot) = boot_of(entry, reported) {
-            let member = (reported.instance, Arc::clone(name));
-            self.boots.entry(boot).or_default().insert(member);
+            self.boots.add(boot, (reported.instance, Arc::clone(name)));
         }
     }
 
     fn remove_from_indexes(&mut self, name: &Arc<str>, entry: &Entry) {
         let Some((_, reported)) = &entry.reported else { return };
         let matching = matching_record(name, entry, reported);
-        remove_from(&mut self.by_instance, &reported.instance, &matching);
-        remove_from(&mut self.by_reported_name, &first_label(&reported.hostname), name);
+        self.by_instance.remove(&reported.instance, &matching);
+        self.by_reported_name.remove(&first_label(&reported.hostname), name);
         if let Some(boot) = boot_of(entry, reported) {
-            remove_from(&mut self.boots, &boot, &(reported.instance, Arc::clone(name)));
+            self.boots.remove(&boot, &(reported.instance, Arc::clone(name)));
         }
     }
 
     /// Returns the two records that match a subd best.
     fn best_matches(&self, instance: u64) -> [Option<MatchingRecord>; 2] {
-        let mut members = self.by_instance.get(&instance).into_iter().flatten().cloned();
+        let mut members = self.by_instance.of(&instance).iter().cloned();
         [members.next(), members.next()]
     }
 
@@ -360,7 +361,7 @@ impl IdentityTable {
     }
 
     fn judge_reported(&mut self, label: &str) -> ChangedVerdicts {
-        let names = self.by_reported_name.get(label).cloned().unwrap_or_default();
+        let names = self.by_reported_name.of(label).iter().cloned().collect();
         self.judge(names)
     }
 
@@ -402,7 +403,7 @@ impl IdentityTable {
     /// Returns why the subd does not belong to this record, if it also answers for another record
     /// that matches as well or better.
     fn same_subd(&self, name: &str, reported: &ReportedIdentity) -> Option<String> {
-        let mut records = self.by_instance.get(&reported.instance)?.iter();
+        let mut records = self.by_instance.of(&reported.instance).iter();
         let ((first_match, first), (second_match, second)) = (records.next()?, records.next()?);
         let is_decided = first_match != second_match;
         if **first == *name {
@@ -420,7 +421,7 @@ impl IdentityTable {
         if !is_identifying(hostname) || names_match(name, hostname) {
             return None;
         }
-        let records = self.by_name.get(&first_label(hostname))?;
+        let records = self.by_name.of(first_label(hostname).as_str());
         let others = || records.iter().filter(|other| ***other != *name);
         let same = others().find(|other| other.eq_ignore_ascii_case(hostname));
         same.or_else(|| others().find(|other| names_match(other, hostname))).cloned()
@@ -437,9 +438,10 @@ impl IdentityTable {
         {
             return None;
         }
-        let same_boot = boot_of(entry, reported).and_then(|boot| self.boots.get(&boot));
+        let boot = boot_of(entry, reported);
+        let same_boot = boot.as_ref().map_or(&[][..], |boot| self.boots.of(boot));
         let is_common = reported.origins.hostname.is_content(&reported.hostname)
-            || same_boot.into_iter().flatten().any(|(instance, other)| {
+            || same_boot.iter().any(|(instance, other)| {
                 *instance != reported.instance && !names_match(other, &hostname)
             });
         is_common.then(|| {
@@ -461,13 +463,4 @@ fn matching_record(name: &Arc<str>, entry: &Entry, reported: &ReportedIdentity) 
 fn boot_of(entry: &Entry, reported: &ReportedIdentity) -> Option<(String, String)> {
     let is_known = entry.is_present && !reported.boot_id.is_empty();
     is_known.then(|| (reported.hostname.to_lowercase(), reported.boot_id.clone()))
-}
-
-fn remove_from<K: Ord, V: Ord>(groups: &mut BTreeMap<K, BTreeSet<V>>, key: &K, member: &V) {
-    if let Some(group) = groups.get_mut(key) {
-        group.remove(member);
-        if group.is_empty() {
-            groups.remove(key);
-        }
-    }
 }

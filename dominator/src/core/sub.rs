@@ -136,7 +136,7 @@ pub struct Sub {
     leaving: Leaving,
     computed: ComputedContent,
     blocked: BlockedPaths,
-    room: Option<Room>,
+    room: Option<Box<Room>>,
     tasks: Tasks,
     prefetch: Prefetch,
     provisioning: Provisioning,

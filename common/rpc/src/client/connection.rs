@@ -43,6 +43,10 @@ const NARROW_FRAME_BYTES: u32 = 16 << 10;
 /// unread objects do not delay calls.
 const CONNECTION_WINDOW_BYTES: u32 = 8 << 20;
 
+/// How much of former response heads the server may refer to, in bytes. Each response has another
+/// date, so a connection would keep the more of them the longer it lasts: after three, 2.5 KiB.
+const HEADER_TABLE_BYTES: u32 = 0;
+
 /// The most bytes that wait to be sent on one stream.
 const SEND_BUFFER_BYTES: usize = 1 << 20;
 
@@ -102,6 +106,7 @@ impl Connection {
         };
         let (sender, mut connection) = h2::client::Builder::new()
             .enable_push(false)
+            .header_table_size(HEADER_TABLE_BYTES)
             .initial_window_size(window)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
             .max_frame_size(frame)
@@ -116,6 +121,7 @@ impl Connection {
         let is_of_machine = session.as_ref().is_some_and(PeerSession::is_of_machines);
         let server_key = session.as_ref().and_then(PeerSession::public_key);
         let files = session.as_ref().map(|session| session.proof().files());
+        let session = session.map(Box::new);
         // Boxed, because each layer of a task would reserve its memory.
         let task = Box::pin(async move {
             tokio::select! {
@@ -156,7 +162,10 @@ impl Connection {
     }
 
     /// Sends `request`; see [`exchange`].
-    pub(super) async fn send(&self, request: Request<Body>) -> Result<Response<Reply>, Failure> {
+    pub(super) async fn send(
+        &self,
+        request: Box<Request<Body>>,
+    ) -> Result<Response<Reply>, Failure> {
         exchange(self.sender.clone(), request, &self.heard).await
     }
 }
@@ -261,6 +270,33 @@ mod tests {
         assert_eq!((connection.is_closed(), pings), (true, 1), "{frames:?}");
     }
 
+    #[tokio::test]
+    async fn a_server_may_not_refer_to_former_heads() {
+        let (near, mut far) = tokio::io::duplex(1 << 16);
+        let _connection = Connection::over(near, "near".to_owned(), None, true).await.unwrap();
+        let mut start = [0; 24 + 9];
+        far.read_exact(&mut start).await.unwrap();
+        let (preface, head) = start.split_at(24);
+        assert_eq!(preface, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
+        assert_eq!(head, [0, 0, head[2], 4, 0, 0, 0, 0, 0], "SETTINGS come first");
+        let mut settings = vec![0; usize::from(head[2])];
+        far.read_exact(&mut settings).await.unwrap();
+        let read = |setting: &[u8]| {
+            let (id, value) = setting.split_at(2);
+            (id[1], u32::from_be_bytes(value.try_into().unwrap()))
+        };
+        // RFC 9113, 6.5.2: the table of heads, push, the window and frame of a stream, and the
+        // length of heads.
+        let want = [
+            (1, 0),
+            (2, 0),
+            (4, FREE_BYTES as u32),
+            (5, NARROW_FRAME_BYTES),
+            (6, crate::HEADER_BYTES_MAX),
+        ];
+        assert_eq!(settings.chunks(6).map(read).collect::<Vec<_>>(), want);
+    }
+
     /// Passes on what a client says, and keeps each write.
     async fn overhear(mut client: DuplexStream, mut server: DuplexStream) -> Vec<Vec<u8>> {
         let (mut said, mut answered) = (vec![0; 4_096], vec![0; 4_096]);
@@ -296,7 +332,7 @@ mod tests {
         for pause in [60, 60, 60, 90, 60] {
             tokio::time::sleep(Duration::from_secs(pause)).await;
             let request = Request::post("http://host/").body(full("x")).unwrap();
-            connection.send(request).await.map_err(drop).unwrap();
+            connection.send(Box::new(request)).await.map_err(drop).unwrap();
         }
         assert!(!connection.is_closed());
         drop(connection);
@@ -323,7 +359,7 @@ mod tests {
         let connection = Connection::over(near, "near".to_owned(), None, false).await.unwrap();
         for _ in 0..3 {
             let request = Request::post("http://host/").body(full("small")).unwrap();
-            connection.send(request).await.map_err(drop).unwrap();
+            connection.send(Box::new(request)).await.map_err(drop).unwrap();
         }
         drop(connection);
         let writes = overheard.await.unwrap();

@@ -80,7 +80,7 @@ impl Client {
             .body(body::full(Bytes::new()))
             .map_err(|error| self.odd(method, error.to_string()))?;
         let call = async {
-            let (response, connection) = self.send(method, request).await?;
+            let (response, connection) = self.send(method, Box::new(request)).await?;
             let extent = match response.status() {
                 StatusCode::OK => Extent::Whole(length_of(response.headers())),
                 StatusCode::PARTIAL_CONTENT => extent_of(response.headers()),

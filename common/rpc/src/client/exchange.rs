@@ -28,11 +28,11 @@ pub(super) enum Failure {
 /// before the whole body was sent is a refusal: the rest is not sent.
 pub(super) async fn exchange(
     mut sender: SendRequest<Bytes>,
-    request: Request<Body>,
+    request: Box<Request<Body>>,
     heard: &Arc<LastHeard>,
 ) -> Result<Response<Reply>, Failure> {
     let (response, sending) = {
-        let (mut head, body) = request.into_parts();
+        let (mut head, body) = (*request).into_parts();
         if let Some(length) = body.size_hint().exact() {
             head.headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
         }
@@ -184,7 +184,7 @@ mod tests {
         tokio::spawn(connection);
         let endless = futures_util::stream::repeat_with(|| Ok(Bytes::from_static(CHUNK)));
         let request = Request::post("http://host/").body(streamed(endless)).unwrap();
-        (exchange(sender, request, &Arc::new(LastHeard::new())).await, received)
+        (exchange(sender, Box::new(request), &Arc::new(LastHeard::new())).await, received)
     }
 
     async fn body_of(response: Result<Response<Reply>, Failure>) -> Result<Bytes, String> {
@@ -244,7 +244,7 @@ mod tests {
         tokio::spawn(connection);
         let chunks = futures_util::stream::repeat_with(|| Ok(Bytes::from_static(CHUNK))).take(32);
         let request = Request::post("http://host/").body(streamed(chunks)).unwrap();
-        let response = exchange(sender, request, &Arc::new(LastHeard::new())).await;
+        let response = exchange(sender, Box::new(request), &Arc::new(LastHeard::new())).await;
         assert_eq!(body_of(response).await, Ok(Bytes::from((1 << 20).to_string())));
     }
 }

@@ -180,7 +180,7 @@ impl Connection {
         };
         let proof = session.as_ref().map(PeerSession::proof);
         let mut replaced = std::pin::pin!(self.is_replaced(proof.as_deref(), &activity));
-        let mut lost = std::pin::pin!(PeerSession::lost(session));
+        let mut lost = std::pin::pin!(PeerSession::lost(session.map(Box::new)));
         let streams_max = match self.service.routes.limits.streams {
             streams if is_anonymous => streams.min(ANONYMOUS_STREAMS_MAX),
             streams => streams,

@@ -59,7 +59,7 @@ pub(super) struct Trees {
     pub(super) refused: Option<Arc<RefusedChanges>>,
     /// The report with which they were read.
     read: Option<ReportKey>,
-    asked: Option<(RequestId, ReportKey)>,
+    asked: Option<Box<(RequestId, ReportKey)>>,
     pub(super) attempt: Attempt,
 }
 
@@ -75,7 +75,7 @@ impl Trees {
     }
 
     pub(super) fn failed(&mut self, request_id: RequestId, failure: Failure, step: &Step<'_>) {
-        if self.asked.take_if(|(asked, _)| *asked == request_id).is_some() {
+        if self.asked.take_if(|asked| asked.0 == request_id).is_some() {
             let pause = self.attempt.count(RETRY_FIRST, RETRY_LONGEST, step.context.jitter);
             self.attempt.hold(step.now.elapsed + pause, failure.text);
         }
@@ -88,21 +88,22 @@ pub(super) type PlanResult = Result<Arc<Planned>, String>;
 /// The plan to one image.
 #[derive(Debug, Default)]
 pub(super) struct Planning {
-    pub(super) asked: Option<(RequestId, PlanKey)>,
+    // What few machines have at one time is boxed.
+    pub(super) asked: Option<Box<(RequestId, PlanKey)>>,
     pub(super) made: Option<Arc<Planned>>,
     /// Why no plan can be made.
-    pub(super) failed: Option<(PlanKey, String)>,
+    pub(super) failed: Option<Box<(PlanKey, String)>>,
 }
 
 impl Planning {
     /// Takes a plan, or why it cannot be made. Returns false if this answers another request.
     pub(super) fn take(&mut self, request_id: RequestId, result: &PlanResult) -> bool {
-        let Some((_, key)) = self.asked.take_if(|(asked, _)| *asked == request_id) else {
+        let Some(asked) = self.asked.take_if(|asked| asked.0 == request_id) else {
             return false;
         };
         match result {
             Ok(planned) => self.made = Some(Arc::clone(planned)),
-            Err(text) => self.failed = Some((key, text.clone())),
+            Err(text) => self.failed = Some(Box::new((asked.1, text.clone()))),
         }
         true
     }
@@ -221,7 +222,8 @@ impl Sub {
         refused: Option<Arc<RefusedChanges>>,
     ) {
         let trees = &mut self.trees;
-        let Some((_, key)) = trees.asked.take_if(|(asked, _)| *asked == request_id) else { return };
+        let Some(asked) = trees.asked.take_if(|asked| asked.0 == request_id) else { return };
+        let key = asked.1;
         let is_news = trees.read.is_some() && trees.refused != refused;
         (trees.known, trees.refused, trees.read) =
             (Some(KnownTree::Whole(tree)), refused, Some(key));
@@ -268,7 +270,7 @@ impl Sub {
         {
             return Continue(Arc::clone(planned));
         }
-        if let Some((failed, text)) = &self.plan.failed
+        if let Some((failed, text)) = self.plan.failed.as_deref()
             && *failed == key
         {
             return stop(Status::Blocked, format!("no plan can be made: {text}"));
@@ -276,8 +278,8 @@ impl Sub {
         if self.plan.asked.is_none()
             && let Some(tree) = self.trees.tree()
         {
-            self.plan.asked =
-                Some((self.request_plan(key, view, scan, tree, image, &mut step.effects), key));
+            let request_id = self.request_plan(key, view, scan, tree, image, &mut step.effects);
+            self.plan.asked = Some(Box::new((request_id, key)));
         }
         stop(Status::Rescanning, format!("comparing the new scan with {}", image.name()))
     }
@@ -327,7 +329,7 @@ impl Sub {
                 return stop(Status::PollFailed, format!("its tree could not be read: {why}"));
             }
             let request_id = self.next_request_id();
-            self.trees.asked = Some((request_id, key));
+            self.trees.asked = Some(Box::new((request_id, key)));
             let expected = || self.expected_tree().filter(|tree| tree.digest() == scan.root);
             let known = self.trees.tree().or_else(expected);
             step.effects.push(Effect::ReadTree(request_id, scan.root, known));

@@ -64,7 +64,7 @@ impl Prefetch {
         };
         let key = key_of(image);
         let is_needless = image.digest == required.digest
-            || self.plan.failed.as_ref().is_some_and(|(failed, _)| *failed == key);
+            || self.plan.failed.as_ref().is_some_and(|failed| failed.0 == key);
         if is_needless {
             return Some(BTreeSet::new());
         }
@@ -90,7 +90,7 @@ impl Sub {
         };
         let name = image.name();
         let key = self.plan_key(&image, view);
-        if let Some((failed, why)) = &self.prefetch.plan.failed
+        if let Some((failed, why)) = self.prefetch.plan.failed.as_deref()
             && *failed == key
         {
             return Some(format!("nothing is fetched ahead for {name}: {why}"));
@@ -137,7 +137,7 @@ impl Sub {
             let scan = view.scan.as_ref()?;
             let tree = self.trees.tree_of(scan.root)?;
             let request_id = self.request_plan(key, view, scan, tree, image, effects);
-            self.prefetch.plan.asked = Some((request_id, key));
+            self.prefetch.plan.asked = Some(Box::new((request_id, key)));
         }
         Some(format!("is compared with {}, which comes next", image.name()))
     }

@@ -76,7 +76,7 @@ pub(super) struct Provisioning {
     /// True if it has been asked, and has told or said that it does not.
     has_answered: bool,
     /// The instance of the sub that was told to give up the resources of this image.
-    given_up: Option<(u64, ObjectId)>,
+    given_up: Option<Box<(u64, ObjectId)>>,
 }
 
 impl Provisioning {
@@ -263,7 +263,7 @@ impl Sub {
             return;
         };
         let request = GiveUpProvisioningRequest { image_digest: target.image_digest };
-        let given_up = Some((view.report.version.instance, target.image_digest));
+        let given_up = Some(Box::new((view.report.version.instance, target.image_digest)));
         if let Some(until) = self.provisioning.failing.held_until(step.now.elapsed) {
             return self.wake_by(until);
         }

@@ -63,11 +63,11 @@ impl Sub {
             return Continue(None);
         };
         let is_same = |room: &Room| room.key == planned.key && room.former == former.digest;
-        let room = match self.room.take().filter(is_same) {
+        let room = match self.room.take().filter(|room| is_same(room)) {
             Some(room) => room,
             None => {
                 let Some(have) = self.trees.tree() else { return Continue(None) };
-                Room::of(planned, &have, scan, &former)
+                Box::new(Room::of(planned, &have, scan, &former))
             }
         };
         let then = FreeSpace {

@@ -86,7 +86,7 @@ pub(super) struct Updates {
     pub(super) unsent: Option<u64>,
     /// The plan that was carried out last.
     pub(super) done: Option<ObjectId>,
-    pub(super) hold: Option<Hold>,
+    pub(super) hold: Option<Box<Hold>>,
     /// How many updates and fetches failed since the machine last equalled its image.
     pub(super) failures: u32,
     /// The unsafe plan that an operator has approved.
@@ -222,7 +222,7 @@ impl Sub {
             self.updates.failures += 1;
             doubled(HOLD_FIRST, HOLD_LONGEST, self.updates.failures)
         };
-        self.updates.hold = Some(Hold {
+        self.updates.hold = Some(Box::new(Hold {
             status,
             detail,
             image,
@@ -233,7 +233,7 @@ impl Sub {
             scan: self.scans,
             since: step.now.elapsed,
             until: step.now.elapsed + jittered(pause, step.context.jitter),
-        });
+        }));
     }
 
     /// True if the Commit of this update, which has been recorded, is still to be sent: it is

@@ -60,19 +60,20 @@ pub(super) async fn poll(
         shared.redials.until_ready().await;
     }
     let limit = Duration::from_millis(request.wait_ms.into()) + POLL_SLACK;
-    match client.call_within::<Poll>(&request, limit).await {
+    // Boxed at once, because this future exists as long as the machine is polled.
+    match client.call_within::<Poll>(&request, limit).await.map(Box::new) {
         Ok(reply) => {
             shared.metrics.polled(true);
             if let Some(key) = client.server_key().await {
                 shared.computed.take_key(&machine.hostname, &key);
             }
-            Event::Polled(request_id, Box::new(reply))
+            Event::Polled(request_id, reply)
         }
         Err(error) => {
             shared.metrics.polled(false);
             let mut failure = failure_of(&error);
             if error.is_of_ended_certificate() && !shared.renew_expired.is_zero() {
-                let became = replace_certificate(&client, &shared).await;
+                let became = Box::pin(replace_certificate(&client, &shared)).await;
                 failure.text = format!("{}: {became}", failure.text);
             }
             Event::PollFailed(request_id, failure)
