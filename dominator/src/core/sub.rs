@@ -101,7 +101,8 @@ struct Step<'a> {
     effects: Vec<Effect>,
 }
 
-/// The state machine of one machine.
+/// The state machine of one machine. What few machines have at one time is boxed, because each of
+/// them reserves the memory of all fields.
 #[derive(Debug)]
 pub struct Sub {
     machine: Arc<Machine>,

@@ -43,8 +43,9 @@ const NARROW_FRAME_BYTES: u32 = 16 << 10;
 /// unread objects do not delay calls.
 const CONNECTION_WINDOW_BYTES: u32 = 8 << 20;
 
-/// How much of former response heads the server may refer to, in bytes. Each response has another
-/// date, so a connection would keep the more of them the longer it lasts: after three, 2.5 KiB.
+/// The length of the table of former response headers that the server may refer to, in bytes (RFC
+/// 7541). Each response has another date, so the table would grow with each one: after three it
+/// takes 2.5 KiB of memory.
 const HEADER_TABLE_BYTES: u32 = 0;
 
 /// The most bytes that wait to be sent on one stream.

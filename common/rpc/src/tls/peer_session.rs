@@ -30,8 +30,8 @@ pub(crate) struct PeerSession {
     credentials: watch::Receiver<Arc<Credentials>>,
     proof: Arc<CallerProof>,
     role: Role,
-    /// That of a caller. What a server may do is not asked for, and of thousands of servers it
-    /// would take 3 KiB each.
+    /// The identity of a caller. That of a server is empty: nobody asks what a server may do, and
+    /// the powers of each machine would take 3 KiB of a dominator's memory.
     identity: Arc<Identity>,
     until: u64,
     is_of_machines: bool,
@@ -61,7 +61,7 @@ impl PeerSession {
         Ok(Self { credentials, proof, role, identity, until, is_of_machines })
     }
 
-    /// Returns user, groups and powers of a caller.
+    /// Returns user, groups and powers of a caller; of a server nothing.
     pub(crate) fn identity(&self) -> Arc<Identity> {
         Arc::clone(&self.identity)
     }
@@ -87,9 +87,9 @@ impl PeerSession {
         Until(self.until)
     }
 
-    /// Waits until the peer of `session` is no longer trusted, or its identity changes. Returns the
-    /// reason. Without a session, it waits forever. The session is boxed, because this future would
-    /// reserve its memory three times.
+    /// Waits until the peer of `session` is no longer trusted, or until what a caller may do
+    /// changes. Returns the reason. Without a session, it waits forever. The session is boxed,
+    /// because this future would reserve its memory three times.
     pub(crate) async fn lost(session: Option<Box<Self>>) -> String {
         let Some(mut session) = session else { return std::future::pending().await };
         loop {

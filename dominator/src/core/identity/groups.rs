@@ -4,8 +4,8 @@
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
 
-/// Members by the key of their group, each group in order and without its empty ones. A vector of
-/// one takes as much memory as its member, a node of a set eleven times that.
+/// Members by the key of their group. Each group is sorted, and is removed with its last member. A
+/// vector of one member reserves the memory of one, a `BTreeSet` that of eleven.
 #[derive(Debug)]
 pub(super) struct Groups<K, V>(BTreeMap<K, Vec<V>>);
 

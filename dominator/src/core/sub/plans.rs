@@ -88,7 +88,6 @@ pub(super) type PlanResult = Result<Arc<Planned>, String>;
 /// The plan to one image.
 #[derive(Debug, Default)]
 pub(super) struct Planning {
-    // What few machines have at one time is boxed.
     pub(super) asked: Option<Box<(RequestId, PlanKey)>>,
     pub(super) made: Option<Arc<Planned>>,
     /// Why no plan can be made.

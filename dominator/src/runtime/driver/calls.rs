@@ -60,7 +60,7 @@ pub(super) async fn poll(
         shared.redials.until_ready().await;
     }
     let limit = Duration::from_millis(request.wait_ms.into()) + POLL_SLACK;
-    // Boxed at once, because this future exists as long as the machine is polled.
+    // What is only needed after the answer is boxed: this future exists while the poll waits.
     match client.call_within::<Poll>(&request, limit).await.map(Box::new) {
         Ok(reply) => {
             shared.metrics.polled(true);

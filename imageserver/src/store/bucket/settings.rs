@@ -24,7 +24,7 @@ pub struct BucketSettings {
     pub cache_bytes_max: u64,
 }
 
-/// An address of a bucket that is none.
+/// Why a text is not the address of a bucket.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BucketAddressError {
     #[error("`{text}` is no bucket: write s3://NAME or s3://NAME/PREFIX")]
