@@ -158,6 +158,16 @@ struct FileState {
 }
 
 impl FileState {
+    /// Asks again for what may be made for another key of the machine.
+    fn ask_for_key(&mut self, versions: Option<&Versions>, now: Now) {
+        let version = versions.and_then(|versions| versions.get(&self.rule.path));
+        // While it is being asked for, the answer tells.
+        let is_asked = self.failed.is_some() || self.contents.newest().is_some();
+        if is_asked && version.is_none_or(|version| version.is_certificate) {
+            self.ask_at = Some(now.elapsed);
+        }
+    }
+
     /// Why the last question failed.
     fn why(&self) -> Option<&str> {
         self.failed.as_ref().map(|failed| &*failed.why)
@@ -276,13 +286,20 @@ impl ComputedTable {
     #[must_use]
     pub fn new(restored: BTreeMap<String, StoredFiles>, changes: Vec<StoredChange>) -> Self {
         let mut changes = Changes::new(changes);
+        let (mut keys, mut outputs) = (BTreeMap::new(), BTreeMap::new());
         for (hostname, stored) in &restored {
+            if let Some(key) = &stored.key {
+                keys.insert(hostname.clone(), key.clone());
+            }
+            if !stored.outputs.is_empty() {
+                outputs.insert(hostname.clone(), Arc::clone(&stored.outputs));
+            }
             let Some(trial) = &stored.trial else { continue };
             if let Some(change) = changes.get_mut(&trial.change) {
                 change.got(hostname, trial.is_first);
             }
         }
-        Self { restored, changes, is_saved: true, ..Self::default() }
+        Self { keys, outputs, restored, changes, is_saved: true, ..Self::default() }
     }
 
     /// Sets when updates to changed content stop.
@@ -290,7 +307,8 @@ impl ComputedTable {
         self.changes.set_limits(limits);
     }
 
-    /// Sets the computed files that a machine needs.
+    /// Sets the computed files that a machine needs. Tell the machine afterwards what is known of
+    /// them: [`Self::take_changed`] has it only if something else than before is to be stored.
     pub fn want(&mut self, machine: &Arc<Machine>, image: WantedImage<'_>, now: Now) {
         let WantedImage { digest, algorithm, rules } = image;
         let hostname = &machine.hostname;
@@ -309,29 +327,33 @@ impl ComputedTable {
             }
             return self.changes.forget(hostname);
         }
-        if let Some(key) = stored.key {
-            self.keys.entry(hostname.clone()).or_insert(key);
-        }
-        if !stored.outputs.is_empty() {
-            self.outputs.entry(hostname.clone()).or_insert(stored.outputs);
-        }
         let is_same_image = stored.image == Some(digest);
         let trial = stored.trial.map(|trial| Trial { since: now.elapsed, ..trial });
         let mut before: BTreeMap<Arc<ComputedRule>, Contents> = stored.files.into_iter().collect();
+        // The machine may have shown another key before this was called.
+        let is_other_key = stored.key.as_ref() != self.key(hostname);
+        let mut is_changed = !is_same_image || is_other_key;
         for contents in before.values_mut() {
-            contents.retain(|known| known.object.id().algorithm() == algorithm);
+            is_changed |= contents.retain(|known| known.object.id().algorithm() == algorithm);
         }
-        self.changed.insert(hostname.clone());
         let record = MadeFrom::of_record(machine, self.outputs(hostname));
         let files = rules.iter().map(|rule| {
             let contents = before.remove(rule).unwrap_or_default();
             let rule = self.shared_rule(rule);
             let versions = self.generators.get(&rule.source);
             let ask_at = next_question(versions, &rule, contents.newest(), record, now);
-            FileState { rule, contents, ask_at, failed: None }
+            let mut file = FileState { rule, contents, ask_at, failed: None };
+            if is_other_key {
+                file.ask_for_key(versions, now);
+            }
+            file
         });
+        let files = files.collect();
+        if is_changed || !before.is_empty() {
+            self.changed.insert(hostname.clone());
+        }
         let files = MachineFiles {
-            files: files.collect(),
+            files,
             machine: Arc::clone(machine),
             record,
             algorithm,
@@ -360,13 +382,7 @@ impl ComputedTable {
         self.keys.insert(hostname.to_owned(), ByteText(key.to_vec()));
         let Some(files) = self.machines.get_mut(hostname) else { return true };
         for file in &mut files.files {
-            let versions = self.generators.get(&file.rule.source);
-            let version = versions.and_then(|versions| versions.get(&file.rule.path));
-            // While it is being asked for, the answer tells.
-            let is_asked = file.failed.is_some() || file.contents.newest().is_some();
-            if is_asked && version.is_none_or(|version| version.is_certificate) {
-                file.ask_at = Some(now.elapsed);
-            }
+            file.ask_for_key(self.generators.get(&file.rule.source), now);
         }
         self.changed.insert(hostname.to_owned());
         true
@@ -423,10 +439,7 @@ impl ComputedTable {
     pub fn forget_others(&mut self, is_managed: impl Fn(&str) -> bool) {
         let gone: Vec<String> =
             self.restored.keys().filter(|hostname| !is_managed(hostname)).cloned().collect();
-        for hostname in gone {
-            self.restored.remove(&hostname);
-            self.changes.forget(&hostname);
-        }
+        gone.iter().for_each(|hostname| self.forget(hostname));
     }
 
     fn shared_rule(&mut self, rule: &ComputedRule) -> Arc<ComputedRule> {
@@ -537,16 +550,19 @@ impl ComputedTable {
     /// Returns what is to be stored of a machine.
     #[must_use]
     pub fn stored(&self, hostname: &str) -> StoredFiles {
+        let key = self.keys.get(hostname).cloned();
+        let outputs = self.outputs.get(hostname).cloned().unwrap_or_default();
         let Some(files) = self.machines.get(hostname) else {
-            return self.restored.get(hostname).cloned().unwrap_or_default();
+            let none = || StoredFiles { key, outputs, ..StoredFiles::default() };
+            return self.restored.get(hostname).cloned().unwrap_or_else(none);
         };
         let stored = files.files.iter().filter(|file| file.contents.all().next().is_some());
         StoredFiles {
             files: stored.map(|file| (Arc::clone(&file.rule), file.contents.clone())).collect(),
             image: Some(files.image.id()),
             trial: files.trial.clone(),
-            key: self.keys.get(hostname).cloned(),
-            outputs: self.outputs(hostname).into(),
+            key,
+            outputs,
         }
     }
 

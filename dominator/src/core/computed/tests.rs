@@ -235,6 +235,7 @@ fn after_a_restart_only_what_changed_is_asked_for() {
     assert_eq!(asked.0.needed().1, [id("/x in nyc")].into());
     asked.want("a", "nyc", &["/x"], 10);
     asked.want("b", "sfo", &["/x"], 10);
+    assert_eq!(asked.changed(), [""; 0]);
     asked.in_sync(10);
     assert_eq!(asked.known("a"), [("/x".to_owned(), id("/x in nyc"))]);
     // The record of b has changed while the dominator was down.
@@ -373,11 +374,22 @@ fn certificates_are_asked_for_with_the_key_that_the_machine_has_shown_last() {
 
     // It is known after a restart, so that nothing is asked for.
     let stored = [("a".to_owned(), asked.0.stored("a"))];
-    let mut asked = Asked(ComputedTable::new(stored.into(), Vec::new()));
+    let mut asked = Asked(ComputedTable::new(stored.clone().into(), Vec::new()));
     asked.set_generators(&all, 20);
+    assert!(!asked.0.take_key("a", b"three", now(20)));
     asked.want("a", "nyc", &["/cert", "/x"], 20);
     assert!(!asked.0.take_key("a", b"three", now(20)));
-    assert_eq!(by_key(&mut asked, 21), [""; 0]);
+    assert_eq!((by_key(&mut asked, 21), asked.changed()), (vec![], vec![]));
+
+    // A machine that shows another one before its files are wanted gets another certificate.
+    let mut asked = Asked(ComputedTable::new(stored.into(), Vec::new()));
+    asked.set_generators(&all, 30);
+    assert!(asked.0.take_key("a", b"four", now(30)));
+    asked.want("a", "nyc", &["/cert", "/x"], 30);
+    assert_eq!(
+        (by_key(&mut asked, 31), asked.changed()),
+        (vec!["/cert of a".to_owned()], vec!["a".to_owned()])
+    );
     asked.0.forget("a");
     assert_eq!(asked.0.key("a"), None);
 }

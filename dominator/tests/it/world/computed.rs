@@ -131,6 +131,7 @@ impl World {
         let wanted = WantedImage { digest: image.digest, algorithm, rules };
         let now = self.time();
         self.filegen.table.want(machine, wanted, now);
+        self.tell_files(&machine.hostname);
         self.tell_computed();
     }
 
@@ -214,16 +215,20 @@ impl World {
         self.tell_computed();
     }
 
+    /// Tells a machine what is known of its files.
+    fn tell_files(&mut self, hostname: &str) {
+        let known = self.filegen.table.known(hostname);
+        let host = self.machines.iter().position(|machine| machine.hostname == *hostname);
+        let host = host.expect("only machines want files");
+        self.schedule_filegen(Duration::ZERO, FilegenEvent::Known(host, Box::new(known)));
+    }
+
     /// Tells machines what is known of their files, and stores it.
     fn tell_computed(&mut self) {
         for hostname in self.filegen.table.take_changed() {
-            let known = self.filegen.table.known(&hostname);
+            self.tell_files(&hostname);
             let stored = self.filegen.table.stored(&hostname);
-            self.filegen.stored.insert(hostname.clone(), stored);
-            let host = self.machines.iter().position(|machine| machine.hostname == hostname);
-            let host = host.expect("only machines want files");
-            let event = FilegenEvent::Known(host, Box::new(known));
-            self.schedule_filegen(Duration::ZERO, event);
+            self.filegen.stored.insert(hostname, stored);
         }
         if let Some(changes) = self.filegen.table.take_changes() {
             self.filegen.stored_changes = changes;
