@@ -173,6 +173,14 @@ impl Planned {
 }
 
 impl PlanJob {
+    /// True if the machine is known to have what it must have, so that [`Self::run`] takes little
+    /// time. Takes time in proportion to the directories with computed files.
+    #[must_use]
+    pub fn is_in_place(&self) -> bool {
+        let want = || fill_in(&self.image.tree, &self.computed, &self.tree);
+        self.exclusions.is_empty() && want().is_ok_and(|want| want.digest() == self.tree.digest())
+    }
+
     /// Makes the plan. Takes time in proportion to the directories that differ.
     ///
     /// # Errors
@@ -222,5 +230,73 @@ impl PlanJob {
             dangers,
             plan: Arc::new(plan),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::filter::Filter;
+    use model::image::computed::ComputedFile;
+    use model::image::{ComputedRule, Content, FORMAT, ImageName, computed_rules};
+    use model::path::TreePath;
+    use model::scope::{ScanSettings, Scope};
+    use model::tree::Time;
+    use model::tree::text::from_text;
+    use model::trigger::Triggers;
+
+    #[test]
+    fn a_machine_is_in_place_if_its_files_have_the_content_that_is_known_now() {
+        let tree = |text: &str| from_text(Algorithm::Blake3, text).expect("it is a tree");
+        let object = |content: &str| Algorithm::Blake3.digest(content.as_bytes());
+        let want = tree("d 755 0:0 /etc\ng 644 0:0 files:1 /x\n");
+        let have = tree(&format!("d 755 0:0 /etc\nf 644 0:0 4.000000000 3 {} /x\n", object("one")));
+        let content = Content {
+            format: FORMAT,
+            name: ImageName::new("base").expect("it is a name"),
+            root: want.digest(),
+            filter: Some(Filter::new::<&str>([]).expect("it is a filter")),
+            triggers: Triggers::default(),
+            computed: computed_rules(&want),
+            health_check: None,
+            signers: Vec::new(),
+        };
+        let image = Arc::new(RequiredImage::new(content, want));
+        let known = |content: &str| ComputedFile {
+            rule: Arc::new(ComputedRule {
+                path: TreePath::new("/x").expect("it is a path"),
+                source: "files:1".to_owned(),
+            }),
+            object: object(content).into(),
+            size_bytes: 3,
+            since: Time::default(),
+        };
+        let job = |have: &Tree, computed: Vec<ComputedFile>, exclusions: &[&str]| PlanJob {
+            key: PlanKey { image: image.digest, scan: 1, computed: 0 },
+            scan: Arc::new(ScanReport::of(Scope::of(&ScanSettings::default(), &[]), have)),
+            tree: have.clone(),
+            exclusions: Patterns::new(exclusions).expect("they are patterns"),
+            image: Arc::clone(&image),
+            computed: Arc::new(ComputedFiles::new(computed)),
+            refused: Arc::default(),
+        };
+        let table = [
+            (job(&have, vec![known("one")], &[]), true, 0),
+            (job(&have, vec![known("two")], &[]), false, 1),
+            // What is not known stays as the machine has it.
+            (job(&have, Vec::new(), &[]), true, 0),
+            (job(&tree("d 755 0:0 /etc\n"), vec![known("one")], &[]), false, 1),
+            (job(&tree(""), Vec::new(), &[]), false, 1),
+            // That takes longer to find out.
+            (job(&have, vec![known("one")], &["/var"]), false, 0),
+        ];
+        for (job, is_in_place, operations) in table {
+            let planned = job.run().expect("the trees are valid");
+            assert_eq!(
+                (job.is_in_place(), planned.plan.operations.len()),
+                (is_in_place, operations),
+                "{job:?}"
+            );
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use api::dominator::orders::DefaultImage;
-use api::planning::{PlanJob, Planned};
+use api::planning::{PlanError, PlanJob, Planned};
 use api::subd::HoldMachineRequest;
 use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
 use model::display::error_chain;
@@ -91,22 +91,30 @@ impl Shared {
         if let Some(planned) = self.images.plans.find(&job) {
             return Ok(planned);
         }
+        // To hand the job over to a thread would take longer.
+        if job.is_in_place() {
+            return self.plan(&job).map_err(|error| error_chain(&error));
+        }
         let shared = Arc::clone(self);
         let planned = self.reader.compute(move || {
             // Another driver may have made the same meanwhile.
             if let Some(planned) = shared.images.plans.find(&job) {
                 return Ok(planned);
             }
-            let started = Instant::now();
-            let planned = job.run();
-            shared.metrics.planned(started.elapsed());
-            planned.map(|planned| shared.images.plans.add(&job, planned))
+            shared.plan(&job)
         });
         match planned.await {
             Ok(Ok(planned)) => Ok(planned),
             Ok(Err(error)) => Err(error_chain(&error)),
             Err(error) => Err(error.text()),
         }
+    }
+
+    fn plan(&self, job: &PlanJob) -> Result<Planned, PlanError> {
+        let started = Instant::now();
+        let planned = job.run();
+        self.metrics.planned(started.elapsed());
+        planned.map(|planned| self.images.plans.add(job, planned))
     }
 }
 
