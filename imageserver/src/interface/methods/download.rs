@@ -1,8 +1,8 @@
 //! `ObjectServer.GetObjects` and `GET /objects/<id>`: sends content, one chunk at a time.
 //!
 //! A chunk is read when the transport asks for it, so a slow reader costs at most two chunks of
-//! memory and no thread; one who takes each at once costs up to five. Content is verified before
-//! its first byte is sent. It is packed for clients that accept packed content, while they take it
+//! memory and no thread; one who takes each at once costs up to nine. Small objects are read to
+//! where they are sent from. Content is verified before its first byte is sent. It is packed for clients that accept packed content, while they take it
 //! slowly; an object that is stored packed is sent as it is.
 //!
 //! The beginning of a stream is packed. How long its reader then takes for what was sent, without
@@ -59,8 +59,8 @@ pub(super) fn objects(
 
 /// What is sent, in chunks.
 trait Chunks: Send + 'static {
-    /// Makes the next chunk; `None` at the end. May block.
-    fn next(&mut self) -> io::Result<Option<Bytes>>;
+    /// Makes the next chunks, of about so many bytes; `None` at the end. May block.
+    fn next(&mut self, limit: usize) -> io::Result<Option<Bytes>>;
 
     /// The reader took the last chunks, of this length in bytes, in this time.
     fn taken(&mut self, _bytes: u64, _waited: Duration) {}
@@ -75,7 +75,7 @@ struct Given {
 
 /// How many chunks are read at a time for a reader who takes each within [`QUICK`]: handing one
 /// over to another thread costs more than reading it.
-const QUICK_CHUNKS: u32 = 4;
+const QUICK_CHUNKS: u32 = 8;
 const QUICK: Duration = Duration::from_millis(2);
 
 /// Streams `content`. An error ends the stream.
@@ -91,33 +91,26 @@ fn chunks(content: impl Chunks) -> impl Stream<Item = io::Result<Bytes>> + Send 
             content.taken(bytes, waited);
         }
         let step = tokio::task::spawn_blocking(move || {
-            let mut chunks = Vec::new();
-            for _ in 0..count {
-                match content.next() {
-                    Ok(Some(chunk)) => chunks.push(Ok(chunk)),
-                    Ok(None) => break,
-                    Err(error) => {
-                        tracing::error!("a download was interrupted: {}", error_chain(&error));
-                        chunks.push(Err(error));
-                        return (chunks, None);
-                    }
-                }
-            }
-            (chunks, Some(content))
+            let made = content.next(count as usize * CHUNK_BYTES);
+            (made, content)
         });
-        let (chunks, content) =
-            step.await.unwrap_or_else(|lost| (vec![Err(io::Error::other(lost))], None));
-        let bytes = chunks.iter().flatten().map(|chunk: &Bytes| chunk.len() as u64).sum();
+        let (made, content) = match step.await {
+            Ok((Ok(made), content)) => (Ok(made?), Some(content)),
+            Ok((Err(error), _)) => {
+                tracing::error!("a download was interrupted: {}", error_chain(&error));
+                (Err(error), None)
+            }
+            Err(lost) => (Err(io::Error::other(lost)), None),
+        };
+        let bytes = made.as_ref().map_or(0, |made| made.len() as u64);
         let given = Given { at: Instant::now(), chunks: count, bytes };
-        let next = content.map(|content| (content, Some(given)));
-        (!chunks.is_empty()).then_some((chunks, next))
+        Some((made, content.map(|content| (content, Some(given)))))
     });
-    steps.flat_map(|chunks| {
-        iter(chunks.into_iter().flat_map(|chunk: io::Result<Bytes>| Pieces(chunk.map(Some))))
-    })
+    steps.flat_map(|made| iter(Pieces(made.map(Some))))
 }
 
-/// A chunk in pieces: the transport holds up to three pieces in memory for each reader.
+/// Chunks that were made at once, one by one: the transport holds up to three of them in memory for
+/// each reader.
 struct Pieces(io::Result<Option<Bytes>>);
 
 impl Iterator for Pieces {
@@ -180,14 +173,14 @@ struct ObjectStream {
 }
 
 impl Chunks for ObjectStream {
-    fn next(&mut self) -> io::Result<Option<Bytes>> {
+    fn next(&mut self, limit: usize) -> io::Result<Option<Bytes>> {
         if self.ended {
             return Ok(None);
         }
-        let mut buffer = Vec::with_capacity(CHUNK_BYTES);
-        while buffer.len() + HEAD_BYTES_MAX <= CHUNK_BYTES {
+        let mut buffer = Vec::with_capacity(limit);
+        while buffer.len() + HEAD_BYTES_MAX <= limit {
             if let Some(mut current) = self.current.take() {
-                self.append_current(&mut current, &mut buffer)?;
+                self.append_current(&mut current, limit, &mut buffer)?;
                 self.current = (current.rest.bytes > 0).then_some(current);
                 continue;
             }
@@ -203,7 +196,9 @@ impl Chunks for ObjectStream {
             } else {
                 self.ahead -= 1;
             }
-            self.begin(id, &mut buffer);
+            if !self.append_small(id, limit, &mut buffer) {
+                self.begin(id, &mut buffer);
+            }
         }
         Ok(Some(buffer.into()))
     }
@@ -239,6 +234,33 @@ impl ObjectStream {
         }
     }
 
+    /// Appends head and content of an object that is sent as it is, if it is small and there is
+    /// room. Returns false if not.
+    fn append_small(&self, id: ObjectId, limit: usize, buffer: &mut Vec<u8>) -> bool {
+        if self.is_slow && self.packers.is_some() {
+            return false;
+        }
+        // The length is known when the content is read.
+        let start = buffer.len();
+        ObjectHead::Object { id, size_bytes: 0 }.encode(buffer);
+        let content = buffer.len();
+        if !self.store.objects.append_small(&id, limit.saturating_sub(content), buffer) {
+            buffer.truncate(start);
+            return false;
+        }
+        let size_bytes = (buffer.len() - content) as u64;
+        let mut head = Vec::with_capacity(HEAD_BYTES_MAX);
+        ObjectHead::Object { id, size_bytes }.encode(&mut head);
+        buffer[start..content].copy_from_slice(&head);
+        self.count_sent(size_bytes);
+        true
+    }
+
+    fn count_sent(&self, size_bytes: u64) {
+        self.counters.objects_sent.inc();
+        self.counters.objects_sent_bytes.inc_by(size_bytes);
+    }
+
     /// Appends the head of an object, whose content follows.
     fn begin(&mut self, id: ObjectId, buffer: &mut Vec<u8>) {
         // An unreadable object is reported as absent: other servers may have it.
@@ -251,8 +273,7 @@ impl ObjectStream {
             return ObjectHead::Absent(id).encode(buffer);
         };
         let size_bytes = content.size_bytes();
-        self.counters.objects_sent.inc();
-        self.counters.objects_sent_bytes.inc_by(size_bytes);
+        self.count_sent(size_bytes);
         let (form, content, bytes, packing) = match (content, &self.packers) {
             // It is sent as it is stored.
             (Content::Packed(packed), Some(_)) => {
@@ -269,9 +290,14 @@ impl ObjectStream {
     }
 
     /// Appends the next part of an object.
-    fn append_current(&self, current: &mut CurrentObject, buffer: &mut Vec<u8>) -> io::Result<()> {
+    fn append_current(
+        &self,
+        current: &mut CurrentObject,
+        limit: usize,
+        buffer: &mut Vec<u8>,
+    ) -> io::Result<()> {
         let Some(gains) = &mut current.packing else {
-            return current.rest.read(CHUNK_BYTES - buffer.len(), buffer);
+            return current.rest.read(limit - buffer.len(), buffer);
         };
         let mut content = Vec::new();
         current.rest.read(packing::CHUNK_BYTES_MAX, &mut content)?;
@@ -297,30 +323,34 @@ struct ObjectPart {
 }
 
 impl Chunks for ObjectPart {
-    fn next(&mut self) -> io::Result<Option<Bytes>> {
-        if self.rest.bytes == 0 {
-            return Ok(None);
-        }
+    fn next(&mut self, limit: usize) -> io::Result<Option<Bytes>> {
         let mut buffer = Vec::new();
-        match (&self.packers, &mut self.rest.content) {
-            (None, _) => self.rest.read(CHUNK_BYTES, &mut buffer)?,
+        while self.rest.bytes > 0 && buffer.len() < limit {
+            let Some(packers) = &self.packers else {
+                self.rest.read(limit - buffer.len(), &mut buffer)?;
+                continue;
+            };
             // Most chunks are frames already.
-            (Some(packers), ContentReader::Packed(reader)) => {
-                let (frame, content_bytes) = match reader.chunk()? {
-                    None => return Ok(None),
+            if let ContentReader::Packed(reader) = &mut self.rest.content {
+                let content_bytes = match reader.chunk()? {
+                    None => break,
                     Some(PackedChunk::Frame(frame, content_bytes)) => {
-                        (frame.to_vec(), content_bytes)
+                        buffer.extend_from_slice(frame);
+                        content_bytes
                     }
-                    Some(PackedChunk::Plain(content)) => (packers.frame(content)?, content.len()),
+                    Some(PackedChunk::Plain(content)) => {
+                        buffer.extend(packers.frame(content)?);
+                        content.len()
+                    }
                 };
-                (buffer, self.rest.bytes) = (frame, self.rest.bytes - content_bytes as u64);
+                self.rest.bytes -= content_bytes as u64;
+                continue;
             }
-            (Some(packers), _) => {
-                self.rest.read(packing::CHUNK_BYTES_MAX, &mut buffer)?;
-                buffer = packers.frame(&buffer)?;
-            }
+            let mut content = Vec::new();
+            self.rest.read(packing::CHUNK_BYTES_MAX, &mut content)?;
+            buffer.extend(packers.frame(&content)?);
         }
-        Ok(Some(buffer.into()))
+        Ok((!buffer.is_empty()).then(|| buffer.into()))
     }
 }
 
@@ -463,6 +493,7 @@ mod tests {
     use rpc::server::CallerPermits;
 
     use super::*;
+    use crate::store::layout;
 
     /// The forms of the objects in a whole stream.
     fn forms(mut bytes: &[u8]) -> Vec<ContentForm> {
@@ -492,6 +523,64 @@ mod tests {
         }
     }
 
+    /// Returns content that cannot be packed, so that as many bytes are sent in either form.
+    fn noise(number: u32, length: usize) -> Vec<u8> {
+        let words = (0..).map(|index: u32| {
+            Algorithm::Blake3.digest(&[number, index].map(u32::to_le_bytes).concat())
+        });
+        words.flat_map(|id| id.digest().to_vec()).take(length).collect()
+    }
+
+    fn store_object(store: &Store, content: &[u8]) -> ObjectId {
+        let id = Algorithm::Blake3.digest(content);
+        let mut receiving = store.objects.receive(id, content.len() as u64).unwrap();
+        receiving.write(content).unwrap();
+        receiving.finish().unwrap().wait().unwrap();
+        id
+    }
+
+    /// Small objects are read to where they are sent from, and cut to chunks like large ones.
+    #[tokio::test]
+    async fn objects_of_all_lengths_are_sent_whole() {
+        let data = tempfile::tempdir().unwrap();
+        let store = Store::open(data.path()).unwrap();
+        let lengths = [0, 1, 30_000, 30_000, 64 << 10, (64 << 10) + 1, 9, 65_000, 400_000, 7];
+        let (mut ids, mut expected) = (Vec::new(), Vec::new());
+        for (number, length) in (0..).zip(lengths) {
+            let content = noise(number, length);
+            let id = store_object(&store, &content);
+            ObjectHead::Object { id, size_bytes: length as u64 }.encode(&mut expected);
+            expected.extend(content);
+            ids.push(id);
+        }
+        let absent = Algorithm::Blake3.digest(b"absent");
+        ids.push(absent);
+        ObjectHead::Absent(absent).encode(&mut expected);
+        // What was damaged on the disk is as good as absent.
+        let damaged = store_object(&store, b"whole");
+        let object_path = data.path().join("objects").join(layout::object_path(&damaged));
+        fs_err::write(object_path, b"other").unwrap();
+        ids.push(damaged);
+        ObjectHead::Absent(damaged).encode(&mut expected);
+        ObjectHead::End.encode(&mut expected);
+        let (store, counters) = (Arc::new(store), Arc::<Counters>::default());
+        for chunks in [1, 3, QUICK_CHUNKS as usize] {
+            let permit = (CallerPermits::new(1, 1).own().await, FreedMemory::keep());
+            let (store, counters) = (Arc::clone(&store), Arc::clone(&counters));
+            let mut stream = ObjectStream::new(store, counters, None, permit, ids.clone());
+            let mut sent = Vec::new();
+            while let Some(made) = stream.next(chunks * CHUNK_BYTES).unwrap() {
+                assert!(made.len() <= chunks * CHUNK_BYTES);
+                sent.extend(made);
+            }
+            assert!(sent == expected, "{chunks} chunks at a time");
+        }
+        let sent_bytes = 3 * lengths.iter().sum::<usize>() as u64;
+        let counted = (counters.objects_sent.get(), counters.objects_sent_bytes.get());
+        assert_eq!(counted, (3 * lengths.len() as u64, sent_bytes));
+        assert_eq!(counters.objects_absent.get(), 6);
+    }
+
     /// The forms in which 200 objects of 100,000 bytes are sent, each with how often it comes in a
     /// row, if a reader takes a megabyte in the time that `pace` has for the bytes before it.
     async fn sent(
@@ -500,24 +589,12 @@ mod tests {
     ) -> Vec<(ContentForm, usize)> {
         let data = tempfile::tempdir().unwrap();
         let store = Store::open(data.path()).unwrap();
-        let mut ids = Vec::new();
-        for number in 0..200_u32 {
-            // It cannot be packed, so that as many bytes are sent in either form.
-            let words = (0..100_000 / 32).map(|index| {
-                Algorithm::Blake3.digest(&[number, index].map(u32::to_le_bytes).concat())
-            });
-            let content = words.flat_map(|id| id.digest().to_vec()).collect::<Vec<u8>>();
-            let id = Algorithm::Blake3.digest(&content);
-            let mut receiving = store.objects.receive(id, content.len() as u64).unwrap();
-            receiving.write(&content).unwrap();
-            receiving.finish().unwrap().wait().unwrap();
-            ids.push(id);
-        }
+        let ids = (0..200).map(|number| store_object(&store, &noise(number, 100_000))).collect();
         let packers = level.map(|level| Packers::new(level).unwrap());
         let permit = (CallerPermits::new(1, 1).own().await, FreedMemory::keep());
         let mut stream = ObjectStream::new(Arc::new(store), Arc::default(), packers, permit, ids);
         let mut bytes = Vec::new();
-        while let Some(chunk) = stream.next().unwrap() {
+        while let Some(chunk) = stream.next(CHUNK_BYTES).unwrap() {
             let waited = pace(bytes.len()) * u32::try_from(chunk.len()).unwrap() / 1_000_000;
             bytes.extend_from_slice(&chunk);
             stream.taken(chunk.len() as u64, waited);

@@ -1,6 +1,7 @@
 //! The files of objects: their paths and lengths, and whether they are on the medium.
 
 use std::collections::HashSet;
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -11,6 +12,8 @@ use api::object_stream::ContentForm;
 use fs_err::os::unix::fs::OpenOptionsExt as _;
 use model::lock::locked;
 use model::object::{Algorithm, ObjectId};
+use rustix::fs::{Mode, OFlags, openat};
+use rustix::io::Errno;
 use system::random::random;
 
 use crate::core::collection::disk_pressure::Space;
@@ -98,6 +101,27 @@ impl ObjectFiles {
 
     pub(super) fn path(&self, id: &ObjectId, form: ContentForm) -> PathBuf {
         self.root.join(layout::stored_path(id, form))
+    }
+
+    /// Opens the file of an object. Never follows a link, or waits for what is no regular file. The
+    /// time of access stays as it is, where this process may ask for that: each one that changes is
+    /// written to the medium.
+    pub(super) fn open_file(
+        &self,
+        id: &ObjectId,
+        form: ContentForm,
+    ) -> io::Result<(File, Metadata)> {
+        let path = layout::stored_path(id, form);
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        // From the directory on, which is faster than from the root.
+        let open = |flags| openat(&self.handle, &path, flags, Mode::empty());
+        let file = match open(flags | OFlags::NOATIME) {
+            Err(Errno::PERM) => open(flags)?,
+            other => other?,
+        };
+        let file = File::from(file);
+        let metadata = file.metadata()?;
+        if metadata.is_file() { Ok((file, metadata)) } else { Err(Errno::ISDIR.into()) }
     }
 
     pub(super) fn locate_as(

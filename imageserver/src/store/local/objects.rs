@@ -12,8 +12,9 @@
 //! once the plain one was read from the medium.
 
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::io::{self, Read as _};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,8 +22,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use api::object_stream::ContentForm;
 use model::lock::locked;
 use model::object::{Hasher, ObjectId};
-use nix::errno::Errno;
-use nix::fcntl::OFlag;
 use rpc::packing::CHUNK_HEAD_BYTES;
 use walkdir::{DirEntryExt as _, WalkDir};
 
@@ -116,6 +115,23 @@ impl LocalObjects {
         failed(format!("read object {id}"))(error)
     }
 
+    /// Appends all of a file. Returns false if it is not the object that it should be.
+    fn append_whole(
+        &self,
+        id: &ObjectId,
+        file: &File,
+        length: usize,
+        buffer: &mut Vec<u8>,
+    ) -> io::Result<bool> {
+        let start = buffer.len();
+        append_from(file, length, buffer)?;
+        let is_intact = id.algorithm().digest(&buffer[start..]) == *id;
+        if is_intact {
+            self.files.damaged_objects.mark_repaired(id);
+        }
+        Ok(is_intact)
+    }
+
     /// The content of a file; `None` if that is not what it should be.
     fn open_plain(
         &self,
@@ -125,12 +141,8 @@ impl LocalObjects {
     ) -> io::Result<Option<Content>> {
         if let Some(length) = whole_length(metadata.len()) {
             let mut content = Vec::new();
-            append_from(file.file(), length, &mut content)?;
-            if id.algorithm().digest(&content) != *id {
-                return Ok(None);
-            }
-            self.files.damaged_objects.mark_repaired(id);
-            return Ok(Some(Content::Whole(content.into())));
+            let is_intact = self.append_whole(id, file.file(), length, &mut content)?;
+            return Ok(is_intact.then(|| Content::Whole(content.into())));
         }
         let hash = |file: &mut fs_err::File| {
             let mut hasher = Hasher::new(id.algorithm());
@@ -249,22 +261,6 @@ impl LocalObjects {
     }
 }
 
-/// Opens the file of an object. Never follows a link, or waits for what is no regular file. The
-/// time of access stays as it is, where the caller may ask for that: each one that changes is
-/// written to the medium.
-fn open_object(path: &Path) -> io::Result<(std::fs::File, std::fs::Metadata)> {
-    let open = |more| {
-        let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | more;
-        std::fs::File::options().read(true).custom_flags(flags.bits()).open(path)
-    };
-    let file = match open(OFlag::O_NOATIME) {
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => open(OFlag::empty())?,
-        other => other?,
-    };
-    let metadata = file.metadata()?;
-    if metadata.is_file() { Ok((file, metadata)) } else { Err(Errno::EISDIR.into()) }
-}
-
 /// Returns the length of an object that is read and sent in one piece.
 fn whole_length(size_bytes: u64) -> Option<usize> {
     usize::try_from(size_bytes).ok().filter(|_| size_bytes <= WHOLE_BYTES_MAX)
@@ -312,9 +308,10 @@ impl Objects for LocalObjects {
 
     fn open_verified(&self, id: &ObjectId) -> Result<Option<Content>, StoreError> {
         for form in layout::FORMS {
-            let path = self.files.path(id, form);
-            let (file, metadata) = match open_object(&path) {
-                Ok((file, metadata)) => (fs_err::File::from_parts(file, &path), metadata),
+            let (file, metadata) = match self.files.open_file(id, form) {
+                Ok((file, metadata)) => {
+                    (fs_err::File::from_parts(file, self.files.path(id, form)), metadata)
+                }
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 Err(error) => return Err(self.unread(id, error)),
             };
@@ -328,6 +325,22 @@ impl Objects for LocalObjects {
             }
         }
         Ok(None)
+    }
+
+    fn append_small(&self, id: &ObjectId, limit: usize, buffer: &mut Vec<u8>) -> bool {
+        let start = buffer.len();
+        let mut append = || {
+            let (file, metadata) = self.files.open_file(id, ContentForm::Plain)?;
+            match whole_length(metadata.len()).filter(|length| *length <= limit) {
+                Some(length) => self.append_whole(id, &file, length, buffer),
+                None => Ok(false),
+            }
+        };
+        let is_appended = append().unwrap_or(false);
+        if !is_appended {
+            buffer.truncate(start);
+        }
+        is_appended
     }
 
     fn sync(&self) -> Result<(), StoreError> {
