@@ -2,8 +2,9 @@
 //!
 //! A chunk is read when the transport asks for it, so a slow reader costs at most two chunks of
 //! memory and no thread; one who takes each at once costs up to nine. Small objects are read to
-//! where they are sent from. Content is verified before its first byte is sent. It is packed for clients that accept packed content, while they take it
-//! slowly; an object that is stored packed is sent as it is.
+//! where they are sent from. Content is verified before its first byte is sent. It is packed for
+//! clients that accept packed content, while they take it slowly; an object that is stored packed
+//! is sent as it is.
 //!
 //! The beginning of a stream is packed. How long its reader then takes for what was sent, without
 //! the time for which this server makes it, tells whether the link is slow ([`LinkUse`]), again and
