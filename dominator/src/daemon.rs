@@ -41,6 +41,7 @@ use crate::runtime::claim_service::ClaimService;
 use crate::runtime::clock::Clock;
 use crate::runtime::commit_gate::CommitGate;
 use crate::runtime::computed::ComputedService;
+use crate::runtime::dial_limiter::DialLimiter;
 use crate::runtime::fleet::Fleet;
 use crate::runtime::history::History;
 use crate::runtime::identities::Identities;
@@ -48,7 +49,7 @@ use crate::runtime::images::Images;
 use crate::runtime::interned::Interned;
 use crate::runtime::operator_program;
 use crate::runtime::permits::PermitService;
-use crate::runtime::shared::{self, DriverCounters, Shared};
+use crate::runtime::shared::{DriverCounters, Shared};
 use crate::runtime::task_orders::TaskOrderService;
 use crate::runtime::unused;
 use crate::runtime::webhooks::{self, WebhookError, Webhooks};
@@ -487,7 +488,7 @@ fn share(
         metrics: DriverCounters::default(),
         sources: servers.sources,
         holder,
-        redials: shared::redials(),
+        dial_limiter: DialLimiter::default(),
         caches: Interned::default(),
         machine_memory: CallMemory::new((arguments.machine_memory as usize) << 20),
         subd_port: arguments.subd_port,

@@ -31,6 +31,7 @@ pub mod runtime {
     pub mod clock;
     pub mod commit_gate;
     pub mod computed;
+    pub mod dial_limiter;
     pub mod driver;
     pub mod fleet;
     pub mod history;

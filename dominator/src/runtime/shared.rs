@@ -1,13 +1,11 @@
 //! What the drivers of all machines share, and what they count.
 
-use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use api::dominator::orders::DefaultImage;
 use api::planning::{PlanError, PlanJob, Planned};
 use api::subd::HoldMachineRequest;
-use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
 use model::display::error_chain;
 use model::object::ObjectSet;
 use prometheus_client::metrics::counter::Counter;
@@ -20,12 +18,12 @@ use rpc::trees::TreeReader;
 use tokio::sync::watch;
 
 use crate::core::sources::Sources;
-use crate::core::timing::REDIALS_PER_SECOND;
 use crate::core::vote_links::VoteLinks;
 use crate::runtime::claim_service::ClaimService;
 use crate::runtime::clock::Clock;
 use crate::runtime::commit_gate::CommitGate;
 use crate::runtime::computed::ComputedService;
+use crate::runtime::dial_limiter::DialLimiter;
 use crate::runtime::history::History;
 use crate::runtime::identities::Identities;
 use crate::runtime::images::Images;
@@ -59,8 +57,8 @@ pub struct Shared {
     pub sources: Sources,
     /// This dominator, as subs know it.
     pub holder: HoldMachineRequest,
-    /// Limits how often subs that do not answer are dialled.
-    pub redials: DefaultDirectRateLimiter,
+    /// For subs that do not answer.
+    pub dial_limiter: DialLimiter,
     /// The object caches that subs have reported.
     pub caches: Interned<ObjectSet>,
     /// For the large messages of the calls to subs.
@@ -72,11 +70,6 @@ pub struct Shared {
     pub renew_expired: Duration,
     /// How long after it has left the machine database the tasks of a machine are stopped.
     pub departing_after: Duration,
-}
-
-/// Returns the limiter of [`Shared::redials`].
-pub fn redials() -> DefaultDirectRateLimiter {
-    RateLimiter::direct(Quota::per_second(REDIALS_PER_SECOND).allow_burst(NonZeroU32::MIN))
 }
 
 impl Shared {

@@ -57,7 +57,7 @@ pub(super) async fn poll(
     request: PollRequest,
 ) -> Event {
     if request.wait_ms == 0 {
-        shared.redials.until_ready().await;
+        shared.dial_limiter.permit().await;
     }
     let limit = Duration::from_millis(request.wait_ms.into()) + POLL_SLACK;
     // What is only needed after the answer is boxed: this future exists while the poll waits.

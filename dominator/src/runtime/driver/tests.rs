@@ -26,11 +26,12 @@ use crate::core::sub::tests::recorder::staged_sub;
 use crate::core::vote_links::VoteLinks;
 use crate::runtime::commit_gate::CommitGate;
 use crate::runtime::computed::ComputedService;
+use crate::runtime::dial_limiter::DialLimiter;
 use crate::runtime::history::History;
 use crate::runtime::identities::Identities;
 use crate::runtime::interned::Interned;
 use crate::runtime::permits::PermitService;
-use crate::runtime::shared::{self, DriverCounters};
+use crate::runtime::shared::DriverCounters;
 use crate::runtime::task_orders::TaskOrderService;
 use crate::runtime::webhooks::Webhooks;
 use crate::storage::tests::HeldDisk;
@@ -86,7 +87,7 @@ pub(crate) fn shared(state: &Arc<Storage>, stop: &CancellationToken) -> Shared {
         task_orders: Arc::new(TaskOrderService::new(Arc::clone(state))),
         permits: Arc::new(PermitService::open(Duration::from_secs(300), Arc::clone(state), clock)),
         sources: Sources::new(&[]),
-        redials: shared::redials(),
+        dial_limiter: DialLimiter::default(),
         caches: Interned::default(),
         machine_memory: CallMemory::new(1 << 20),
         subd_port: 1,
