@@ -40,9 +40,13 @@ const FILE_BYTES: u64 = 1_000;
 /// The most time for each step.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// How long a fleet is left alone before it counts as idle, and how long it is measured then.
-const SETTLE: Duration = Duration::from_secs(10);
+/// How long a fleet is left alone before it counts as idle, and how long it is measured then. In
+/// the first minute after work polls wait for a third of a minute, and connections are replaced.
+const QUIET: Duration = Duration::from_secs(90);
 const IDLE: Duration = Duration::from_secs(75);
+
+/// How long a disturbance lasts before its cost is measured.
+const SETTLE: Duration = Duration::from_secs(10);
 
 /// The number of machines that drift one after the other, and the pause between them.
 const DRIFTS: u32 = 200;
@@ -56,6 +60,7 @@ const DISTURBED_FOR: Duration = Duration::from_secs(60);
 const INTAKE_WANTED: f64 = 60.0;
 const ORDERED_WANTED: f64 = 10.0;
 const IDLE_WANTED: f64 = 0.05;
+const POLL_WANTED: f64 = 0.000_10;
 const MEMORY_WANTED: f64 = 64.0 * 1024.0;
 
 /// The figures of the Go Dominator, measured on such a machine with 200 small subs.
@@ -325,8 +330,9 @@ impl Run {
 
     /// Measures the idle fleet. Returns the part of a core that the dominator takes.
     fn idle(&mut self) -> anyhow::Result<f64> {
-        eprintln!("{}: watching them idle for {} s", self.name, IDLE.as_secs());
-        std::thread::sleep(SETTLE);
+        let name = &self.name;
+        eprintln!("{name}: watching them idle for {} s, in {} s", IDLE.as_secs(), QUIET.as_secs());
+        std::thread::sleep(QUIET);
         let (before, polls, start) = (self.cpu()?, self.all.report()?.polls, Instant::now());
         std::thread::sleep(IDLE);
         let (now, polls) = (self.cpu()?, self.all.report()?.polls - polls);
@@ -347,8 +353,8 @@ impl Run {
             what: format!("{}: idle: CPU of the dominator by polls, all included", self.name),
             ours: format!("{:.3} ms ({polls} polls)", poll * 1e3),
             peer: format!("Go Dominator: {:.2} ms", GO_POLL * 1e3),
-            ratio: Some(poll / GO_POLL),
-            wanted: String::new(),
+            ratio: Some(poll / POLL_WANTED),
+            wanted: format!("{:.2} ms", POLL_WANTED * 1e3),
         });
         let memory = memory_of(self.dominator()?).context("the dominator has ended")?;
         self.memory("idle", memory.now);
