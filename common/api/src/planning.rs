@@ -54,6 +54,9 @@ pub struct PlanJob {
 /// operation, and more than that do not fit into a Prepare.
 pub const SURPLUS_MAX: u64 = 1 << 20;
 
+/// How many hard links and paths of the scan report a plan may have that is made at once.
+const IN_PLACE_MAX: u64 = 1_000;
+
 /// Why a plan could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
@@ -173,12 +176,19 @@ impl Planned {
 }
 
 impl PlanJob {
-    /// True if the machine is known to have what it must have, so that [`Self::run`] takes little
-    /// time. Takes time in proportion to the directories with computed files.
+    /// True if it is known without much work that the machine has what it must have, and that
+    /// [`Self::run`] takes little time. Takes time in proportion to the directories with computed
+    /// files.
     #[must_use]
     pub fn is_in_place(&self) -> bool {
+        let ScanReport { kept_directories, externally_linked, occupied, .. } = &*self.scan;
+        let listed = kept_directories.len() + externally_linked.len() + occupied.len();
+        // Hard links are compared also in equal trees.
+        let is_small = self.tree.root().totals().hard_links + listed as u64 <= IN_PLACE_MAX;
         let want = || fill_in(&self.image.tree, &self.computed, &self.tree);
-        self.exclusions.is_empty() && want().is_ok_and(|want| want.digest() == self.tree.digest())
+        is_small
+            && self.exclusions.is_empty()
+            && want().is_ok_and(|want| want.digest() == self.tree.digest())
     }
 
     /// Makes the plan. Takes time in proportion to the directories that differ.

@@ -139,8 +139,8 @@ pub struct StoredFiles {
     /// The digest of the image that they belong to.
     pub image: Option<ObjectId>,
     pub trial: Option<Trial>,
-    /// The public key that the machine has shown last: see
-    /// [`api::file_generator::WantedFiles::key`].
+    /// The public key of the machine that the files are for: see
+    /// [`api::file_generator::WantedFiles::key`]. `None` while one may be for a former key.
     pub key: Option<ByteText>,
     /// The outputs of its resources: see [`api::file_generator::WantedFiles::outputs`].
     pub outputs: Arc<str>,
@@ -155,15 +155,27 @@ struct FileState {
     /// while it is being asked for.
     ask_at: Option<Duration>,
     failed: Option<Box<Failed>>,
+    /// True if it is, or may be, a certificate for a former key of the machine.
+    is_for_former_key: bool,
 }
 
 impl FileState {
-    /// Asks again for what may be made for another key of the machine.
+    /// Sets when it is asked for, from what is known of it.
+    fn schedule(&mut self, versions: Option<&Versions>, record: MadeFrom, now: Now) {
+        self.ask_at = match self.is_for_former_key {
+            true => Some(now.elapsed),
+            false => next_question(versions, &self.rule, self.contents.newest(), record, now),
+        };
+    }
+
+    /// Takes that the machine has another key: certificates, and what is not known to be none, are
+    /// asked for again.
     fn ask_for_key(&mut self, versions: Option<&Versions>, now: Now) {
         let version = versions.and_then(|versions| versions.get(&self.rule.path));
         // While it is being asked for, the answer tells.
         let is_asked = self.failed.is_some() || self.contents.newest().is_some();
         if is_asked && version.is_none_or(|version| version.is_certificate) {
+            self.is_for_former_key = true;
             self.ask_at = Some(now.elapsed);
         }
     }
@@ -330,9 +342,10 @@ impl ComputedTable {
         let is_same_image = stored.image == Some(digest);
         let trial = stored.trial.map(|trial| Trial { since: now.elapsed, ..trial });
         let mut before: BTreeMap<Arc<ComputedRule>, Contents> = stored.files.into_iter().collect();
-        // The machine may have shown another key before this was called.
+        // The machine may have shown another key before this was called, and told other outputs.
         let is_other_key = stored.key.as_ref() != self.key(hostname);
-        let mut is_changed = !is_same_image || is_other_key;
+        let has_other_outputs = *stored.outputs != *self.outputs(hostname);
+        let mut is_changed = !is_same_image || is_other_key || has_other_outputs;
         for contents in before.values_mut() {
             is_changed |= contents.retain(|known| known.object.id().algorithm() == algorithm);
         }
@@ -341,8 +354,9 @@ impl ComputedTable {
             let contents = before.remove(rule).unwrap_or_default();
             let rule = self.shared_rule(rule);
             let versions = self.generators.get(&rule.source);
-            let ask_at = next_question(versions, &rule, contents.newest(), record, now);
-            let mut file = FileState { rule, contents, ask_at, failed: None };
+            let (ask_at, failed) = (None, None);
+            let mut file = FileState { rule, contents, ask_at, failed, is_for_former_key: false };
+            file.schedule(versions, record, now);
             if is_other_key {
                 file.ask_for_key(versions, now);
             }
@@ -401,13 +415,11 @@ impl ComputedTable {
         let Some(files) = self.machines.get_mut(hostname) else { return true };
         files.record = MadeFrom::of_record(&files.machine, outputs);
         for file in &mut files.files {
-            let versions = self.generators.get(&file.rule.source);
-            let newest = file.contents.newest();
             // What was tried with the former ones may succeed with these.
-            file.ask_at = match file.failed {
-                Some(_) => Some(now.elapsed),
-                None => next_question(versions, &file.rule, newest, files.record, now),
-            };
+            match file.failed {
+                Some(_) => file.ask_at = Some(now.elapsed),
+                None => file.schedule(self.generators.get(&file.rule.source), files.record, now),
+            }
         }
         self.changed.insert(hostname.to_owned());
         true
@@ -490,8 +502,7 @@ impl ComputedTable {
                 }
                 // One that failed is tried again with the new generator, one that is asked for not.
                 if file.ask_at.is_some() || file.contents.newest().is_some() {
-                    let known = file.contents.newest();
-                    file.ask_at = next_question(versions, &file.rule, known, record, now);
+                    file.schedule(versions, record, now);
                 }
             }
         }
@@ -550,19 +561,18 @@ impl ComputedTable {
     /// Returns what is to be stored of a machine.
     #[must_use]
     pub fn stored(&self, hostname: &str) -> StoredFiles {
-        let key = self.keys.get(hostname).cloned();
-        let outputs = self.outputs.get(hostname).cloned().unwrap_or_default();
         let Some(files) = self.machines.get(hostname) else {
-            let none = || StoredFiles { key, outputs, ..StoredFiles::default() };
-            return self.restored.get(hostname).cloned().unwrap_or_else(none);
+            return self.restored.get(hostname).cloned().unwrap_or_default();
         };
+        let key = self.keys.get(hostname);
+        let key = key.filter(|_| files.files.iter().all(|file| !file.is_for_former_key));
         let stored = files.files.iter().filter(|file| file.contents.all().next().is_some());
         StoredFiles {
             files: stored.map(|file| (Arc::clone(&file.rule), file.contents.clone())).collect(),
             image: Some(files.image.id()),
             trial: files.trial.clone(),
-            key,
-            outputs,
+            key: key.cloned(),
+            outputs: self.outputs.get(hostname).cloned().unwrap_or_default(),
         }
     }
 

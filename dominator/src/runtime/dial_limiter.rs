@@ -10,8 +10,8 @@ use crate::core::timing::REDIALS_PER_SECOND;
 /// Permits [`REDIALS_PER_SECOND`], in the order in which they are asked for.
 #[derive(Debug)]
 pub struct DialLimiter {
-    /// Only one waits for the limiter, and the others for their turn: it wakes all that wait for it
-    /// each time, to permit one.
+    /// The limiter wakes all that wait for it, each time, to permit one. So only one waits for it,
+    /// and the others wait for this lock, which is given in order.
     limiter: Mutex<DefaultDirectRateLimiter>,
 }
 

@@ -57,7 +57,7 @@ pub struct Shared {
     pub sources: Sources,
     /// This dominator, as subs know it.
     pub holder: HoldMachineRequest,
-    /// For subs that do not answer.
+    /// Limits how often subs that do not answer are dialled.
     pub dial_limiter: DialLimiter,
     /// The object caches that subs have reported.
     pub caches: Interned<ObjectSet>,

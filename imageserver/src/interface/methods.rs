@@ -54,7 +54,8 @@ use crate::store::{Counters, Store};
 /// The most uploads at one time: each has a thread.
 const UPLOADS_MAX: usize = 64;
 
-/// The most downloads at one time, of all and of one caller: each holds up to two chunks in memory.
+/// The most downloads at one time, of all and of one caller: each holds up to two chunks in
+/// memory, and up to a megabyte while it takes them at once.
 const DOWNLOADS_MAX: usize = 1_500;
 const DOWNLOADS_OF_ONE_MAX: usize = 1_000;
 

@@ -41,7 +41,7 @@ const FILE_BYTES: u64 = 1_000;
 const LIMIT: Duration = Duration::from_secs(600);
 
 /// How long a fleet is left alone before it counts as idle, and how long it is measured then. In
-/// the first minute after work polls wait for a third of a minute, and connections are replaced.
+/// the first minute after work polls wait 20 s, and connections are replaced.
 const QUIET: Duration = Duration::from_secs(90);
 const IDLE: Duration = Duration::from_secs(75);
 
@@ -353,7 +353,7 @@ impl Run {
             what: format!("{}: idle: CPU of the dominator by polls, all included", self.name),
             ours: format!("{:.3} ms ({polls} polls)", poll * 1e3),
             peer: format!("Go Dominator: {:.2} ms", GO_POLL * 1e3),
-            ratio: Some(poll / POLL_WANTED),
+            ratio: Some(poll / GO_POLL),
             wanted: format!("{:.2} ms", POLL_WANTED * 1e3),
         });
         let memory = memory_of(self.dominator()?).context("the dominator has ended")?;

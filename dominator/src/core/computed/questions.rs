@@ -166,12 +166,13 @@ impl ComputedTable {
                 let is_of_now =
                     |known: &KnownContent| is_current(versions, &file.rule, known, current);
                 let is_news = file.failed.is_some()
+                    || file.is_for_former_key
                     || !file
                         .contents
                         .newest()
                         .is_some_and(|before| before.object == known.object && is_of_now(before));
                 file.ask_at = asked_again(record == current, is_of_now(&known), &known, now);
-                file.failed = None;
+                (file.failed, file.is_for_former_key) = (None, false);
                 if is_news {
                     self.changed.insert(hostname.to_owned());
                 }

@@ -381,15 +381,31 @@ fn certificates_are_asked_for_with_the_key_that_the_machine_has_shown_last() {
     assert!(!asked.0.take_key("a", b"three", now(20)));
     assert_eq!((by_key(&mut asked, 21), asked.changed()), (vec![], vec![]));
 
-    // A machine that shows another one before its files are wanted gets another certificate.
+    // A machine that shows another one before its files are wanted gets another certificate, also
+    // if the dominator is started again before that is made, and whenever the server tells of its
+    // generators.
     let mut asked = Asked(ComputedTable::new(stored.into(), Vec::new()));
-    asked.set_generators(&all, 30);
     assert!(asked.0.take_key("a", b"four", now(30)));
     asked.want("a", "nyc", &["/cert", "/x"], 30);
-    assert_eq!(
-        (by_key(&mut asked, 31), asked.changed()),
-        (vec!["/cert of a".to_owned()], vec!["a".to_owned()])
-    );
+    assert_eq!(asked.changed(), ["a"]);
+    let stored = [("a".to_owned(), asked.0.stored("a"))];
+    let mut asked = Asked(ComputedTable::new(stored.into(), Vec::new()));
+    assert!(asked.0.take_key("a", b"four", now(40)));
+    asked.want("a", "nyc", &["/cert", "/x"], 40);
+    asked.want("a", "nyc", &["/cert", "/x", "/y"], 40);
+    asked.set_generators(&all, 40);
+    asked.changed();
+    assert_eq!(by_key(&mut asked, 41), ["/cert of a", "/x of a", "/y of a"]);
+    assert_eq!((cert(&asked), asked.changed()), (Some(id("for four")), vec!["a".to_owned()]));
+    let stored = asked.0.stored("a");
+    assert_eq!(stored.key, Some(ByteText(b"four".to_vec())));
+
+    // The outputs of its resources are stored when they become others.
+    let mut asked = Asked(ComputedTable::new([("a".to_owned(), stored)].into(), Vec::new()));
+    assert!(asked.0.take_outputs("a", "{}", now(50)));
+    asked.want("a", "nyc", &["/cert", "/x", "/y"], 50);
+    assert_eq!(asked.changed(), ["a"]);
+    assert_eq!(&*asked.0.stored("a").outputs, "{}");
     asked.0.forget("a");
     assert_eq!(asked.0.key("a"), None);
 }

@@ -1,10 +1,11 @@
 //! `ObjectServer.GetObjects` and `GET /objects/<id>`: sends content, one chunk at a time.
 //!
 //! A chunk is read when the transport asks for it, so a slow reader costs at most two chunks of
-//! memory and no thread; one who takes each at once costs up to nine. Small objects are read to
-//! where they are sent from. Content is verified before its first byte is sent. It is packed for
-//! clients that accept packed content, while they take it slowly; an object that is stored packed
-//! is sent as it is.
+//! memory and no thread. For one who takes each at once, eight are made in one piece of memory,
+//! which is held until all of it is sent, while the next eight are made: up to a megabyte. Small
+//! objects are read to where they are sent from. Content is verified before its first byte is sent.
+//! It is packed for clients that accept packed content, while they take it slowly; an object that
+//! is stored packed is sent as it is.
 //!
 //! The beginning of a stream is packed. How long its reader then takes for what was sent, without
 //! the time for which this server makes it, tells whether the link is slow ([`LinkUse`]), again and
@@ -60,7 +61,8 @@ pub(super) fn objects(
 
 /// What is sent, in chunks.
 trait Chunks: Send + 'static {
-    /// Makes the next chunks, of about so many bytes; `None` at the end. May block.
+    /// Makes the next chunks, of at most so many bytes and one packed chunk; `None` at the end. May
+    /// block.
     fn next(&mut self, limit: usize) -> io::Result<Option<Bytes>>;
 
     /// The reader took the last chunks, of this length in bytes, in this time.
@@ -168,6 +170,8 @@ struct ObjectStream {
     /// How many of the next objects are being fetched ahead.
     ahead: usize,
     current: Option<CurrentObject>,
+    /// Why nothing follows what was made.
+    failed: Option<io::Error>,
     ended: bool,
     #[expect(dead_code, reason = "held until the stream ends")]
     permit: DownloadPermit,
@@ -175,13 +179,21 @@ struct ObjectStream {
 
 impl Chunks for ObjectStream {
     fn next(&mut self, limit: usize) -> io::Result<Option<Bytes>> {
+        if let Some(error) = self.failed.take() {
+            return Err(error);
+        }
         if self.ended {
             return Ok(None);
         }
-        let mut buffer = Vec::with_capacity(limit);
+        let packed_chunk = self.packers.as_ref().map_or(0, |_| packing::CHUNK_BYTES_MAX);
+        let mut buffer = Vec::with_capacity(limit + packed_chunk);
         while buffer.len() + HEAD_BYTES_MAX <= limit {
             if let Some(mut current) = self.current.take() {
-                self.append_current(&mut current, limit, &mut buffer)?;
+                if let Err(error) = self.append_current(&mut current, limit, &mut buffer) {
+                    // The objects before it are sent.
+                    self.failed = Some(error);
+                    break;
+                }
                 self.current = (current.rest.bytes > 0).then_some(current);
                 continue;
             }
@@ -230,6 +242,7 @@ impl ObjectStream {
             ids: ids.into_iter(),
             ahead: 0,
             current: None,
+            failed: None,
             ended: false,
             permit,
         }
@@ -326,7 +339,9 @@ struct ObjectPart {
 impl Chunks for ObjectPart {
     fn next(&mut self, limit: usize) -> io::Result<Option<Bytes>> {
         let mut buffer = Vec::new();
-        while self.rest.bytes > 0 && buffer.len() < limit {
+        // However short the content becomes.
+        let end = self.rest.bytes.saturating_sub(limit as u64);
+        while self.rest.bytes > end {
             let Some(packers) = &self.packers else {
                 self.rest.read(limit - buffer.len(), &mut buffer)?;
                 continue;
