@@ -19,6 +19,13 @@ pub enum Content {
     Packed(PackedContent),
 }
 
+/// What [`Objects::open_into`](super::contract::Objects::open_into) has done with an object.
+pub enum Opened {
+    /// Its content is at the end of the buffer.
+    Appended,
+    Content(Content),
+}
+
 /// Packed content in chunks, as clients receive it.
 pub struct PackedContent {
     size_bytes: u64,

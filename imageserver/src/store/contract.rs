@@ -11,7 +11,7 @@ use api::image_server::collection::{CollectReply, CollectRequest};
 use model::image::ImageName;
 use model::object::ObjectId;
 
-use super::content::Content;
+use super::content::{Content, Opened};
 use crate::core::collection::disk_pressure::Space;
 use crate::core::image_holds::{Holder, TooManyError};
 use crate::store::damaged_objects::DamagedObjects;
@@ -66,12 +66,16 @@ pub trait Objects: Send + Sync {
     /// a corrupt object is quarantined, so that it can be uploaded again.
     fn open_verified(&self, id: &ObjectId) -> Result<Option<Content>, StoreError>;
 
-    /// Appends the content of an object to `buffer` if it is stored plain, has at most `limit`
-    /// bytes, and is what its id says. Returns false if not: then [`Objects::open_verified`] tells
-    /// what it is. Spares the memory that this needs for each small object.
-    fn append_small(&self, id: &ObjectId, limit: usize, buffer: &mut Vec<u8>) -> bool {
-        let _ = (id, limit, buffer);
-        false
+    /// Does the same, but may append the content to `buffer` if it is small and has at most `limit`
+    /// bytes. Otherwise `buffer` is as before.
+    fn open_into(
+        &self,
+        id: &ObjectId,
+        limit: usize,
+        buffer: &mut Vec<u8>,
+    ) -> Result<Option<Opened>, StoreError> {
+        let _ = (limit, buffer);
+        Ok(self.open_verified(id)?.map(Opened::Content))
     }
 
     /// Makes every object that was stored before this call durable.

@@ -222,7 +222,7 @@ impl StoredDirectories {
     }
 }
 
-/// Reads the directories from `storage`; there are none if it was never written.
+/// Reads the directories from `storage`. A storage that was never written has no directories.
 pub(crate) fn load(
     storage: &dyn DirectoriesStorage,
 ) -> Result<(Directories, RecordVersion), String> {

@@ -33,7 +33,7 @@ use rpc::packing::{self, CONTENT_BYTES_MIN, LinkUse, Packer};
 use rpc::server::{self, Page, PageRequest};
 
 use super::{DownloadPermit, Service, expect_may};
-use crate::store::content::{Content, ContentReader};
+use crate::store::content::{Content, ContentReader, Opened};
 use crate::store::error::joined;
 use crate::store::packed::PackedChunk;
 use crate::store::{Counters, Store};
@@ -98,7 +98,8 @@ fn chunks(content: impl Chunks) -> impl Stream<Item = io::Result<Bytes>> + Send 
             (made, content)
         });
         let (made, content) = match step.await {
-            Ok((Ok(made), content)) => (Ok(made?), Some(content)),
+            Ok((Ok(None), _)) => return None,
+            Ok((Ok(Some(made)), content)) => (Ok(made), Some(content)),
             Ok((Err(error), _)) => {
                 tracing::error!("a download was interrupted: {}", error_chain(&error));
                 (Err(error), None)
@@ -112,8 +113,7 @@ fn chunks(content: impl Chunks) -> impl Stream<Item = io::Result<Bytes>> + Send 
     steps.flat_map(|made| iter(Pieces(made.map(Some))))
 }
 
-/// Chunks that were made at once, one by one: the transport holds up to three of them in memory for
-/// each reader.
+/// The chunks that were made at once, one after the other.
 struct Pieces(io::Result<Option<Bytes>>);
 
 impl Iterator for Pieces {
@@ -209,9 +209,7 @@ impl Chunks for ObjectStream {
             } else {
                 self.ahead -= 1;
             }
-            if !self.append_small(id, limit, &mut buffer) {
-                self.begin(id, &mut buffer);
-            }
+            self.begin(id, limit, &mut buffer);
         }
         Ok(Some(buffer.into()))
     }
@@ -248,44 +246,40 @@ impl ObjectStream {
         }
     }
 
-    /// Appends head and content of an object that is sent as it is, if it is small and there is
-    /// room. Returns false if not.
-    fn append_small(&self, id: ObjectId, limit: usize, buffer: &mut Vec<u8>) -> bool {
-        if self.is_slow && self.packers.is_some() {
-            return false;
-        }
-        // The length is known when the content is read.
+    /// Appends the head of an object, and its content if it is small, sent as it is, and fits into
+    /// `limit`. Otherwise the content follows.
+    fn begin(&mut self, id: ObjectId, limit: usize, buffer: &mut Vec<u8>) {
         let start = buffer.len();
-        ObjectHead::Object { id, size_bytes: 0 }.encode(buffer);
-        let content = buffer.len();
-        if !self.store.objects.append_small(&id, limit.saturating_sub(content), buffer) {
-            buffer.truncate(start);
-            return false;
-        }
-        let size_bytes = (buffer.len() - content) as u64;
-        let mut head = Vec::with_capacity(HEAD_BYTES_MAX);
-        ObjectHead::Object { id, size_bytes }.encode(&mut head);
-        buffer[start..content].copy_from_slice(&head);
-        self.count_sent(size_bytes);
-        true
-    }
-
-    fn count_sent(&self, size_bytes: u64) {
-        self.counters.objects_sent.inc();
-        self.counters.objects_sent_bytes.inc_by(size_bytes);
-    }
-
-    /// Appends the head of an object, whose content follows.
-    fn begin(&mut self, id: ObjectId, buffer: &mut Vec<u8>) {
+        let head = |size_bytes| ObjectHead::Object { id, size_bytes };
+        // Its length is known when the content is there.
+        head(0).encode(buffer);
+        let content_start = buffer.len();
+        let room = match self.is_slow && self.packers.is_some() {
+            true => 0,
+            false => limit.saturating_sub(content_start),
+        };
+        let opened = self.store.objects.open_into(&id, room, buffer);
         // An unreadable object is reported as absent: other servers may have it.
-        let content = self.store.objects.open_verified(&id).unwrap_or_else(|error| {
+        let opened = opened.unwrap_or_else(|error| {
             tracing::error!("object {id} is not served: {}", error_chain(&error));
             None
         });
-        let Some(content) = content else {
-            self.counters.objects_absent.inc();
-            return ObjectHead::Absent(id).encode(buffer);
+        let content = match opened {
+            Some(Opened::Appended) => {
+                let size_bytes = (buffer.len() - content_start) as u64;
+                self.count_sent(size_bytes);
+                let mut known = Vec::with_capacity(HEAD_BYTES_MAX);
+                head(size_bytes).encode(&mut known);
+                return buffer[start..content_start].copy_from_slice(&known);
+            }
+            Some(Opened::Content(content)) => content,
+            None => {
+                buffer.truncate(start);
+                self.counters.objects_absent.inc();
+                return ObjectHead::Absent(id).encode(buffer);
+            }
         };
+        buffer.truncate(start);
         let size_bytes = content.size_bytes();
         self.count_sent(size_bytes);
         let (form, content, bytes, packing) = match (content, &self.packers) {
@@ -299,8 +293,13 @@ impl ObjectStream {
             }
             (content, _) => (ContentForm::Plain, content.into_reader(), size_bytes, None),
         };
-        ObjectHead::Object { id, size_bytes }.encode_as(form, buffer);
+        head(size_bytes).encode_as(form, buffer);
         self.current = Some(CurrentObject { rest: RemainingContent { content, bytes }, packing });
+    }
+
+    fn count_sent(&self, size_bytes: u64) {
+        self.counters.objects_sent.inc();
+        self.counters.objects_sent_bytes.inc_by(size_bytes);
     }
 
     /// Appends the next part of an object.
@@ -339,7 +338,7 @@ struct ObjectPart {
 impl Chunks for ObjectPart {
     fn next(&mut self, limit: usize) -> io::Result<Option<Bytes>> {
         let mut buffer = Vec::new();
-        // However short the content becomes.
+        // So much content is the limit, however short its frames are.
         let end = self.rest.bytes.saturating_sub(limit as u64);
         while self.rest.bytes > end {
             let Some(packers) = &self.packers else {

@@ -12,7 +12,6 @@
 //! once the plain one was read from the medium.
 
 use std::collections::BTreeSet;
-use std::fs::File;
 use std::io::{self, Read as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -26,7 +25,7 @@ use rpc::packing::CHUNK_HEAD_BYTES;
 use walkdir::{DirEntryExt as _, WalkDir};
 
 use crate::core::collection::disk_pressure::Space;
-use crate::store::content::{Content, PackedContent, append_from};
+use crate::store::content::{Content, Opened, PackedContent, append_from};
 use crate::store::contract::{Objects, Receiving};
 use crate::store::damaged_objects::{Damage, DamagedObjects, is_unreadable};
 use crate::store::error::{StoreError, failed};
@@ -119,30 +118,41 @@ impl LocalObjects {
     fn append_whole(
         &self,
         id: &ObjectId,
-        file: &File,
+        file: &fs_err::File,
         length: usize,
         buffer: &mut Vec<u8>,
     ) -> io::Result<bool> {
         let start = buffer.len();
-        append_from(file, length, buffer)?;
-        let is_intact = id.algorithm().digest(&buffer[start..]) == *id;
-        if is_intact {
-            self.files.damaged_objects.mark_repaired(id);
+        let appended = append_from(file.file(), length, buffer);
+        let is_intact = appended.is_ok() && id.algorithm().digest(&buffer[start..]) == *id;
+        match is_intact {
+            true => self.files.damaged_objects.mark_repaired(id),
+            false => buffer.truncate(start),
         }
-        Ok(is_intact)
+        appended.map(|_| is_intact)
     }
 
-    /// The content of a file; `None` if that is not what it should be.
+    /// Opens a file, or appends it to `buffer` if it is small and has at most `limit` bytes. `None`
+    /// if the content is not what it should be.
     fn open_plain(
         &self,
         id: &ObjectId,
         mut file: fs_err::File,
         metadata: &std::fs::Metadata,
-    ) -> io::Result<Option<Content>> {
-        if let Some(length) = whole_length(metadata.len()) {
-            let mut content = Vec::new();
-            let is_intact = self.append_whole(id, file.file(), length, &mut content)?;
-            return Ok(is_intact.then(|| Content::Whole(content.into())));
+        limit: usize,
+        buffer: &mut Vec<u8>,
+    ) -> io::Result<Option<Opened>> {
+        match whole_length(metadata.len()) {
+            Some(length) if length <= limit => {
+                let is_intact = self.append_whole(id, &file, length, buffer)?;
+                return Ok(is_intact.then_some(Opened::Appended));
+            }
+            Some(length) => {
+                let mut content = Vec::new();
+                let is_intact = self.append_whole(id, &file, length, &mut content)?;
+                return Ok(is_intact.then(|| Opened::Content(Content::Whole(content.into()))));
+            }
+            None => {}
         }
         let hash = |file: &mut fs_err::File| {
             let mut hasher = Hasher::new(id.algorithm());
@@ -158,10 +168,10 @@ impl LocalObjects {
             return Ok(None);
         }
         io::Seek::rewind(&mut file)?;
-        Ok(Some(Content::File(file, metadata.len())))
+        Ok(Some(Opened::Content(Content::File(file, metadata.len()))))
     }
 
-    /// Does the same as [`Self::open_plain`] for a packed file.
+    /// The content of a packed file; `None` if that is not what it should be.
     fn open_packed(
         &self,
         id: &ObjectId,
@@ -307,6 +317,20 @@ impl Objects for LocalObjects {
     }
 
     fn open_verified(&self, id: &ObjectId) -> Result<Option<Content>, StoreError> {
+        let mut small = Vec::new();
+        let opened = self.open_into(id, usize::MAX, &mut small)?;
+        Ok(opened.map(|opened| match opened {
+            Opened::Appended => Content::Whole(small.into()),
+            Opened::Content(content) => content,
+        }))
+    }
+
+    fn open_into(
+        &self,
+        id: &ObjectId,
+        limit: usize,
+        buffer: &mut Vec<u8>,
+    ) -> Result<Option<Opened>, StoreError> {
         for form in layout::FORMS {
             let (file, metadata) = match self.files.open_file(id, form) {
                 Ok((file, metadata)) => {
@@ -315,32 +339,19 @@ impl Objects for LocalObjects {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 Err(error) => return Err(self.unread(id, error)),
             };
-            let content = match form {
-                ContentForm::Plain => self.open_plain(id, file, &metadata),
-                ContentForm::Packed => self.open_packed(id, file, &metadata),
+            let opened = match form {
+                ContentForm::Plain => self.open_plain(id, file, &metadata, limit, buffer),
+                ContentForm::Packed => {
+                    let content = self.open_packed(id, file, &metadata);
+                    content.map(|content| content.map(Opened::Content))
+                }
             };
-            match content.map_err(|error| self.unread(id, error))? {
-                Some(content) => return Ok(Some(content)),
+            match opened.map_err(|error| self.unread(id, error))? {
+                Some(opened) => return Ok(Some(opened)),
                 None => self.quarantine(id, form, &metadata)?,
             }
         }
         Ok(None)
-    }
-
-    fn append_small(&self, id: &ObjectId, limit: usize, buffer: &mut Vec<u8>) -> bool {
-        let start = buffer.len();
-        let mut append = || {
-            let (file, metadata) = self.files.open_file(id, ContentForm::Plain)?;
-            match whole_length(metadata.len()).filter(|length| *length <= limit) {
-                Some(length) => self.append_whole(id, &file, length, buffer),
-                None => Ok(false),
-            }
-        };
-        let is_appended = append().unwrap_or(false);
-        if !is_appended {
-            buffer.truncate(start);
-        }
-        is_appended
     }
 
     fn sync(&self) -> Result<(), StoreError> {

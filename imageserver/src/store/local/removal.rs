@@ -43,7 +43,8 @@ impl RemovedObject {
 }
 
 impl LocalObjects {
-    /// Renames the files of `id` to temporary files. Returns `None` if there are none.
+    /// Renames the files of `id` to temporary files. Returns `None` if no
+    /// file of it is there.
     pub fn take_out(&self, id: &ObjectId) -> Result<Option<RemovedObject>, StoreError> {
         let mut taken = None;
         self.files.counter.note(id, || {
