@@ -40,7 +40,7 @@ use changes::Changes;
 pub use changes::StoredChange;
 use gates::Gates;
 pub use questions::{Batch, BatchAnswer};
-use questions::{is_current, next_question};
+use questions::{is_current, may_be_certificate, next_question};
 use rollout::{ChangedContent, ContentUpdate, Standing, Trial};
 
 /// After how many failures in a row a server counts as silent.
@@ -171,10 +171,9 @@ impl FileState {
     /// Takes that the machine has another key: certificates, and what is not known to be none, are
     /// asked for again.
     fn ask_for_key(&mut self, versions: Option<&Versions>, now: Now) {
-        let version = versions.and_then(|versions| versions.get(&self.rule.path));
         // While it is being asked for, the answer tells.
         let is_asked = self.failed.is_some() || self.contents.newest().is_some();
-        if is_asked && version.is_none_or(|version| version.is_certificate) {
+        if is_asked && may_be_certificate(versions, &self.rule.path) {
             self.is_for_former_key = true;
             self.ask_at = Some(now.elapsed);
         }
@@ -354,8 +353,8 @@ impl ComputedTable {
             let contents = before.remove(rule).unwrap_or_default();
             let rule = self.shared_rule(rule);
             let versions = self.generators.get(&rule.source);
-            let (ask_at, failed) = (None, None);
-            let mut file = FileState { rule, contents, ask_at, failed, is_for_former_key: false };
+            let mut file =
+                FileState { rule, contents, ask_at: None, failed: None, is_for_former_key: false };
             file.schedule(versions, record, now);
             if is_other_key {
                 file.ask_for_key(versions, now);

@@ -7,7 +7,7 @@ use tokio::sync::Mutex;
 
 use crate::core::timing::REDIALS_PER_SECOND;
 
-/// Permits [`REDIALS_PER_SECOND`], in the order in which they are asked for.
+/// Permits [`REDIALS_PER_SECOND`] dials a second, in the order in which they are asked for.
 #[derive(Debug)]
 pub struct DialLimiter {
     /// The limiter wakes all that wait for it, each time, to permit one. So only one waits for it,

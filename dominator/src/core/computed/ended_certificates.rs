@@ -50,7 +50,7 @@ impl ComputedTable {
     ///
     /// # Errors
     ///
-    /// [`NoCertificate`] says why there is none now.
+    /// [`NoCertificate`] says why the machine cannot get another certificate now.
     pub fn replacement(
         &mut self,
         hostname: &str,

@@ -87,7 +87,8 @@ impl ComputedTable {
             let is_former = wanted.key.as_ref() != self.keys.get(&wanted.machine.hostname);
             for (path, answer) in wanted.paths.iter().zip(answer) {
                 // What was made for a former key does not fit.
-                if is_former && (answer.is_err() || self.may_be_certificate(path, &batch.source)) {
+                let versions = self.generators.get(&*batch.source);
+                if is_former && (answer.is_err() || may_be_certificate(versions, path)) {
                     self.ask_again(&wanted.machine.hostname, path, &batch.source, now);
                     continue;
                 }
@@ -126,12 +127,6 @@ impl ComputedTable {
         for file in files.files.iter_mut().filter(|file| file.rule.source == source) {
             file.ask_at = Some(now.elapsed);
         }
-    }
-
-    /// Returns false if a server makes something else than certificates for a path.
-    fn may_be_certificate(&self, path: &TreePath, source: &str) -> bool {
-        let version = self.generators.get(source).and_then(|versions| versions.get(path));
-        version.is_none_or(|version| version.is_certificate)
     }
 
     /// Has a file asked for again that was asked for with a former key.
@@ -300,6 +295,13 @@ pub(super) fn next_question(
         Some(known) if is_current(versions, rule, known, record) => end_of(known, now),
         _ => Some(now.elapsed),
     }
+}
+
+/// Returns false if a server with generators of these versions makes something else than
+/// certificates for a path.
+pub(super) fn may_be_certificate(versions: Option<&Versions>, path: &TreePath) -> bool {
+    let version = versions.and_then(|versions| versions.get(path));
+    version.is_none_or(|version| version.is_certificate)
 }
 
 /// True if content was made from the present record by the present generator, as far as the
