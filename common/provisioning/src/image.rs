@@ -344,7 +344,7 @@ pub fn interpreter(bytes: &[u8]) -> Option<String> {
     line.split_whitespace().next().map(str::to_owned)
 }
 
-/// True if an ELF executable asks for a loader; `None` if it is none.
+/// True if an ELF executable asks for a loader; `None` if `bytes` are no ELF executable.
 fn needs_loader(bytes: &[u8]) -> Option<bool> {
     const PROGRAM_HEADER_OF_LOADER: u64 = 3;
     if !bytes.starts_with(b"\x7fELF") {

@@ -165,7 +165,7 @@ impl LastGood {
     }
 
     /// Reads the data of the source `name` and the time when they were delivered first; `None` if
-    /// there are none from `origin`.
+    /// nothing from `origin` is stored.
     ///
     /// # Errors
     ///

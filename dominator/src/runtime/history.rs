@@ -367,7 +367,7 @@ enum FormerImage {
     /// The image that it gets.
     Same,
     Other(Arc<RequiredImage>),
-    /// There is none, or it cannot be loaded any more.
+    /// The machine had no image before, or its image cannot be loaded any more.
     Unknown,
 }
 

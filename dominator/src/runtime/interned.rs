@@ -27,7 +27,8 @@ impl<T> Default for Interned<T> {
 }
 
 impl<T: Eq + Hash> Interned<T> {
-    /// Returns the equal value that others hold, or `value` if there is none.
+    /// Returns the equal value that others hold, or `value` if nobody
+    /// holds one.
     pub fn share(&self, value: &Arc<T>) -> Arc<T> {
         let mut hasher = DefaultHasher::new();
         value.hash(&mut hasher);

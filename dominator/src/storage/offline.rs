@@ -169,7 +169,8 @@ fn summary(path: &Path) -> Result<DatabaseSummary, StorageError> {
     })
 }
 
-/// Locks the database so that no dominator starts on it; `None` if there is none.
+/// Locks the database so that no dominator starts on it; `None` if there is no
+/// database.
 fn lock(path: &Path) -> Result<Option<File>, StorageError> {
     let file = match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),

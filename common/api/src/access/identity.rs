@@ -100,7 +100,8 @@ impl IdentityKind {
     /// The kinds that a certificate can state.
     pub const STATED: [Self; 3] = [Self::User, Self::Service, Self::Machine];
 
-    /// Returns the name in certificates and on the command line; `None` if there is none.
+    /// Returns the name in certificates and on the command line; `None` for
+    /// [`Self::Unstated`] and [`Self::Unknown`].
     #[must_use]
     pub fn name(self) -> Option<&'static str> {
         match self {

@@ -164,8 +164,8 @@ pub(super) fn stamp(dir: &Path) -> Stamp {
     FILES.iter().map(|(name, _)| one(name)).collect()
 }
 
-/// Returns true if there was a list of revoked certificates at `before`, and there is none at
-/// `after`: certificates that were revoked are accepted again.
+/// Returns true if the list of revoked certificates that was there at `before` is gone at `after`:
+/// certificates that were revoked are accepted again.
 pub(super) fn lifts_revocations(before: &Stamp, after: &Stamp) -> bool {
     let has_lists = |stamp: &Stamp| {
         FILES.iter().zip(stamp).any(|((name, _), mark)| *name == REVOKED && mark.is_some())
