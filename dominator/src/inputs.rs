@@ -18,8 +18,8 @@ use tokio_util::sync::CancellationToken;
 use crate::core::timing::{POLL_WAIT, RETRY_FIRST, RETRY_LONGEST};
 use crate::runtime::fleet::Fleet;
 
-/// The interval in which the file is checked. One stat takes a few microseconds.
-const FILE_INTERVAL: Duration = Duration::from_millis(50);
+/// The interval in which the file is checked. One check and its wake take 60 µs.
+const FILE_INTERVAL: Duration = Duration::from_millis(200);
 
 /// A file that changed less than this before it was read is read again.
 const SETTLING: Duration = Duration::from_millis(50);

@@ -163,13 +163,13 @@ impl Client {
     }
 
     /// Returns the public key of the server's certificate (SubjectPublicKeyInfo in DER), whose
-    /// private one the server has shown to have; `None` before there is a connection, and without
-    /// TLS.
-    pub async fn server_key(&self) -> Option<Arc<[u8]>> {
-        self.inner.connection.lock().await.as_ref()?.server_key()
+    /// private one the server has shown to have: once for each connection. `None` also before there
+    /// is a connection, and without TLS.
+    pub async fn new_server_key(&self) -> Option<Arc<[u8]>> {
+        self.inner.connection.lock().await.as_ref()?.new_server_key()
     }
 
-    /// Connects, and returns [`Client::server_key`].
+    /// Connects, and returns the public key of the server's certificate; `None` without TLS.
     ///
     /// # Errors
     ///

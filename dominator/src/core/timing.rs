@@ -26,6 +26,19 @@ pub const POLL_WAIT: Duration = Duration::from_secs(60);
 /// a quiet time replaces a connection whose buffers have grown.
 pub const POLL_WAIT_AFTER_WORK: Duration = Duration::from_secs(20);
 
+/// Polls without news end at multiples of this time. Those that end together take far less of
+/// the processor: it finds code and common data in its cache, and sleeps undisturbed in between.
+const POLL_END_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Returns how long a poll waits that is sent at `now` and should wait for about `wait`.
+#[must_use]
+pub fn poll_wait(now: Duration, wait: Duration) -> Duration {
+    let interval = POLL_END_INTERVAL.as_millis();
+    let end = (now + wait).as_millis().next_multiple_of(interval);
+    let end = u64::try_from(end).map_or(Duration::MAX, Duration::from_millis);
+    end.saturating_sub(now)
+}
+
 /// The first pause after a failed poll or call, before jitter.
 pub const RETRY_FIRST: Duration = Duration::from_secs(1);
 /// The longest pause after failed polls, before jitter. A machine that is back is known within five
@@ -140,6 +153,17 @@ impl PollPace {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn polls_that_are_sent_at_any_time_end_together() {
+        let at = Duration::from_micros;
+        let ends = [0, 1, 100_400, 249_999].map(|now| {
+            let wait = poll_wait(at(now), Duration::from_millis(400));
+            (wait.as_millis(), (at(now) + wait).as_millis())
+        });
+        assert_eq!(ends, [(500, 500), (499, 500), (399, 500), (500, 750)]);
+        assert_eq!(poll_wait(at(700_000), Duration::from_millis(50)), at(50_000));
+    }
 
     #[test]
     fn a_restless_sub_is_polled_five_times_a_second() {

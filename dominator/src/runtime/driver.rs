@@ -23,6 +23,7 @@ use tokio::sync::{Notify, watch};
 
 use crate::core::budget;
 use crate::core::claims::{Claim, ClaimKind};
+use crate::core::identity::IdentityVerdict;
 use crate::core::required_image::required;
 use crate::core::sub::{Context, Effect, Event, ImageState, Sub, SubOrder, TaskEffect};
 use crate::core::tasks::TaskEvent;
@@ -192,50 +193,81 @@ pub fn client_of(machine: &Machine, shared: &Shared) -> Client {
     Client::sharing(peer, &shared.security, &shared.machine_memory)
 }
 
+/// What all machines, or all of one image, are told. Most of it changes rarely.
+struct Inputs {
+    machines: watch::Receiver<Arc<Machine>>,
+    image: WatchedImage,
+    planned: WatchedImage,
+    brakes: watch::Receiver<()>,
+    recorder: watch::Receiver<Option<Arc<str>>>,
+    verdicts: watch::Receiver<IdentityVerdict>,
+    defaults: watch::Receiver<()>,
+}
+
+/// Which of the [`Inputs`] has changed.
+enum Changed {
+    Assigned,
+    Brake,
+    Recorder,
+    Verdict,
+    Default,
+}
+
+impl Inputs {
+    fn new(handle: &Handle, shared: &Shared) -> Self {
+        let mut inputs = Self {
+            machines: handle.machine.subscribe(),
+            image: WatchedImage::default(),
+            planned: WatchedImage::default(),
+            brakes: shared.gate.watch_brake(),
+            recorder: shared.history.watch_trouble(),
+            verdicts: handle.registration.verdicts(),
+            defaults: shared.default_image_changed.subscribe(),
+        };
+        inputs.brakes.mark_changed();
+        if inputs.recorder.borrow().is_some() {
+            inputs.recorder.mark_changed();
+        }
+        inputs
+    }
+
+    /// Waits until one has changed.
+    async fn changed(&mut self) -> Changed {
+        tokio::select! {
+            Ok(()) = self.machines.changed() => Changed::Assigned,
+            () = self.image.changed() => Changed::Assigned,
+            () = self.planned.changed() => Changed::Assigned,
+            Ok(()) = self.brakes.changed() => Changed::Brake,
+            Ok(()) = self.recorder.changed() => Changed::Recorder,
+            Ok(()) = self.verdicts.changed() => Changed::Verdict,
+            Ok(()) = self.defaults.changed() => Changed::Default,
+        }
+    }
+}
+
 /// Drives one machine until the future is dropped. The address of the machine must not change.
 pub async fn drive(handle: Arc<Handle>, shared: Arc<Shared>) {
-    let mut machines = handle.machine.subscribe();
-    let mut brakes = shared.gate.watch_brake();
-    brakes.mark_changed();
-    let mut recorder = shared.history.watch_trouble();
-    if recorder.borrow().is_some() {
-        recorder.mark_changed();
-    }
-    let mut verdicts = handle.registration.verdicts();
+    let mut inputs = Inputs::new(&handle, &shared);
     let mut driver = Driver::new(handle, shared);
     let (handle, client) = (Arc::clone(&driver.handle), driver.client.clone());
     let permits = permits::give(handle, client, Arc::clone(&driver.shared));
     tokio::pin!(permits);
-    let mut defaults = driver.shared.default_image_changed.subscribe();
-    driver.step(Event::DefaultImage(driver.shared.default_image()));
-    let mut event = driver.assigned(Arc::clone(&machines.borrow_and_update()));
+    let mut changed = Changed::Default;
     loop {
-        driver.step(event);
-        event = tokio::select! {
-            Ok(()) = machines.changed() => {
-                let machine = Arc::clone(&machines.borrow_and_update());
-                driver.assigned(machine)
-            }
-            () = driver.image.changed() => driver.assigned(Arc::clone(&driver.machine)),
-            () = driver.planned.changed() => driver.assigned(Arc::clone(&driver.machine)),
-            Ok(()) = brakes.changed() => {
-                let brake = driver.shared.gate.brake();
-                Event::Brake(brake.as_ref().map(|brake| brake.reason.as_str().into()))
-            }
-            Ok(()) = recorder.changed() => {
-                Event::HistoryFailing(recorder.borrow_and_update().clone())
-            }
-            Ok(()) = verdicts.changed() => {
-                Event::IdentityJudged(verdicts.borrow_and_update().clone())
-            }
-            Ok(()) = defaults.changed() => {
-                driver.step(Event::DefaultImage(driver.shared.default_image()));
-                driver.assigned(Arc::clone(&driver.machine))
-            }
-            () = driver.handle.nudge.notified() => driver.nudged(),
-            event = driver.running.next() => event,
-            never = &mut permits => match never {},
-            () = wake(driver.wake, driver.shared.clock) => Event::Wake,
+        let mut event = driver.changed(changed, &mut inputs);
+        let input = inputs.changed();
+        // It waits on while other events come: to register with all inputs anew for each event took
+        // as long as the event.
+        tokio::pin!(input);
+        changed = loop {
+            driver.step(event);
+            event = tokio::select! {
+                changed = &mut input => break changed,
+                () = driver.handle.nudge.notified() => driver.nudged(),
+                event = driver.running.next() => event,
+                never = &mut permits => match never {},
+                () = wake(driver.wake, driver.shared.clock) => Event::Wake,
+            };
         };
     }
 }
@@ -289,8 +321,6 @@ struct Driver {
     shared: Arc<Shared>,
     client: Client,
     machine: Arc<Machine>,
-    image: WatchedImage,
-    planned: WatchedImage,
     running: Running<Event>,
     wake: Option<Duration>,
 }
@@ -303,21 +333,37 @@ impl Driver {
             handle,
             shared,
             machine,
-            image: WatchedImage::default(),
-            planned: WatchedImage::default(),
             running: Running::new(),
             wake: None,
         }
     }
 
-    /// Takes a new record of the machine, and subscribes to its images.
-    fn assigned(&mut self, machine: Arc<Machine>) -> Event {
+    /// Returns the event of an input that has changed.
+    fn changed(&mut self, changed: Changed, inputs: &mut Inputs) -> Event {
+        match changed {
+            Changed::Assigned => self.assigned(inputs),
+            Changed::Brake => {
+                let brake = self.shared.gate.brake();
+                Event::Brake(brake.as_ref().map(|brake| brake.reason.as_str().into()))
+            }
+            Changed::Recorder => Event::HistoryFailing(inputs.recorder.borrow_and_update().clone()),
+            Changed::Verdict => Event::IdentityJudged(inputs.verdicts.borrow_and_update().clone()),
+            Changed::Default => {
+                self.step(Event::DefaultImage(self.shared.default_image()));
+                self.assigned(inputs)
+            }
+        }
+    }
+
+    /// Takes the record of the machine, and subscribes to its images.
+    fn assigned(&mut self, inputs: &mut Inputs) -> Event {
+        let machine = Arc::clone(&inputs.machines.borrow_and_update());
         self.machine = Arc::clone(&machine);
         let default = self.shared.default_image();
         let rollback = self.shared.state.rollbacks.get().of(&machine, default.as_deref()).cloned();
         let name = required(&machine, default.as_deref(), rollback.as_deref());
-        let image = self.image.subscribe(name, &self.shared.images);
-        let planned = self.planned.subscribe(machine.planned(), &self.shared.images);
+        let image = inputs.image.subscribe(name, &self.shared.images);
+        let planned = inputs.planned.subscribe(machine.planned(), &self.shared.images);
         Event::Assigned { machine, image, planned, rollback }
     }
 
@@ -377,7 +423,12 @@ impl Driver {
                 self.shared.history.task(hostname, name, text);
             }
             TaskEffect::Resume(tasks) => {
-                tracing::info!(host = %hostname, ?tasks, "suspended tasks are resumed: it is back");
+                let names: Vec<&str> = tasks.iter().map(|(name, _)| name.as_str()).collect();
+                tracing::info!(
+                    host = %hostname,
+                    tasks = names.join(" "),
+                    "suspended tasks are resumed: it is back"
+                );
                 let (orders, shared) = (Arc::clone(&self.shared.task_orders), &self.shared);
                 let handle = Arc::clone(&self.handle);
                 let resumed = orders.resume(handle, hostname.clone(), tasks, Arc::clone(shared));

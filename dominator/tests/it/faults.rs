@@ -146,6 +146,10 @@ fn a_thousand_machines_that_come_back_at_the_same_moment_are_no_herd() {
         hosts(&world).for_each(|host| world.assign(host, image));
         let back = now + Duration::from_secs(outage);
         world.cut_off(false);
+        // 200 are dialled in a second.
+        world.run_until(back + Duration::from_millis(5_100));
+        let away = hosts(&world).filter(|&host| world.status(host) == Some(Status::Unreachable));
+        assert_eq!(away.count(), 0);
         now = converge(&mut world, back + 2 * MINUTE);
         let (polls, calls) = world.most_at_once(back);
         println!("after {outage} s: {polls} polls and {calls} calls in a second, {:?}", now - back);

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -25,6 +26,10 @@ use model::display::error_chain;
 
 /// How long connecting may take, for all addresses of the host.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The part of it for the TCP connection to one of many servers. The kernel sends to a machine that
+/// does not answer at 0, 1, 3 and 7 s: a machine that is back just after 3 s would be found at 7 s.
+const DIAL_TIMEOUT: Duration = Duration::from_millis(3_500);
 
 /// Names that are resolved at one time. Each holds a thread of the pool that all blocking work of
 /// the process shares (512 threads in tokio), for as long as a name server does not answer.
@@ -64,14 +69,16 @@ pub(super) struct Connection {
     is_of_machine: bool,
     /// The public key of the server.
     server_key: Option<Arc<[u8]>>,
+    /// True once [`Connection::new_server_key`] has returned it.
+    is_key_told: AtomicBool,
     /// The files of this side that it was made with.
     files: Option<FilesDigest>,
 }
 
 impl Connection {
     /// Connects to `peer`, and verifies its identity. It may be a machine whose certificate ended
-    /// at most `ended_within` ago. If `is_narrow`, only as much of a reply arrives before it is
-    /// read as needs no room.
+    /// at most `ended_within` ago. If `is_narrow`, it is one of many servers: of a reply only as
+    /// much arrives before it is read as needs no room, and one that is away is given up sooner.
     pub(super) async fn open(
         peer: &Peer,
         security: &Security,
@@ -81,7 +88,8 @@ impl Connection {
         let late = || io::Error::new(io::ErrorKind::TimedOut, "no connection within 10 s");
         let name = peer.to_string();
         let open = async {
-            let stream = connect(peer).await?;
+            let limit = if is_narrow { DIAL_TIMEOUT } else { CONNECT_TIMEOUT };
+            let stream = connect(peer, limit).await?;
             match security {
                 Security::Insecure => Self::over(stream, name, None, is_narrow).await,
                 Security::Tls(config) => {
@@ -138,7 +146,8 @@ impl Connection {
             }
         });
         let task = AbortOnDropHandle::new(tokio::spawn(task));
-        Ok(Self { sender, heard, task, is_of_machine, server_key, files })
+        let is_key_told = AtomicBool::new(false);
+        Ok(Self { sender, heard, task, is_of_machine, server_key, is_key_told, files })
     }
 
     /// Returns true if the server may answer `method`, or pages if that is no method.
@@ -150,6 +159,14 @@ impl Connection {
     /// Returns the public key of the server, whose private one it has shown to have.
     pub(super) fn server_key(&self) -> Option<Arc<[u8]>> {
         self.server_key.clone()
+    }
+
+    /// Returns [`Connection::server_key`] at the first call.
+    pub(super) fn new_server_key(&self) -> Option<Arc<[u8]>> {
+        match self.is_key_told.swap(true, Ordering::Relaxed) {
+            true => None,
+            false => self.server_key(),
+        }
     }
 
     /// Returns true if this side uses other files now than the connection was made with.
@@ -171,24 +188,24 @@ impl Connection {
     }
 }
 
-/// Makes the TCP connection to `peer`.
-async fn connect(peer: &Peer) -> io::Result<TcpStream> {
+/// Makes the TCP connection to `peer`, within `limit` once its name is known.
+async fn connect(peer: &Peer, limit: Duration) -> io::Result<TcpStream> {
     let addresses: Vec<SocketAddr> = match peer.address {
         Some(address) => vec![SocketAddr::new(address, peer.port)],
         None => resolve(peer).await?,
     };
-    let stream = connect_to(&addresses).await?;
+    let stream = connect_to(&addresses, limit).await?;
     crate::socket::prepare(&stream)?;
     Ok(stream)
 }
 
-/// Connects to the first address that answers. Each has its share of [`CONNECT_TIMEOUT`], so that
-/// the others are tried if one does not answer at all.
-async fn connect_to(addresses: &[SocketAddr]) -> io::Result<TcpStream> {
+/// Connects to the first address that answers. Each has its share of `limit`, so that the others
+/// are tried if one does not answer at all.
+async fn connect_to(addresses: &[SocketAddr], limit: Duration) -> io::Result<TcpStream> {
     let start = Instant::now();
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
     for (number, address) in (1..).zip(addresses) {
-        let share = CONNECT_TIMEOUT.mul_f64(f64::from(number) / addresses.len() as f64);
+        let share = limit.mul_f64(f64::from(number) / addresses.len() as f64);
         match timeout_at(start + share, TcpStream::connect(address)).await {
             Ok(Ok(stream)) => return Ok(stream),
             Ok(Err(error)) => last = error,
@@ -231,10 +248,10 @@ mod tests {
         let good = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let good_address = good.local_addr().unwrap();
         let start = Instant::now();
-        let stream = connect_to(&[mute_address, good_address]).await.unwrap();
+        let stream = connect_to(&[mute_address, good_address], CONNECT_TIMEOUT).await.unwrap();
         assert_eq!(stream.peer_addr().unwrap(), good_address);
         assert_eq!(start.elapsed().as_secs(), 5);
-        let error = connect_to(&[mute_address]).await.unwrap_err().to_string();
+        let error = connect_to(&[mute_address], CONNECT_TIMEOUT).await.unwrap_err().to_string();
         assert_eq!(error, format!("{mute_address} does not answer"));
     }
 

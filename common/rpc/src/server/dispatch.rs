@@ -162,12 +162,16 @@ impl Service {
         caller: Caller,
         request: Request<Incoming>,
     ) -> Response<Body> {
-        let mut response = self.routed(caller, request).await;
+        let mut request = request.map(|body| body.map_err(Into::into).boxed_unsync());
+        let mut response = self.routed(caller, &mut request).await;
+        if response.status().is_client_error() || response.status().is_server_error() {
+            read_rest(request.into_body()).await;
+        }
         page::protect(&mut response);
         response
     }
 
-    async fn routed(&self, caller: Caller, request: Request<Incoming>) -> Response<Body> {
+    async fn routed(&self, caller: Caller, request: &mut Request<Body>) -> Response<Body> {
         let raw = request.uri().path();
         if raw.len() > PATH_BYTES_MAX {
             return self.error_page(StatusCode::URI_TOO_LONG, "The path is too long.");
@@ -210,7 +214,7 @@ impl Service {
             return self.submit(caller, form, request).await;
         }
         let head = request.method() == Method::HEAD;
-        let mut response = self.page(caller, path, &request).await;
+        let mut response = self.page(caller, path, request.headers(), request.uri().query()).await;
         if head {
             *response.body_mut() = body::full(Bytes::new());
         }
@@ -233,13 +237,13 @@ impl Service {
         path: &'static str,
         below: String,
         post: Post,
-        request: Request<Incoming>,
+        request: &mut Request<Body>,
     ) -> Response<Body> {
         let running = self.routes.metrics.started(path);
-        let (head, body) = request.into_parts();
         let answered = async {
-            let (body, _held) = self.read(&caller, path, post.bytes_max, body).await?;
-            (post.handler)(PostRequest { below, headers: head.headers, body }).await
+            let (body, _held) =
+                self.read(&caller, path, post.bytes_max, request.body_mut()).await?;
+            (post.handler)(PostRequest { below, headers: request.headers().clone(), body }).await
         };
         let result = guarded(path, answered).await;
         drop(running);
@@ -256,10 +260,11 @@ impl Service {
         &self,
         caller: Caller,
         path: String,
-        request: &Request<Incoming>,
+        headers: &HeaderMap,
+        query: Option<&str>,
     ) -> Response<Body> {
         let text = |name| {
-            let value = request.headers().get(name).and_then(|value| value.to_str().ok());
+            let value = headers.get(name).and_then(|value| value.to_str().ok());
             value.map(str::to_owned)
         };
         let Some((handler, below)) = self.page_handler(&path) else {
@@ -278,7 +283,7 @@ impl Service {
             caller,
             path,
             below,
-            query: page::parameters(request.uri().query().unwrap_or_default()),
+            query: page::parameters(query.unwrap_or_default()),
             range: text(header::RANGE).and_then(|value| ByteRange::parse(&value)),
             if_none_match: if_none_match.clone(),
         };
@@ -299,7 +304,12 @@ impl Service {
         })
     }
 
-    async fn call(&self, caller: Caller, name: &str, request: Request<Incoming>) -> Response<Body> {
+    async fn call(
+        &self,
+        caller: Caller,
+        name: &str,
+        request: &mut Request<Body>,
+    ) -> Response<Body> {
         let entry = self.routes.methods.get(name);
         let label = entry.map_or(UNKNOWN, |entry| entry.name);
         let running = self.routes.metrics.started(label);
@@ -316,15 +326,12 @@ impl Service {
         };
         let form = form.unwrap_or(json);
         let result = match admitted {
-            Ok(entry) => guarded(label, self.run(caller, entry, form, request)).await,
-            Err(fault) => {
-                read_rest(request.into_body()).await;
-                Err(fault)
-            }
+            Ok(entry) => guarded(label, self.run(caller, entry, form, request.body_mut())).await,
+            Err(fault) => Err(fault),
         };
         if let Err(fault) = &result {
             self.routes.metrics.failed(label, fault.code);
-            tracing::debug!(method = label, code = ?fault.code, "{}", fault.message);
+            tracing::debug!(method = label, code = fault.code.name(), "{}", fault.message);
         }
         let mut response = match result {
             // A stream takes most of its time after its handler has ended.
@@ -367,12 +374,11 @@ impl Service {
         caller: Caller,
         entry: &Entry,
         form: CallEncoding,
-        request: Request<Incoming>,
+        body: &mut Body,
     ) -> Result<Response<Body>, Fault> {
-        let body = request.into_body();
         match &entry.kind {
             Kind::Upload(handler) => {
-                let reader = ObjectReader::of_body(body);
+                let reader = ObjectReader::of_body(std::mem::take(body));
                 let reply = handler(caller, form.reply, reader).await?;
                 Ok(small(form.reply.content_type(), reply))
             }
@@ -399,7 +405,7 @@ impl Service {
         caller: &Caller,
         name: &str,
         limit: usize,
-        body: Incoming,
+        body: &mut Body,
     ) -> Result<(Bytes, HeldMemory), Fault> {
         use hyper::body::Body as _;
         let hint = body.size_hint();
@@ -477,8 +483,9 @@ pub(super) async fn guarded<T>(
     }
 }
 
-/// Reads and drops what a refused caller still sends.
-async fn read_rest(mut body: Incoming) {
+/// Reads and drops what a refused caller still sends: some callers lose the response if their
+/// request is cut (curl 7.88).
+async fn read_rest(mut body: Body) {
     let reading = async {
         let mut bytes = 0;
         while bytes < REFUSED_BYTES_MAX

@@ -8,7 +8,6 @@
 
 use std::sync::Arc;
 
-use hyper::body::Incoming;
 use hyper::header::{self, HeaderMap, HeaderName};
 use hyper::{Request, Response, StatusCode, Uri};
 use system::random::random_bytes;
@@ -58,7 +57,7 @@ impl Service {
         &self,
         caller: Caller,
         form: &Form,
-        request: Request<Incoming>,
+        request: &mut Request<Body>,
     ) -> Response<Body> {
         let Some(entry) = self.routes.methods.get(form.method) else {
             return self.error_page(StatusCode::NOT_FOUND, "There is no such page.");
@@ -70,7 +69,7 @@ impl Service {
                 self.admit(&caller, entry).await?;
             }
             let limit = entry.request_bytes_max.min(FORM_BYTES_MAX);
-            let (bytes, _held) = self.read(&caller, entry.name, limit, request.into_body()).await?;
+            let (bytes, _held) = self.read(&caller, entry.name, limit, request.body_mut()).await?;
             let fields = fields(&bytes)?;
             if !self.routes.form_tokens.is_of(&caller, fields.get(TOKEN_FIELD).unwrap_or_default())
             {

@@ -4,6 +4,8 @@ use std::io;
 use std::ops::Range;
 use std::pin::Pin;
 
+use api::codec::Encoding;
+use api::object_stream;
 use bytes::Bytes;
 use futures_util::Stream;
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
@@ -31,9 +33,9 @@ fn page_policy() -> String {
 /// The Content-Security-Policy of all other responses.
 const CONTENT_POLICY: &str = "default-src 'none'; frame-ancestors 'none'; sandbox";
 
-/// Headers of every response. Browsers must not guess types, embed the content in other sites, or
-/// use features of the machine. They tell the address of a page to this server only: without it,
-/// forms would have no origin.
+/// Headers of every response that a browser may get. Browsers must not guess types, embed the
+/// content in other sites, or use features of the machine. They tell the address of a page to this
+/// server only: without it, forms would have no origin.
 const PROTECTION: [(&str, &str); 6] = [
     ("x-content-type-options", "nosniff"),
     ("referrer-policy", "same-origin"),
@@ -43,9 +45,16 @@ const PROTECTION: [(&str, &str); 6] = [
     ("permissions-policy", "camera=(), geolocation=(), microphone=(), payment=(), usb=()"),
 ];
 
-/// Adds the security headers for browsers to a response.
+/// Adds the security headers for browsers to a response. Replies in bincode and streams of objects
+/// get none: a browser sends no such call by itself, and for a page of another site only if this
+/// server has agreed (CORS), which it never does. They would double the length of most polls.
 pub(super) fn protect(response: &mut Response<Body>) {
     let headers = response.headers_mut();
+    let kind = headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
+    let for_programs = [Encoding::Bincode.content_type(), object_stream::CONTENT_TYPE];
+    if kind.is_some_and(|kind| for_programs.iter().any(|known| kind == known.as_bytes())) {
+        return;
+    }
     for (name, value) in PROTECTION {
         headers.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
     }

@@ -645,12 +645,21 @@ async fn a_refusal_reaches_a_caller_whose_request_is_on_its_way() {
     fs::write(&large, vec![b' '; 200_000]).unwrap();
     let large = format!("@{}", large.display());
     let json = "content-type: application/json";
+    let other = "sec-fetch-site: cross-site";
+    let page = format!("https://{}/metrics", server.address);
+    let refusals: [(&str, &str, &str); 3] = [
+        (&url, json, "\"code\":\"denied\""),
+        (&url, other, "A page of another site must not call methods here."),
+        (&page, json, "Pages are only read, with GET or HEAD."),
+    ];
     for version in ["--http1.1", "--http2"] {
         for body in ["null", &large] {
-            for _ in 0..20 {
-                let call = [version, "--cacert", &ca, "-H", json, "--data-binary", body, &url];
-                let said = String::from_utf8(curl(&call)).unwrap();
-                assert!(said.contains("\"code\":\"denied\""), "{version}: {said}");
+            for (url, header, refusal) in refusals {
+                for _ in 0..20 {
+                    let call = [version, "--cacert", &ca, "-H", header, "--data-binary", body, url];
+                    let said = String::from_utf8(curl(&call)).unwrap();
+                    assert!(said.contains(refusal), "{version}: {said}");
+                }
             }
         }
     }

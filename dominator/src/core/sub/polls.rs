@@ -19,7 +19,7 @@ use model::tree::Time;
 
 use super::{Effect, Failure, FailureKind, RequestId, Step, Sub};
 use crate::core::timing::{
-    Attempt, POLL_RETRY_LONGEST, POLL_WAIT, POLL_WAIT_AFTER_WORK, PollPace, RETRY_FIRST,
+    Attempt, POLL_RETRY_LONGEST, POLL_WAIT, POLL_WAIT_AFTER_WORK, PollPace, RETRY_FIRST, poll_wait,
 };
 
 /// The most objects that the cache of a sub may have; images have fewer.
@@ -278,12 +278,14 @@ impl Sub {
         };
         // The answer shows at once that the machine is back.
         let wait = match self.polls.busy {
-            _ if self.polls.is_away() => Duration::ZERO,
-            Some(busy) if step.now.elapsed < busy + POLL_WAIT => POLL_WAIT_AFTER_WORK,
-            _ => POLL_WAIT,
+            _ if self.polls.is_away() => None,
+            Some(busy) if step.now.elapsed < busy + POLL_WAIT => Some(POLL_WAIT_AFTER_WORK),
+            _ => Some(POLL_WAIT),
         };
-        let wait = jittered(wait, step.context.jitter).as_millis();
-        let wait_ms = u32::try_from(wait).expect("a poll waits for about a minute");
+        let wait = wait.map_or(Duration::ZERO, |wait| {
+            poll_wait(step.now.elapsed, jittered(wait, step.context.jitter))
+        });
+        let wait_ms = u32::try_from(wait.as_millis()).expect("a poll waits for about a minute");
         let request_id = self.next_request_id();
         self.polls.next = Polling::UnderWay(request_id);
         step.effects.push(Effect::Poll(request_id, PollRequest { have, wait_ms }));
