@@ -5,6 +5,7 @@
 //! | [`cache_changes`] | which objects were added to the cache or removed, by generation |
 //! | [`persisted_state`] | `state.json` |
 //! | [`holder`] | which dominator gives orders |
+//! | [`pause`] | the pause of updates, and when it ends |
 //! | [`refusals`] | the changes that the machine refuses |
 //! | [`directories`] | `/.subd` and what it holds |
 //!
@@ -25,9 +26,10 @@ use std::time::{Duration, Instant};
 
 use api::subd::{
     Activity, Alarm, CacheReport, FetchProgress, FreeSpace, Health, LastFetch, LastUpdate, Limits,
-    LimitsReport, Load, PollReply, ScanCounters, ScanReport, SubIdentity, SubVersion,
+    LimitsReport, Load, Paused, PollReply, ScanCounters, ScanReport, SubIdentity, SubVersion,
     TriggerFailure, UNREADABLE_MAX, UpdatePhase,
 };
+use model::boot_time::BootTime;
 use model::display::error_chain;
 use model::filter::Patterns;
 use model::image::ImageName;
@@ -38,6 +40,7 @@ use model::plan::{RefusedChange, RefusedChanges};
 use model::scope::{ScanSettings, Scope};
 use model::tree::{Child, Directory, Time, Tree};
 use model::trigger::Triggers;
+use system::clock::{boot_now, wall};
 use tokio::sync::watch;
 
 use crate::state::cache_changes::ChangeLog;
@@ -47,6 +50,7 @@ use crate::state::refusals::Refusals;
 pub mod cache_changes;
 pub mod directories;
 pub mod holder;
+pub mod pause;
 pub mod persisted_state;
 pub mod refusals;
 pub mod reserve;
@@ -133,6 +137,16 @@ impl State {
     /// Returns what the sub is doing, as polls report it.
     pub fn activity(&self) -> Activity {
         Activity::of(self.update, self.fetch)
+    }
+
+    /// Returns the time since the boot of the machine.
+    pub fn boot_now(&self) -> BootTime {
+        boot_now(&self.identity.boot_id)
+    }
+
+    /// Returns the pause that is in force now.
+    pub fn pause_in_force(&self) -> Option<Paused> {
+        self.persisted.paused.as_ref()?.in_force(wall(), &self.boot_now())
     }
 
     /// Returns the id of the last update, or zero; `None` while one is carried out.
@@ -461,6 +475,8 @@ impl ReportState {
             }
             None => CacheReport::Full(cached.iter().copied().collect()),
         };
+        let paused = state.persisted.paused.as_ref();
+        let paused = paused.map(|pause| pause.shown(measured.clock, &state.boot_now()));
         PollReply {
             version: state.version,
             identity: state.identity.clone(),
@@ -482,7 +498,7 @@ impl ReportState {
                 ceilings: measured.ceilings,
             },
             alarms: state.alarms(),
-            paused: state.persisted.paused.clone(),
+            paused,
             clock: measured.clock,
         }
     }

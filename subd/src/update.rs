@@ -46,7 +46,6 @@ use model::scope::Scope;
 use model::trigger::Triggers;
 use model::trigger::services::ServiceCall;
 use rpc::server::Caller;
-use system::clock::wall;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -191,7 +190,7 @@ impl Updater {
         self.check_objects(&step_plan)?;
         let snapshot = self.report_state.try_change(|state| {
             let snapshot = admit(state, &request)?;
-            refuse_if_paused(state.persisted.paused.as_ref(), wall())?;
+            refuse_if_paused(state.pause_in_force())?;
             if snapshot.is_some() {
                 state.update = UpdatePhase::Preparing(request.update_id);
             }
@@ -452,7 +451,7 @@ impl Updater {
                     }
                     // The caller may have waited for a permission since it checked the pause. Here
                     // the state is locked: no update begins after `Pause` has answered.
-                    refuse_if_paused(state.persisted.paused.as_ref(), wall())?;
+                    refuse_if_paused(state.pause_in_force())?;
                     state.update = UpdatePhase::Updating(update_id);
                     Ok(Some(()))
                 }

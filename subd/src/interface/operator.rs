@@ -17,21 +17,20 @@ use api::fault::{Fault, FaultCode};
 use api::subd::{
     CheckHealth, ForgetIssued, ForgetIssuedReply, ForgetIssuedRequest, GetFiles, GetFilesReply,
     GetFilesRequest, HoldMachine, HoldMachineRequest, Hurry, PIECE_BYTES_MAX, PIECES_MAX, Pause,
-    Paused, Piece, PieceContent, Resume, RetryTriggers, ScanNow, TakeOver, TakeOverReply,
-    TakeOverRequest,
+    Piece, PieceContent, Resume, RetryTriggers, ScanNow, TakeOver, TakeOverReply, TakeOverRequest,
 };
 use model::display::error_chain;
 use model::escape::ByteText;
 use model::lock::locked;
 use rpc::server::Router;
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::blocking;
 use crate::interface::{Service, too_many};
 use crate::root::{Kind, Root, Status, subd_directory};
-use crate::state::ReportState;
 use crate::state::holder::{self, Holder};
+use crate::state::pause::SavedPause;
+use crate::state::{ReportState, State};
 use crate::update::admission;
 use system::clock::wall;
 
@@ -58,14 +57,16 @@ pub fn add_methods(router: Router<Arc<Service>>) -> Router<Arc<Service>> {
             .await
         })
         .method::<Pause, _>(async |service, _, paused| {
-            admission::check_pause(&paused, wall())?;
+            let (now, boot) = (wall(), service.report_state.read(State::boot_now));
+            admission::check_pause(&paused, now)?;
             let until = model::display::utc(paused.until);
             tracing::warn!(until, reason = paused.reason, "updates are paused");
-            set_pause(&service.report_state, Some(paused)).await
+            let pause = SavedPause::new(paused, now, boot);
+            change_pause(&service.report_state, |paused| *paused = Some(pause)).await
         })
         .method::<Resume, _>(async |service, _, ()| {
             tracing::info!("updates resume");
-            set_pause(&service.report_state, None).await
+            change_pause(&service.report_state, |paused| *paused = None).await
         })
         .method::<HoldMachine, _>(async |service, _, request| {
             blocking(move || service.hold(&request)).await
@@ -123,7 +124,11 @@ impl Service {
         let now = wall();
         let holder = self.report_state.read(|state| state.persisted.holder.clone());
         let former = holder.filter(|holder| holder.holds(now)).map(|holder| holder.dominator);
-        tracing::warn!(?former, new = ?request.dominator, "another dominator takes over");
+        tracing::warn!(
+            former = former.as_deref().unwrap_or("none"),
+            new = request.dominator.as_deref().unwrap_or("the first that asks"),
+            "another dominator takes over"
+        );
         self.set_holder(request.dominator.map(|name| Holder::appointed(name, now)))?;
         Ok(TakeOverReply { former })
     }
@@ -136,59 +141,57 @@ impl Service {
 
 /// Refuses if updates are paused.
 pub fn refuse_if_paused(report_state: &ReportState) -> Result<(), Fault> {
-    report_state.read(|state| admission::refuse_if_paused(state.persisted.paused.as_ref(), wall()))
+    report_state.read(|state| admission::refuse_if_paused(state.pause_in_force()))
 }
 
-async fn set_pause(report_state: &Arc<ReportState>, paused: Option<Paused>) -> Result<Done, Fault> {
+async fn change_pause(
+    report_state: &Arc<ReportState>,
+    change: impl FnOnce(&mut Option<SavedPause>) + Send + 'static,
+) -> Result<Done, Fault> {
     let report_state = Arc::clone(report_state);
     blocking(move || {
-        let persisted = report_state.persist(|persisted| persisted.paused = paused);
+        let persisted = report_state.persist(|persisted| change(&mut persisted.paused));
         persisted.map_err(|error| Fault::new(FaultCode::Internal, error_chain(&error)))?;
         Ok(Done {})
     })
     .await
 }
 
-/// Ends pauses when their time is over, until `stop` is cancelled.
+/// Ends pauses when their time is over, and corrects their ends when the clock was set, until
+/// `stop` is cancelled.
 pub async fn end_pauses(report_state: Arc<ReportState>, stop: CancellationToken) {
     let mut versions = report_state.watch();
-    // With the time that was left of it when it was seen first.
-    let mut in_force: Option<(Paused, Instant, Duration)> = None;
     loop {
         versions.borrow_and_update();
-        let paused = report_state.read(|state| state.persisted.paused.clone());
-        in_force = match (paused, in_force) {
-            (Some(paused), Some((known, since, whole))) if paused == known => {
-                Some((known, since, whole))
-            }
-            (Some(paused), _) => {
-                let whole = admission::pause_left(&paused, wall(), admission::PAUSE_MAX);
-                Some((paused, Instant::now(), whole))
-            }
-            (None, _) => None,
-        };
-        let left = in_force.as_ref().map(|(paused, since, whole)| {
-            let longest = whole.saturating_sub(since.elapsed());
-            let corrected = admission::corrected_pause(paused, wall(), longest);
-            (admission::pause_left(paused, wall(), longest), corrected)
-        });
-        let (left, corrected) = left.unzip();
-        if let Some(corrected) = corrected.flatten() {
-            tracing::warn!(until = model::display::utc(corrected.until), "the clock was set back");
-            if set_pause(&report_state, Some(corrected)).await.is_ok() {
-                continue;
-            }
-        }
+        let look = |state: &State| (state.persisted.paused.clone(), state.boot_now());
+        let (pause, boot) = report_state.read(look);
+        let now = wall();
+        let left = pause.as_ref().map(|pause| pause.left(now, &boot));
         if left == Some(Duration::ZERO) {
             tracing::info!("the pause is over: updates resume");
-            let ended = in_force.take().map(|(ended, ..)| ended);
-            // Write-behind: after a crash the pause ends again, by the clock.
+            // Write-behind: after a crash the pause ends again.
             let end = report_state.persist_behind(move |_, persisted| {
                 // Another pause may have been set in the meantime.
-                persisted.paused.take_if(|paused| Some(&*paused) == ended.as_ref());
+                if persisted.paused == pause {
+                    persisted.paused = None;
+                }
             });
             end.await;
             continue;
+        }
+        let corrected = pause.as_ref().and_then(|pause| pause.corrected(now, &boot));
+        if let Some(corrected) = corrected {
+            let until = model::display::utc(corrected.until);
+            tracing::warn!(until, "the end of the pause is saved anew, by the clock as it is now");
+            let correct = move |paused: &mut Option<SavedPause>| {
+                // Another pause may have been set in the meantime.
+                if *paused == pause {
+                    *paused = Some(corrected);
+                }
+            };
+            if change_pause(&report_state, correct).await.is_ok() {
+                continue;
+            }
         }
         let wait = async {
             match left {

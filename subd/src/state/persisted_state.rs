@@ -9,7 +9,7 @@ use std::io::{self, Read, Write};
 use std::sync::Arc;
 
 use ::tasks::image::ImageTasks;
-use api::subd::{Configuration, LastUpdate, Paused, TriggerFailure};
+use api::subd::{Configuration, LastUpdate, TriggerFailure};
 use model::display::{error_chain, safe_text};
 use model::image::{HealthCheck, ImageName};
 use model::scope::ScanSettings;
@@ -23,6 +23,7 @@ use system::durable::{Durable, DurableError, Medium, PrettyJson};
 use crate::root::{Directory, RootError, errno_of};
 use crate::state::directories::remove_all;
 use crate::state::holder::Holder;
+use crate::state::pause::SavedPause;
 use crate::state::reserve::Reserve;
 
 const STATE: &str = "state.json";
@@ -57,7 +58,7 @@ pub struct PersistedState {
     /// The speed of the device of the root, if it was measured.
     pub device: Option<DeviceSpeed>,
     /// The pause of updates that an operator asked for.
-    pub paused: Option<Paused>,
+    pub paused: Option<SavedPause>,
     /// The boot in which an update made a reboot due.
     pub reboot_due_in: Option<String>,
     /// The dominator that gives orders.

@@ -1,8 +1,4 @@
-//! Decides which updates are accepted, and when a pause of updates is in force.
-//!
-//! A pause lasts until a time by the machine's clock. A clock that was wrong when it was set, or
-//! is wrong after a boot, must not end it early where that can be avoided; but no clock can make it
-//! last for ever: it also ends when it has been in force for [`PAUSE_MAX`] in one run of subd.
+//! Decides which updates and which pauses are accepted.
 // tidy: core
 
 use core::time::Duration;
@@ -13,9 +9,9 @@ use api::subd::{LastUpdate, Paused, PrepareRequest, UpdateOutcome, UpdatePhase};
 use model::display::{error_chain, utc};
 use model::filter::Patterns;
 use model::scope::{Coverage, ScanSettings};
-use model::time_parse::later;
 use model::tree::Time;
 
+use crate::state::pause::{PAUSE_MAX, time_until};
 use crate::state::{Snapshot, State};
 use crate::update::step_plan::{StepPlan, plan_steps};
 
@@ -94,9 +90,6 @@ pub(super) fn was_committed(last: &LastUpdate) -> bool {
     !matches!(last.outcome, UpdateOutcome::NotPrepared(_))
 }
 
-/// The longest pause.
-pub const PAUSE_MAX: Duration = Duration::from_secs(30 * 24 * 3_600);
-
 /// The longest reason, in bytes.
 const REASON_BYTES_MAX: usize = 1_000;
 
@@ -113,7 +106,7 @@ pub fn check_pause(pause: &Paused, now: Time) -> Result<(), Fault> {
         return bad("the end of the pause is not a valid time".to_owned());
     }
     let (until, clock) = (utc(pause.until), utc(now));
-    match time_until_end(pause, now) {
+    match time_until(pause.until, now) {
         Duration::ZERO => bad(format!("{until} is over: the machine's clock says {clock}")),
         left if left > PAUSE_MAX => bad(format!(
             "{until} is too far away: a pause lasts at most {} days, and the machine's clock \
@@ -124,47 +117,15 @@ pub fn check_pause(pause: &Paused, now: Time) -> Result<(), Fault> {
     }
 }
 
-/// Returns the rest of `pause` at `now` by the machine's clock, at most `longest`; zero if it has
-/// ended.
-pub fn pause_left(pause: &Paused, now: Time, longest: Duration) -> Duration {
-    time_until_end(pause, now).min(longest)
-}
-
-/// How much the clock may differ from the elapsed time.
-const CLOCK_ERROR_MAX: Duration = Duration::from_secs(60);
-
-/// Returns the pause with the end that is right by a clock that was set back, if `longest` is left
-/// of it by the elapsed time.
-pub fn corrected_pause(pause: &Paused, now: Time, longest: Duration) -> Option<Paused> {
-    let is_wrong = time_until_end(pause, now) > longest + CLOCK_ERROR_MAX;
-    is_wrong.then(|| Paused { until: later(now, longest), ..pause.clone() })
-}
-
-/// Refuses an update at `now`, by the machine's clock, if `pause` is in force then.
+/// Refuses an update during `pause`.
 ///
 /// # Errors
 ///
 /// `Held` says until when updates are paused, and why.
-pub fn refuse_if_paused(pause: Option<&Paused>, now: Time) -> Result<(), Fault> {
-    match pause {
-        Some(pause) if !pause_left(pause, now, PAUSE_MAX).is_zero() => {
-            let (until, reason) = (utc(pause.until), &pause.reason);
-            let text = format!("updates are paused until {until}: {reason}");
-            Err(Fault::new(FaultCode::Held, text))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Returns the time from `now` to the end of `pause`.
-fn time_until_end(pause: &Paused, now: Time) -> Duration {
-    let nanoseconds = |time: Time| {
-        i128::from(time.seconds) * 1_000_000_000 + i128::from(time.nanoseconds.min(999_999_999))
-    };
-    let left = (nanoseconds(pause.until) - nanoseconds(now)).max(0);
-    let seconds = u64::try_from(left / 1_000_000_000).unwrap_or(u64::MAX);
-    let rest = u32::try_from(left % 1_000_000_000).unwrap_or(0);
-    Duration::new(seconds, rest)
+pub fn refuse_if_paused(pause: Option<Paused>) -> Result<(), Fault> {
+    let Some(Paused { until, reason }) = pause else { return Ok(()) };
+    let text = format!("updates are paused until {}: {reason}", utc(until));
+    Err(Fault::new(FaultCode::Held, text))
 }
 
 #[cfg(test)]
@@ -204,42 +165,6 @@ mod tests {
             let got = check_pause(&pause, at(1_000))
                 .map_or_else(|fault| fault.message, |()| String::new());
             assert!(got.starts_with(expected) && got.is_empty() == expected.is_empty(), "{got}");
-        }
-    }
-
-    #[test]
-    fn a_pause_ends_by_the_clock_and_outlasts_no_month_whatever_the_clock_says() {
-        let pause = until(100 * DAY, "works");
-        let days = |days: u64| Duration::from_secs(days * 24 * 3_600);
-        #[rustfmt::skip]
-        let table = [
-            // now, at most, left
-            (at(99 * DAY),  days(30), days(1)),
-            (at(99 * DAY),  days(7),  days(1)),
-            (at(100 * DAY), days(30), days(0)),
-            (at(200 * DAY), days(30), days(0)),
-            // A clock that was set back, or has forgotten the time.
-            (at(0),         days(30), days(30)),
-            (at(0),         days(1),  days(1)),
-            (at(0),         days(0),  days(0)),
-            (at(i64::MIN),  days(0),  days(0)),
-        ];
-        for (now, longest, expected) in table {
-            assert_eq!(pause_left(&pause, now, longest), expected, "{now:?} {longest:?}");
-        }
-    }
-
-    #[test]
-    fn the_end_of_a_pause_follows_a_clock_that_is_set_back() {
-        let hour = Duration::from_secs(3_600);
-        // It was paused for two hours, an hour ago, with the clock twenty years ahead.
-        let pause = until(20 * 365 * DAY, "works");
-        let corrected = corrected_pause(&pause, at(DAY), hour);
-        assert_eq!(corrected, Some(until(DAY + 3_600, "works")));
-        // A clock that differs a little, or is set forward, changes nothing.
-        let before = |seconds: i64| at(20 * 365 * DAY - seconds);
-        for now in [before(3_600), before(3_660), before(60), before(-DAY)] {
-            assert_eq!(corrected_pause(&pause, now, hour), None);
         }
     }
 }

@@ -10,7 +10,6 @@ use std::sync::Arc;
 use api::fault::{Fault, FaultCode};
 use api::subd::{TriggerFailure, UpdatePhase};
 use model::trigger::services::{ServiceCall, ServiceCalls, retry_calls};
-use system::clock::wall;
 
 use crate::state::persisted_state::PersistedState;
 use crate::state::{State, note_failures};
@@ -31,7 +30,7 @@ impl Updater {
                 return Err(Fault::new(FaultCode::Busy, "an update is staged or under way"));
             }
             refuse_if_stuck(state)?;
-            refuse_if_paused(persisted.paused.as_ref(), wall())?;
+            refuse_if_paused(state.pause_in_force())?;
             if failed.is_empty() {
                 return Ok(None);
             }

@@ -308,7 +308,7 @@ struct PauseEnd {
     /// Until when: 18:30, 2030-01-31T18:30 or 2030-01-31T18:30:00Z
     #[arg(long, value_name = "TIME")]
     until: Option<String>,
-    /// For how long, by the machine's clock: 90s, 15m, 2h or 3d
+    /// For how long: 90s, 15m, 2h or 3d
     #[arg(long = "for", value_name = "DURATION", value_parser = time_parse::duration)]
     lasting: Option<Duration>,
 }

@@ -26,6 +26,7 @@ use model::tree::{Leaf, Node, Time};
 use rpc::client::{Client, Peer};
 use rpc::trees::TreeReader;
 use serde::Serialize;
+use system::clock::wall;
 use tool::{EXIT_DIFFERENT, Format, Output, json};
 
 use super::error::ToolError;
@@ -243,14 +244,12 @@ impl Session<'_> {
     }
 
     async fn pause(&self, pause: &PauseArgs) -> Result<Output, ToolError> {
-        let until = match (&pause.end.until, pause.end.lasting) {
-            (Some(text), _) => {
-                time_parse::time(text, &jiff::Zoned::now()).map_err(ToolError::Misuse)?
-            }
-            (None, lasting) => {
-                let clock = self.machine.poll().await?.clock;
-                time_parse::later(clock, lasting.unwrap_or_default())
-            }
+        let parse = |text: &String| time_parse::time(text, &jiff::Zoned::now());
+        let time = pause.end.until.as_ref().map(parse).transpose().map_err(ToolError::Misuse)?;
+        let clock = self.machine.poll().await?.clock;
+        let until = match time {
+            Some(time) => by_other_clock(time, wall(), clock),
+            None => time_parse::later(clock, pause.end.lasting.unwrap_or_default()),
         };
         let paused = Paused { until, reason: pause.reason.clone() };
         self.machine.call::<Pause>(&paused).await?;
@@ -370,6 +369,19 @@ impl Session<'_> {
     }
 }
 
+/// How much the clock of a machine may differ from the one here, in seconds.
+const CLOCK_ERROR_SECONDS_MAX: i64 = 60;
+
+/// Returns what another clock shows at `time` by the one here. It shows `there` when this one shows
+/// `here`; a small difference counts as none. The machine ends a pause by elapsed time, so it ends
+/// at `time` also if the clock of the machine is wrong, and corrected later.
+fn by_other_clock(time: Time, here: Time, there: Time) -> Time {
+    match there.seconds.saturating_sub(here.seconds) {
+        error if error.saturating_abs() <= CLOCK_ERROR_SECONDS_MAX => time,
+        error => Time { seconds: time.seconds.saturating_add(error), ..time },
+    }
+}
+
 /// Returns the rows of the result of `push-image`.
 fn pushed(report: &Report) -> Rows {
     let mut rows: Rows = vec![
@@ -407,4 +419,28 @@ pub(super) fn table(rows: Rows) -> String {
     let line = |(name, value): (&str, String)| format!("{name:width$}  {value}");
     let lines = rows.into_iter().map(|row| line(row).trim_end().to_owned() + "\n");
     lines.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_is_that_of_the_clock_here_on_a_machine_whose_clock_is_wrong() {
+        let at = |seconds: i64| Time { seconds, nanoseconds: 5 };
+        #[rustfmt::skip]
+        let table = [
+            // time, here, there, time there
+            (10_000, 1_000, 1_000, 10_000),
+            (10_000, 1_000, 1_060, 10_000),
+            (10_000, 1_000, 1_061, 10_061),
+            (10_000, 1_000, 939,   9_939),
+            (10_000, 1_000, 0,     9_000),
+            (500,    1_000, 5_000, 4_500),
+        ];
+        for (time, here, there, expected) in table {
+            let got = by_other_clock(at(time), at(here), at(there));
+            assert_eq!(got, at(expected), "{time} {here} {there}");
+        }
+    }
 }

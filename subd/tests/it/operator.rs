@@ -1,6 +1,7 @@
 //! What operators ask of one machine by hand, over the wire.
 
 use std::os::unix::fs::symlink;
+use std::path::Path;
 use std::time::Duration;
 
 use api::fault::FaultCode;
@@ -10,6 +11,7 @@ use api::subd::{
 };
 use model::tree::Time;
 use rpc::client::CallError;
+use serde_json::Value;
 
 use crate::fixture::{Edit, PATIENCE, Source, Sub, path, request};
 
@@ -114,6 +116,68 @@ async fn a_pause_ends_by_itself_and_that_is_news() {
     assert_eq!(reply.paused, Some(paused));
     let ended = sub.poll_until(|reply| reply.paused.is_none()).await;
     assert!(ended.version.status > reply.version.status);
+    sub.stop().await;
+}
+
+/// The pause that subd has saved in `file`.
+fn saved_pause(file: &Path) -> Value {
+    let state: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    state["paused"].clone()
+}
+
+fn save_pause(file: &Path, paused: Value) {
+    let mut state: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    state["paused"] = paused;
+    std::fs::write(file, state.to_string()).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pause_ends_by_elapsed_time_over_restarts_and_changes_of_the_clock() {
+    let years = 20 * 365 * 24 * 3_600;
+    let place = tempfile::tempdir().unwrap();
+    let file = place.path().join(".subd/state/state.json");
+    let mut sub = Sub::start_on(place.path(), &[]).await;
+    let paused = pause(in_seconds(&sub, 3_600).await, "disk swap");
+    sub.client.call::<Pause>(&paused).await.unwrap();
+    // With the end that it has by a clock that was set back since, or forward.
+    let moved = |mut saved: Value, seconds: i64| {
+        let seconds = paused.until.seconds + seconds;
+        saved["until"] = serde_json::to_value(Time { seconds, ..paused.until }).unwrap();
+        saved
+    };
+    let is_near = |until: Time| (until.seconds - paused.until.seconds).abs() <= 5;
+    for seconds in [years, -years] {
+        sub.stop().await;
+        save_pause(&file, moved(saved_pause(&file), seconds));
+        sub = Sub::start_on(place.path(), &[]).await;
+        let shown = sub.poll().await.paused.unwrap();
+        assert!(is_near(shown.until), "{shown:?} {paused:?}");
+        assert_eq!(shown, pause(shown.until, "disk swap"));
+        testing::eventually_async("the right end is saved", async || {
+            is_near(serde_json::from_value(saved_pause(&file)["until"].clone()).unwrap())
+        })
+        .await;
+    }
+    let short = pause(in_seconds(&sub, 5).await, "a moment");
+    sub.client.call::<Pause>(&short).await.unwrap();
+    sub.stop().await;
+    save_pause(&file, moved(saved_pause(&file), years));
+    let sub = Sub::start_on(place.path(), &[]).await;
+    sub.poll_until(|reply| reply.paused.is_none()).await;
+    sub.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pause_that_an_earlier_release_saved_is_in_force() {
+    let place = tempfile::tempdir().unwrap();
+    let file = place.path().join(".subd/state/state.json");
+    let sub = Sub::start_on(place.path(), &[]).await;
+    let paused = pause(in_seconds(&sub, 3_600).await, "disk swap");
+    sub.client.call::<Pause>(&paused).await.unwrap();
+    sub.stop().await;
+    save_pause(&file, serde_json::to_value(&paused).unwrap());
+    let sub = Sub::start_on(place.path(), &[]).await;
+    assert_eq!(sub.poll().await.paused, Some(paused));
     sub.stop().await;
 }
 
