@@ -211,7 +211,10 @@ fn body(shared: &Shared, status: &Status, now: Time) -> String {
 }
 
 fn warnings(status: &Status) -> Vec<String> {
-    let mut warnings = Vec::new();
+    let misspelt = |source: &SourceReport| {
+        source.misspelt_keys.as_ref().map(|keys| format!("Source {}: {keys}", source.name))
+    };
+    let mut warnings: Vec<String> = status.sources.iter().filter_map(misspelt).collect();
     if !status.missing.is_empty() {
         warnings.push(not_ready(&status.missing));
     }

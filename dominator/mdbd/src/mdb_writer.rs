@@ -185,6 +185,9 @@ impl MdbWriter {
         }
         if before.changed != after.changed {
             tracing::info!(machines = after.machines, "source {name} has delivered other data");
+            if let Some(misspelt) = &after.misspelt_keys {
+                tracing::warn!("source {name}: {misspelt}");
+            }
         }
     }
 

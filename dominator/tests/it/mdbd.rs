@@ -217,6 +217,14 @@ async fn sources_of_all_kinds_become_one_file() {
     mdbd.wait_for_page(&["inventory", &page, "command /bin/sh", "by-hand.json", "s ago"]).await;
     let (_, page) = mdbd.page("/").await;
     assert!(!page.contains("secret") && !page.contains("class=\"bad\">"), "{page}");
+    mdbd.write(
+        "by-hand.json",
+        "[\n{\"Hostname\": \"web1\", \"SubdPort\": 7, \"PlanedImage\": \"\"}]",
+    );
+    let named =
+        "Source by-hand: line 2: the key `PlanedImage` is unknown; is `PlannedImage` meant?";
+    mdbd.wait_for_page(&[named]).await;
+
     let (_, metrics) = mdbd.page("/metrics").await;
     let own = explained("## mdbd: the machine database from several sources");
     assert_eq!(&told(&metrics) - &explained(OF_ALL), own);

@@ -8,7 +8,8 @@
 use core::net::IpAddr;
 use std::collections::{BTreeMap, BTreeSet};
 
-use model::mdb::{Machine, Machines, MdbError, parse};
+use model::mdb::{Machine, Machines, MdbError, parse, unknown_keys};
+use model::unknown_keys::{UnknownKey, describe};
 use serde::{Deserialize, Serialize};
 
 /// Format of a source.
@@ -75,12 +76,13 @@ pub fn check_fields(machines: &Machines, allowed: &BTreeSet<String>) -> Result<(
     Ok(())
 }
 
-/// Reads the data of a source.
+/// Reads the data of a source. Also returns what is said of misspelt keys, if there are some. Other
+/// keys that nothing reads are for other readers of the same inventory.
 ///
 /// # Errors
 ///
 /// [`DataError`] names the line or record; one invalid record invalidates all.
-pub fn read(format: Format, bytes: &[u8]) -> Result<Machines, DataError> {
+pub fn read(format: Format, bytes: &[u8]) -> Result<(Machines, Option<String>), DataError> {
     let text = std::str::from_utf8(bytes).map_err(|error| {
         let line = 1 + bytes[..error.valid_up_to()].iter().filter(|&&byte| byte == b'\n').count();
         DataError::Text { line }
@@ -88,10 +90,16 @@ pub fn read(format: Format, bytes: &[u8]) -> Result<Machines, DataError> {
     // Some editors start a file with a byte order mark.
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     match format {
-        Format::Json => parse(text),
-        Format::Hosts => parse(&json_of(text)?),
+        Format::Json => parse(text).map(|machines| (machines, describe(&misspelt_keys(text)))),
+        Format::Hosts => parse(&json_of(text)?).map(|machines| (machines, None)),
     }
     .map_err(DataError::Machines)
+}
+
+fn misspelt_keys(text: &str) -> Vec<UnknownKey> {
+    let mut keys = unknown_keys(text);
+    keys.retain(|key| key.nearest.is_some());
+    keys
 }
 
 /// A line of a list as a JSON record.
@@ -219,14 +227,24 @@ mod tests {
             ..Machine::default()
         };
         let machines: Vec<Machine> =
-            read(Format::Hosts, list.as_bytes()).unwrap().into_values().collect();
+            read(Format::Hosts, list.as_bytes()).unwrap().0.into_values().collect();
         let expected = [
             machine("db1", "base/1", ""),
             machine("spare", "", ""),
             machine("web1", "base/1", "base/2"),
         ];
         assert_eq!(machines, expected);
-        assert!(read(Format::Hosts, b"").unwrap().is_empty());
+        assert_eq!(read(Format::Hosts, b"").unwrap(), (Machines::new(), None));
+    }
+
+    #[test]
+    fn misspelt_keys_are_named() {
+        let inventory = "[{\"Hostname\": \"a\", \"Rack\": 4},\n\
+                         {\"Hostname\": \"b\", \"RequiredImge\": \"b/1\"}]";
+        let (machines, said) = read(Format::Json, inventory.as_bytes()).unwrap();
+        assert_eq!(Vec::from_iter(machines.keys()), ["a", "b"]);
+        let want = "line 2: the key `RequiredImge` is unknown; is `RequiredImage` meant?";
+        assert_eq!(said.as_deref(), Some(want));
     }
 
     #[test]

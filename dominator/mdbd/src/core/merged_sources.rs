@@ -36,6 +36,8 @@ struct Accepted {
     digest: ObjectId,
     /// The machines that pass the filter of the source.
     machines: Machines,
+    /// What is said of misspelt keys.
+    misspelt_keys: Option<String>,
     changed: Time,
 }
 
@@ -66,6 +68,8 @@ pub struct SourceReport {
     pub succeeded: Option<Time>,
     /// Time when the data in force were delivered first.
     pub changed: Option<Time>,
+    /// What is said of misspelt keys of its data in force.
+    pub misspelt_keys: Option<String>,
     pub trouble: Option<Trouble>,
 }
 
@@ -143,24 +147,28 @@ impl MergedSources {
     /// Returns the state of each source, in their order.
     #[must_use]
     pub fn reports(&self) -> Vec<SourceReport> {
-        let report = |source: &Source| SourceReport {
-            name: source.rules.name.clone(),
-            machines: source.accepted.as_ref().map(|accepted| accepted.machines.len()),
-            succeeded: source.succeeded,
-            changed: source.accepted.as_ref().map(|accepted| accepted.changed),
-            trouble: source.trouble.clone(),
+        let report = |source: &Source| {
+            let accepted = source.accepted.as_ref();
+            SourceReport {
+                name: source.rules.name.clone(),
+                machines: accepted.map(|accepted| accepted.machines.len()),
+                succeeded: source.succeeded,
+                changed: accepted.map(|accepted| accepted.changed),
+                misspelt_keys: accepted.and_then(|accepted| accepted.misspelt_keys.clone()),
+                trouble: source.trouble.clone(),
+            }
         };
         self.sources.iter().map(report).collect()
     }
 }
 
 fn read_data(rules: &Rules, bytes: &[u8], changed: Time) -> Result<Accepted, DataError> {
-    let mut machines = read(rules.format, bytes)?;
+    let (mut machines, misspelt_keys) = read(rules.format, bytes)?;
     machines.retain(|hostname, _| rules.filter.accepts(hostname));
     if let Some(fields) = &rules.fields {
         check_fields(&machines, fields)?;
     }
-    Ok(Accepted { digest: Algorithm::Blake3.digest(bytes), machines, changed })
+    Ok(Accepted { digest: Algorithm::Blake3.digest(bytes), machines, misspelt_keys, changed })
 }
 
 /// What is done with the file.
