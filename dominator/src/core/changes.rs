@@ -2,8 +2,8 @@
 //!
 //! The reason is *drift* if the previous image of the machine has the same node at the path as the
 //! new one, *image* if the two differ there, and *computed* if the content of the path is computed
-//! for each machine. If the previous image is not known, the reason of all paths that are not
-//! computed is *image*.
+//! for each machine. A further name of a file (hard link) has the node of the file. If the previous
+//! image is not known, the reason of all paths that are not computed is *image*.
 // tidy: core
 
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use api::dominator::events::{ChangeReason, PathChange, PathOperation};
 use model::image::ImageName;
 use model::path::TreePath;
 use model::plan::{Action, Difference};
-use model::tree::{Node, Tree};
+use model::tree::{Leaf, Node, Tree};
 
 use api::planning::Planned;
 use model::image::required::RequiredImage;
@@ -58,6 +58,11 @@ pub enum PreviousImage<'a> {
 #[must_use]
 pub fn changes(ordered: &OrderedUpdate, former: PreviousImage<'_>) -> Vec<PathChange> {
     let at = |tree: &Tree, path: &TreePath| tree.get(path).map(|child| child.node());
+    // A further name of a file changes as the file does.
+    let with_file = |tree: &Tree, path: &TreePath| match at(tree, path) {
+        Some(Node::Leaf(Leaf::HardLink(first))) => (Some(first.clone()), at(tree, &first)),
+        node => (None, node),
+    };
     let image = &ordered.image;
     let reason = |path: &TreePath| {
         if image.content.computed.binary_search_by(|rule| rule.path.cmp(path)).is_ok() {
@@ -65,7 +70,7 @@ pub fn changes(ordered: &OrderedUpdate, former: PreviousImage<'_>) -> Vec<PathCh
         }
         match former {
             PreviousImage::Same => ChangeReason::Drift,
-            PreviousImage::Other(tree) if at(tree, path) == at(&image.tree, path) => {
+            PreviousImage::Other(tree) if with_file(tree, path) == with_file(&image.tree, path) => {
                 ChangeReason::Drift
             }
             PreviousImage::Other(_) | PreviousImage::Unknown => ChangeReason::Image,
@@ -187,6 +192,27 @@ pub(crate) mod tests {
         assert_eq!(rows(&ordered, PreviousImage::Other(&former)), by_images);
         assert_eq!(rows(&ordered, PreviousImage::Same), expected(["drift"; 5]));
         assert_eq!(rows(&ordered, PreviousImage::Unknown), expected(["image"; 5]));
+    }
+
+    #[test]
+    fn all_names_of_a_file_change_for_the_same_reason() {
+        let linked = |name: &str, content: &str| {
+            let first = format!("/{name}");
+            [file(&first, content), format!("h {first}.link -> {first}\n")].concat()
+        };
+        let both =
+            |new: &str, same: &str| tree(&[linked("new", new), linked("same", same)].concat());
+        let ordered = ordered(&both("1", "drifted"), &both("2", "1"), &[]);
+        let reasons = rows(&ordered, PreviousImage::Other(&both("1", "1")));
+        let reasons: Vec<_> =
+            reasons.iter().map(|(path, _, reason)| (path.as_str(), *reason)).collect();
+        let expected = [
+            ("/new", "image"),
+            ("/new.link", "image"),
+            ("/same", "drift"),
+            ("/same.link", "drift"),
+        ];
+        assert_eq!(reasons, expected);
     }
 
     #[test]

@@ -294,6 +294,24 @@ fn events_after_one_are_those_of_later_records() {
 }
 
 #[test]
+fn an_update_is_told_with_the_triggers_that_failed() {
+    let directory = tempfile::tempdir().unwrap();
+    let state = Storage::open(directory.path()).unwrap();
+    let failed_triggers = "start web failed: exit code 1".to_owned();
+    let row = EndRow { time: at(3), outcome: UpdateOutcome::Done, failed_triggers };
+    let end = HistoryRecord::End { host: "a".to_owned(), update_id: 7, row };
+    let changes = [removal("/a", ChangeReason::Drift)];
+    state.append(&[update(2, "a", 7, &changes), end], ROOM, Some(at(3))).unwrap();
+    let request = ListEventsRequest { kinds: vec![EventKind::Update], ..Default::default() };
+    let told: Vec<String> = ask(&state, &request)
+        .iter()
+        .map(|event| api::dominator::text::describe_event(&event.what).1)
+        .collect();
+    let expected = "to web/8 from web/7: 1 path (drift): done, but start web failed: exit code 1";
+    assert_eq!(told, [expected]);
+}
+
+#[test]
 fn events_come_the_newest_first_in_pages_of_any_size() {
     let directory = tempfile::tempdir().unwrap();
     let state = Storage::open(directory.path()).unwrap();

@@ -342,6 +342,11 @@ fn bad_input_is_refused_before_anything_is_sent() {
     place.write("bad-filter", "/ok\n/bad(\n");
     place.write("inverted", "!\n");
     place.write("bad-triggers", r#"[{"MatchLines": ["/x"], "Service": "-x"}]"#);
+    place.write("no-slash", "etc/no-slash\n");
+    place.write(
+        "misspelt-triggers",
+        "[{\"MatchLines\": [\"/x\"], \"Service\": \"x\",\n\"HighImapct\": true}]",
+    );
     place.write("bad-computed", "/good\n");
     let add = |arguments: &[&str]| place.run(&[&["add"], arguments].concat());
     let all = [
@@ -350,7 +355,9 @@ fn bad_input_is_refused_before_anything_is_sent() {
         add(&["a", "good.tar", "bad-filter", "-"]),
         add(&["a", "good.tar", "inverted", "-"]),
         add(&["a", "good.tar", "missing", "-"]),
+        add(&["a", "good.tar", "no-slash", "-"]),
         add(&["a", "good.tar", "-", "bad-triggers"]),
+        add(&["a", "good.tar", "-", "misspelt-triggers"]),
         add(&["a", "good.tar", "-", "-", "--computed", "bad-computed"]),
         add(&["a/../b", "good.tar", "-", "-"]),
         add(&["a", "good.tar", "-", "-", "--digest", "md5"]),

@@ -7,8 +7,7 @@ use crate::dominator::explain::{
 use crate::dominator::rollback::Rollback;
 use crate::dominator::{PollSummary, SubDetail};
 use crate::subd::{
-    Activity, FetchFailure, Health, LastFetch, LastUpdate, Load, ResourceUse, TriggerFailure,
-    UpdateOutcome,
+    Activity, Health, LastFetch, LastUpdate, Load, ResourceUse, TriggerFailure, UpdateOutcome,
 };
 use model::display::{ago, counted, safe_text, size, utc};
 use model::tree::{Leaf, Node, Time};
@@ -473,12 +472,7 @@ pub fn fetched(fetch: &LastFetch) -> String {
     let sums = format!("{objects}, {} in {} ms{reused}", size(fetch.bytes), fetch.took_ms);
     match &fetch.error {
         None => sums,
-        Some(FetchFailure::InsufficientSpace { need_bytes, free_bytes }) => {
-            format!("{sums}; no space: {} needed, {} free", size(*need_bytes), size(*free_bytes))
-        }
-        Some(FetchFailure::Sources(why)) => format!("{sums}; no source gave all: {why}"),
-        Some(FetchFailure::GaveWay) => format!("{sums}; gave way to one that was needed"),
-        Some(FetchFailure::Local(why)) => format!("{sums}; the cache failed: {why}"),
+        Some(error) => format!("{sums}; {error}"),
     }
 }
 
@@ -486,14 +480,10 @@ pub fn fetched(fetch: &LastFetch) -> String {
 #[must_use]
 pub fn updated(update: &LastUpdate) -> String {
     let outcome = match &update.outcome {
-        UpdateOutcome::Done if update.trigger_failures.is_empty() => "done".to_owned(),
-        UpdateOutcome::Done => {
+        UpdateOutcome::Done if !update.trigger_failures.is_empty() => {
             format!("done, but {}", TriggerFailure::describe_all(&update.trigger_failures))
         }
-        UpdateOutcome::NotPrepared(why) => format!("not prepared: {why}"),
-        UpdateOutcome::RolledBack(why) => format!("rolled back: {why}"),
-        UpdateOutcome::Stuck(why) => format!("stuck: {why}"),
-        UpdateOutcome::Undone(why) => format!("undone, because the health check failed: {why}"),
+        outcome => outcome.to_string(),
     };
     format!(
         "to {}: {outcome}; {} within {}.{:03} ms, ended {}",
@@ -541,6 +531,29 @@ mod tests {
                 ("update", expected.to_owned())
             );
         }
+    }
+
+    #[test]
+    fn an_update_whose_triggers_failed_is_not_just_done() {
+        let (image, former) = ("web/8".to_owned(), "web/7".to_owned());
+        let outcome = Some(UpdateOutcome::Done);
+        let update = UpdateSummary {
+            update_id: 7,
+            image,
+            former,
+            drift: 0,
+            of_image: 1,
+            computed: 0,
+            outcome,
+            ended: None,
+        };
+        let triggers = "start web failed: exit code 1".to_owned();
+        let expected =
+            "to web/8 from web/7: 1 path (image): done, but start web failed: exit code 1";
+        assert_eq!(
+            describe_event(&EventDetails::TriggersFailed { update, triggers }),
+            ("update", expected.to_owned())
+        );
     }
 
     #[test]

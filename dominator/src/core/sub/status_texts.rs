@@ -62,9 +62,13 @@ impl Sub {
         }
         if texts.remedies.is_empty() {
             // Time alone mends nothing that fails.
-            texts.remedies.push(by_hand(match self.calls.are_failing() {
-                true => "see in the detail why it fails; remove the cause, unless it soon succeeds",
-                false => "nothing has to be done",
+            let has_alarms = self.view.as_ref().is_some_and(|view| !view.report.alarms.is_empty());
+            texts.remedies.push(by_hand(match (self.calls.are_failing(), has_alarms) {
+                (true, _) => {
+                    "see in the detail why it fails; remove the cause, unless it soon succeeds"
+                }
+                (false, true) => "remove the cause of its alarms",
+                (false, false) => "nothing has to be done",
             }));
         }
         texts

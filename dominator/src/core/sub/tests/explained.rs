@@ -2,7 +2,7 @@
 // tidy: core
 
 use api::dominator::explain::Suggestion;
-use api::subd::{FetchFailure, FreeSpace, Paused, TriggerFailure, UpdateOutcome};
+use api::subd::{Alarm, FetchFailure, FreeSpace, Paused, TriggerFailure, UpdateOutcome};
 use clap::Parser as _;
 use expect_test::expect_file;
 use model::image::ImageName;
@@ -180,6 +180,13 @@ fn nothing_has_to_be_done_only_where_time_alone_helps() {
     script.refuse(FailureKind::Unavailable, "cannot be recorded: I/O error");
     let cause = "see in the detail why it fails; remove the cause, unless it soon succeeds";
     assert_eq!(of(&script), ("fetching".into(), format!(": {cause}")));
+
+    let mut script = Script::new(image("base", &[("/a", "1")]));
+    script.reply.scanned = false;
+    script.reply.alarms = vec![Alarm::ScannerStalled("at /srv".into())];
+    script.poll();
+    let stalled = ": remove the cause of its alarms";
+    assert_eq!(of(&script), ("rescanning".into(), stalled.into()));
 
     let mut script = Script::new(image("base", &[("/a", "1")]));
     assert_eq!(of(&script), ("connecting".into(), nothing));
