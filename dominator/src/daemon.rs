@@ -153,21 +153,20 @@ pub struct Arguments {
           value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     pub history_max_mib: u64,
 
-    /// How many days changes of machines are kept, if there is room. Orders are kept longer
-    #[arg(long, value_name = "DAYS", default_value_t = 365,
-          value_parser = clap::value_parser!(u32).range(1..=36_500))]
-    pub history_days: u32,
+    /// How long changes of machines are kept, if there is room; a plain number is days. Orders are
+    /// kept longer
+    #[arg(long, value_name = "DURATION", default_value = "365d", value_parser = history_time)]
+    pub history_days: Duration,
 
     /// Port of subs whose record in the machine database names none
     #[arg(long, value_name = "PORT", default_value_t = SUBD_PORT)]
     pub subd_port: u16,
 
     /// Give machines that were off past the end of their certificate another one for the same key,
-    /// if it ended at most DAYS ago, was not revoked, and is a computed file of their image; 0 for
-    /// none
-    #[arg(long, value_name = "DAYS", default_value_t = 0,
-          value_parser = clap::value_parser!(u32).range(..=3_650))]
-    pub renew_expired: u32,
+    /// if it ended at most DURATION ago, was not revoked, and is a computed file of their image; 0
+    /// for none. A plain number is days
+    #[arg(long, value_name = "DURATION", default_value = "0", value_parser = renewal_time)]
+    pub renew_expired: Duration,
 
     /// How long the permit of an exclusive task lasts that is not prolonged
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = permit_time)]
@@ -372,6 +371,23 @@ fn permit_time(text: &str) -> Result<Duration, String> {
     is_fit.then_some(time).ok_or_else(|| "it is from 15s to 1h".to_owned())
 }
 
+/// Parses how long changes of machines are kept.
+fn history_time(text: &str) -> Result<Duration, String> {
+    let time = time_parse::duration_or_days(text)?;
+    let is_fit = (days(1)..=days(36_500)).contains(&time);
+    is_fit.then_some(time).ok_or_else(|| "it is from 1d to 36500d".to_owned())
+}
+
+/// Parses how long ago a certificate may have ended that is renewed.
+fn renewal_time(text: &str) -> Result<Duration, String> {
+    let time = time_parse::duration_or_days(text)?;
+    (time <= days(3_650)).then_some(time).ok_or_else(|| "it is at most 3650d".to_owned())
+}
+
+fn days(count: u64) -> Duration {
+    Duration::from_secs(count * 86_400)
+}
+
 /// Runs the daemon until `stop` is cancelled. New arguments come through `changed`; those that can
 /// change while the daemon runs are applied.
 pub async fn run(
@@ -455,7 +471,7 @@ fn share(
     let clock = Clock::start();
     let limits = HistoryLimits {
         bytes: arguments.history_max_mib << 20,
-        seconds: i64::from(arguments.history_days) * 86_400,
+        seconds: i64::try_from(arguments.history_days.as_secs()).unwrap_or(i64::MAX),
     };
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let reader = Arc::new(TreeReader::new(processors));
@@ -493,7 +509,7 @@ fn share(
         machine_memory: CallMemory::new((arguments.machine_memory as usize) << 20),
         subd_port: arguments.subd_port,
         departing_after: arguments.departing_after,
-        renew_expired: Duration::from_secs(u64::from(arguments.renew_expired) * 86_400),
+        renew_expired: arguments.renew_expired,
     })
 }
 

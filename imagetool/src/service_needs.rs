@@ -12,6 +12,7 @@ pub mod named;
 use std::collections::BTreeMap;
 
 use model::accounts::{AccountKind, Accounts, ChangedNumber, ids};
+use model::display::size;
 use model::filter::Filter;
 use model::image::ImageName;
 use model::object::ObjectId;
@@ -202,8 +203,10 @@ pub fn partial_warning(survey: &Survey, needs: &Needs) -> Warnings {
         return Warnings::default();
     }
     let text = format!(
-        "not all units and files of tmpfiles.d were looked at: at most {FILES_MAX} files of 1 MiB, \
-         16 MiB together, that name {DIRECTORIES_MAX} directories"
+        "not all units and files of tmpfiles.d were looked at: at most {FILES_MAX} files of {}, {} \
+         together, that name {DIRECTORIES_MAX} directories",
+        size(FILE_BYTES_MAX),
+        size(ALL_BYTES_MAX)
     );
     Warnings { warnings: vec![text], filter_lines: Vec::new() }
 }

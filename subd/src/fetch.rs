@@ -165,7 +165,7 @@ impl Fetcher {
         let (objects, bytes) = record.amount();
         let reused = record.reused.load(Ordering::Relaxed);
         if let Err(error) = &result {
-            tracing::warn!(fetch_id, ?error, "the fetch failed");
+            tracing::warn!(fetch_id, error = error.to_string(), "the fetch failed");
         }
         let took_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
         tracing::info!(fetch_id, objects, bytes, reused, took_ms, "the fetch has ended");
@@ -349,7 +349,8 @@ impl Fetcher {
                 }
                 Retry::After(_) if missing.is_empty() => return Ok(None),
                 Retry::After(pause) => {
-                    tracing::info!(source, text, ?pause, "asking a source again");
+                    let pause_ms = u64::try_from(pause.as_millis()).unwrap_or(u64::MAX);
+                    tracing::info!(source, text, pause_ms, "asking a source again");
                     self.stop.clone().run_until_cancelled(tokio::time::sleep(pause)).await;
                     if self.stop.is_cancelled() {
                         return Ok(Some(text));

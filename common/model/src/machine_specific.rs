@@ -17,7 +17,7 @@ pub struct MachineSpecific {
 }
 
 /// All that differs on each machine.
-pub const MACHINE_SPECIFIC: [MachineSpecific; 13] = [
+pub const MACHINE_SPECIFIC: [MachineSpecific; 14] = [
     expected("/etc/fstab", "/etc/fstab", "/etc/fstab$", None),
     expected("/etc/hostname", "/etc/hostname", "/etc/hostname$", None),
     expected("/etc/machine-id", "/etc/machine-id", "/etc/machine-id$", None),
@@ -49,6 +49,7 @@ pub const MACHINE_SPECIFIC: [MachineSpecific; 13] = [
         "/etc/NetworkManager/system-connections/net",
         "/etc/NetworkManager/system-connections/.*",
     ),
+    possible("/etc/ssl/private/*", "/etc/ssl/private/key.pem", "/etc/ssl/private/.*"),
 ];
 
 const fn expected(

@@ -10,6 +10,9 @@ use crate::tree::Time;
 /// The forms of a duration, for error messages.
 const DURATION_FORMS: &str = "expected seconds, or numbers with units such as 90s, 15m or 1h30m";
 
+/// The forms of a duration whose plain numbers are days, for error messages.
+const DAYS_FORMS: &str = "expected days, or numbers with units such as 30d, 12h or 1d12h";
+
 /// The forms of a time, for error messages.
 const TIME_FORMS: &str = "expected a time such as 18:30, 2030-01-31T18:30 or 2030-01-31T18:30:00Z";
 
@@ -52,6 +55,13 @@ pub fn duration(text: &str) -> Result<Duration, String> {
 pub fn positive_duration(text: &str) -> Result<Duration, String> {
     let duration = duration(text)?;
     if duration.is_zero() { Err("must not be zero".to_owned()) } else { Ok(duration) }
+}
+
+/// Parses a [`duration`], except that a number without a unit is days: some flags were days only.
+pub fn duration_or_days(text: &str) -> Result<Duration, String> {
+    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let parsed = if is_number { duration(&format!("{text}d")) } else { duration(text) };
+    parsed.map_err(|_| format!("`{text}` is no duration: {DAYS_FORMS}"))
 }
 
 /// Parses a time: RFC 3339 with a zone, a date and time in the zone of `now`, or a time of day,
@@ -133,6 +143,25 @@ mod tests {
         ] {
             let error = duration(text).unwrap_err();
             assert_eq!(error, format!("`{text}` is no duration: {DURATION_FORMS}"));
+        }
+    }
+
+    #[test]
+    fn plain_numbers_are_days_where_a_flag_was_days_only() {
+        let table = [
+            ("365", 31_536_000),
+            ("0", 0),
+            ("30d", 2_592_000),
+            ("1d12h", 129_600),
+            ("90s", 90),
+            ("0s", 0),
+        ];
+        for (text, seconds) in table {
+            assert_eq!(duration_or_days(text), Ok(Duration::from_secs(seconds)), "{text}");
+        }
+        for text in ["", "+5", "1.5", "30 d", "d", "999999999999999", "99999999999999999999d"] {
+            let error = duration_or_days(text).unwrap_err();
+            assert_eq!(error, format!("`{text}` is no duration: {DAYS_FORMS}"));
         }
     }
 

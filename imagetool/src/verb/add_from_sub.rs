@@ -135,13 +135,20 @@ pub async fn run(context: &Context, args: AddFromSubArgs) -> VerbResult {
     };
     verify(&content, &tree)?;
     let packages = packages_of(context, &tree).await?;
-    service_warnings::warn(context, &tree, content.filter.as_ref(), &[], None).await;
+    warn_of_services(context, &content, &tree).await;
     let notes =
         Notes { packages, release_notes: Some(format!("what {host} had")), ..Notes::default() };
     let request = AddImageRequest { content, notes };
     let reply = context.client.call_within::<AddImage>(&request, ADD_LIMIT).await;
     let reply = reply.map_err(|error| Failure::from_image_call(&error, &args.name))?;
     report(context, &args.name, reply.digest, &tree, sent).await
+}
+
+/// Warns of what the image would take from services. Machines may have the newest image beside it.
+async fn warn_of_services(context: &Context, content: &Content, tree: &Tree) {
+    let former = service_warnings::latest_beside(context, &content.name).await;
+    let filter = content.filter.as_ref();
+    service_warnings::warn(context, tree, filter, &[], former.as_ref()).await;
 }
 
 fn sub_failure(host: &str, error: &SubError) -> Failure {

@@ -139,7 +139,7 @@ impl SourceError {
             | Self::Cut(text)
             | Self::Refused(text)
             | Self::Lie(text) => text.clone(),
-            Self::Local(failure) => format!("{failure:?}"),
+            Self::Local(failure) => failure.to_string(),
         }
     }
 

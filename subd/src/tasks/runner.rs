@@ -402,7 +402,7 @@ impl Runner {
             };
             Fault::new(code, error.to_string())
         })?;
-        tracing::warn!(task, ?order, why, number, "an operator has ordered it");
+        tracing::warn!(task, order = order.name(), why, number, "an operator has ordered it");
         self.save(records).map_err(|why| Fault::new(FaultCode::Internal, why))
     }
 

@@ -31,8 +31,8 @@ impl Resumed {
             Ok(None) => Self::Nothing,
             Ok(Some(mut update)) => {
                 let update_id = update.update_id();
-                let (image, phase) = (&update.journal.head.image, &update.phase);
-                tracing::warn!(update_id, %image, ?phase, "this update was interrupted");
+                let (image, phase) = (&update.journal.head.image, update.phase.name());
+                tracing::warn!(update_id, %image, phase, "this update was interrupted");
                 let settled_tree = executor.settle_tree(&mut update);
                 match &settled_tree {
                     Ok(()) => tracing::info!(update_id, "{}", tree_text(&update)),

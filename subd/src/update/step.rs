@@ -185,16 +185,28 @@ impl Phase {
         Self::OVER.contains(self)
     }
 
+    /// The name of the phase, for people.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Staged => "staged",
+            Self::Begun => "begun",
+            Self::Live { .. } => "live",
+            other => other.ending(),
+        }
+    }
+
+    /// The ending of the directory, for phases in [`ENDINGS`].
+    fn ending(&self) -> &'static str {
+        let ending = ENDINGS.iter().find(|(phase, _)| phase == self);
+        ending.expect("the others have endings").1
+    }
+
     /// The name of the directory with the slots.
     pub fn directory(&self, update_id: u64) -> Vec<u8> {
         let name = match self {
             Self::Staged | Self::Begun => update_id.to_string(),
             Self::Live { boot_id } => format!("{update_id}.live.{boot_id}"),
-            other => {
-                let ending = ENDINGS.iter().find(|(phase, _)| phase == other);
-                let (_, ending) = ending.expect("the others have endings");
-                format!("{update_id}.{ending}")
-            }
+            other => format!("{update_id}.{}", other.ending()),
         };
         name.into_bytes()
     }

@@ -352,9 +352,9 @@ impl Updater {
         scanning: Option<Scanning>,
     ) {
         let UpdateEnd { mut last, settled, journal, reboot } = ended;
-        let (update_id, outcome) = (last.update_id, &last.outcome);
-        let window = Duration::from_nanos(last.window_ns);
-        tracing::info!(update_id, image = %last.image, ?outcome, ?window, "the update has ended");
+        let (update_id, outcome) = (last.update_id, last.outcome.to_string());
+        let window_us = last.window_ns / 1_000;
+        tracing::info!(update_id, image = %last.image, outcome, window_us, "the update has ended");
         if settled != Some(FinalTree::Old) {
             // The objects are, or may be, part of the tree now.
             forget_taken(&update, &self.cache);

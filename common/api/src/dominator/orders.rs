@@ -64,6 +64,17 @@ pub enum PauseEnd {
     After(#[serde(with = "model::json::LargeNumber")] u64),
 }
 
+impl PauseEnd {
+    /// Returns the time, or how long it is until then.
+    #[must_use]
+    pub fn text(self) -> String {
+        match self {
+            Self::At(time) => utc(time),
+            Self::After(seconds) => rough_duration(seconds),
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PauseUpdatesRequest {
     /// Names of machines, or patterns in which `*` stands for any characters and `?` for one: 1 to
@@ -93,13 +104,9 @@ impl Method for PauseUpdates {
     type Reply = PauseUpdatesReply;
 
     fn audit_details(request: &Self::Request) -> CallDetails {
-        let end = match request.end {
-            PauseEnd::At(time) => utc(time),
-            PauseEnd::After(seconds) => rough_duration(seconds),
-        };
         CallDetails::default()
             .with_list("hosts", &request.hosts)
-            .with("end", end)
+            .with("end", request.end.text())
             .why(&request.reason)
             .who(&request.who)
     }

@@ -5,7 +5,7 @@ use model::mdb::Machine;
 use model::tree::Time;
 use rollouts::batch::Batch;
 use rollouts::definition::{Definition, EnvironmentEdit};
-use rollouts::document::{Choice, Group, Revision, Rollout, Scan, Step, StepState};
+use rollouts::document::{Choice, Group, Revision, Rollout, Scan, Step, StepState, name_of};
 use rollouts::plan::StepPlan;
 use rollouts::state::EditOutcome;
 use serde::{Deserialize, Serialize};
@@ -109,11 +109,19 @@ impl Method for OrderEnvironment {
     type Reply = OrderedReply;
 
     fn audit_details(request: &Self::Request) -> CallDetails {
-        CallDetails::default()
-            .with("name", &request.name)
-            .with("order", format!("{:?}", request.order))
-            .why(&request.why)
-            .who(&request.who)
+        let named = CallDetails::default().with("name", &request.name);
+        let ordered = match request.order {
+            EnvironmentOrder::Activate => named.with("order", "activate"),
+            EnvironmentOrder::Deactivate => named.with("order", "deactivate"),
+            EnvironmentOrder::Delete { force } => {
+                named.with("order", "delete").with("force", force)
+            }
+            EnvironmentOrder::Freeze { until } => {
+                named.with("order", "freeze").with_some("end", until.map(PauseEnd::text))
+            }
+            EnvironmentOrder::Unfreeze => named.with("order", "unfreeze"),
+        };
+        ordered.why(&request.why).who(&request.who)
     }
 }
 
@@ -306,7 +314,7 @@ impl Method for OrderRollout {
     fn audit_details(request: &Self::Request) -> CallDetails {
         CallDetails::default()
             .with("rollout", &request.id)
-            .with("order", format!("{:?}", request.order))
+            .with("order", name_of(&request.order))
             .why(&request.why)
             .who(&request.who)
     }
@@ -343,7 +351,7 @@ impl Method for VoteOnStep {
     fn audit_details(request: &Self::Request) -> CallDetails {
         CallDetails::default()
             .with("step", format!("{}/{}", request.rollout, request.step))
-            .with("vote", format!("{:?}", request.vote))
+            .with("vote", name_of(&request.vote))
             .with("digest", &request.digest)
             .why(&request.why)
             .who(&request.who)

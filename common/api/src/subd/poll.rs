@@ -9,7 +9,7 @@ use super::limits::{Alarm, LimitsReport, Load};
 use super::operator::Paused;
 use crate::access::Access;
 use crate::method::{Effect, Method};
-use model::display::{counted, safe_text};
+use model::display::{counted, safe_text, size};
 use model::image::ImageName;
 use model::object::ObjectId;
 use model::path::TreePath;
@@ -156,6 +156,20 @@ pub enum FetchFailure {
     GaveWay,
 }
 
+impl fmt::Display for FetchFailure {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::InsufficientSpace { need_bytes, free_bytes } => {
+                let (need, free) = (size(*need_bytes), size(*free_bytes));
+                write!(formatter, "no space: {need} needed, {free} free")
+            }
+            Self::Sources(why) => write!(formatter, "no source gave all: {why}"),
+            Self::Local(why) => write!(formatter, "the cache failed: {why}"),
+            Self::GaveWay => formatter.write_str("gave way to one that was needed"),
+        }
+    }
+}
+
 /// How an update ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -171,6 +185,20 @@ pub enum UpdateOutcome {
     /// The tree was changed as planned, the health check failed as described, and all changes were
     /// undone.
     Undone(String),
+}
+
+impl fmt::Display for UpdateOutcome {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Done => formatter.write_str("done"),
+            Self::NotPrepared(why) => write!(formatter, "not prepared: {why}"),
+            Self::RolledBack(why) => write!(formatter, "rolled back: {why}"),
+            Self::Stuck(why) => write!(formatter, "stuck: {why}"),
+            Self::Undone(why) => {
+                write!(formatter, "undone, because the health check failed: {why}")
+            }
+        }
+    }
 }
 
 /// How a health check ended.

@@ -82,7 +82,44 @@ fn of_alert(alert: AlertDescription) -> String {
         | AlertDescription::UnsupportedCertificate => "is not accepted",
         AlertDescription::DecryptError => "is not signed by the authority that it names",
         AlertDescription::AccessDenied => "is denied access",
-        _ => return format!("the other side ended the handshake: {alert:?}"),
+        _ => return format!("the other side ended the handshake: {}", alert_text(alert)),
     };
     format!("the other side refuses our certificate: it {why}")
+}
+
+/// Names an alert as RFC 8446 does, in words, with its number: `protocol version (TLS alert 70)`.
+fn alert_text(alert: AlertDescription) -> String {
+    let number = u8::from(alert);
+    let Some(name) = alert.as_str() else { return format!("TLS alert {number}") };
+    let mut words = String::new();
+    let mut was_small = false;
+    for character in name.chars() {
+        if was_small && character.is_ascii_uppercase() {
+            words.push(' ');
+        }
+        was_small = character.is_ascii_lowercase();
+        words.push(character.to_ascii_lowercase());
+    }
+    format!("{words} (TLS alert {number})")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn alerts_are_told_in_words() {
+        let refused = "the other side refuses our certificate: it was revoked";
+        let table = [
+            (AlertDescription::CertificateRevoked, refused),
+            (
+                AlertDescription::HandshakeFailure,
+                "the other side ended the handshake: handshake failure (TLS alert 40)",
+            ),
+            (AlertDescription::Unknown(200), "the other side ended the handshake: TLS alert 200"),
+        ];
+        for (alert, text) in table {
+            assert_eq!(explain(&Error::AlertReceived(alert)), text);
+        }
+    }
 }

@@ -33,7 +33,15 @@ impl Images {
             let is_same =
                 |old: &ImageState| old.digest() == state.digest() && old.is_signed_as(&state);
             if state.digest().is_none() || !is_same(&wanted.state.borrow()) {
-                tracing::info!(image = %name, digest = ?state.digest(), "image composed");
+                match &state {
+                    ImageState::Ready(image) => {
+                        tracing::info!(image = %name, digest = %image.digest, "image composed");
+                    }
+                    ImageState::Missing(why) => {
+                        tracing::info!(image = %name, "image not composed: {why}");
+                    }
+                    ImageState::Undefined => {}
+                }
                 *locked(&wanted.fleet_resources) = None;
                 wanted.state.send_replace(state);
             }

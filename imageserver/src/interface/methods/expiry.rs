@@ -10,7 +10,7 @@ use api::image_server::expiry::{
     AcceptClockReply, ChangeExpiry, ChangeExpiryReply, ChangeExpiryRequest, HOLD_SECONDS_MAX,
     HOLDER_BYTES_MAX, HoldImagesRequest, NAMES_MAX,
 };
-use model::display::safe_text;
+use model::display::{safe_text, utc};
 use model::image::ImageName;
 use model::time_parse::later;
 use rpc::server::Caller;
@@ -38,7 +38,8 @@ impl Service {
             Ok(())
         });
         let expires_at = notes.await?.expires_at;
-        tracing::info!(image = %name, ?expires_at, by = %caller, "changed an expiry");
+        let end = expires_at.map_or_else(|| "never".to_owned(), utc);
+        tracing::info!(image = %name, expires_at = end, by = %caller, "changed an expiry");
         Ok(ChangeExpiryReply { expires_at })
     }
 

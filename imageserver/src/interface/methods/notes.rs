@@ -57,7 +57,10 @@ impl Service {
             Ok(())
         });
         let tags = notes.await?.tags;
-        tracing::info!(image = %name, ?tags, by = %caller, "changed the tags");
+        let shown: Vec<String> =
+            tags.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let shown = shown.join(" ");
+        tracing::info!(image = %name, tags = shown, by = %caller, "changed the tags");
         Ok(ChangeTagsReply { tags })
     }
 

@@ -52,7 +52,10 @@ impl Service {
             return Err(Fault::new(FaultCode::BadRequest, text));
         }
         let (changed, by) = (name.clone(), caller.to_string());
-        let (added, removed) = (add.clone(), remove.clone());
+        let words = |patterns: &BTreeSet<String>| {
+            patterns.iter().map(String::as_str).collect::<Vec<_>>().join(" ")
+        };
+        let (added, removed) = (words(&add), words(&remove));
         let machines = self.change_directories(move |store, directories| {
             let owned = all_owned(directories, &name);
             let (method, access) = (ChangeReaders::NAME, Access::PowerOrOwner);
@@ -61,7 +64,7 @@ impl Service {
             Ok(directories.change_readers(&name, (add, &remove), wall(), has_images)?)
         });
         let machines = machines.await?;
-        tracing::info!(directory = %changed, ?added, ?removed, %by, "changed who may read images");
+        tracing::info!(directory = %changed, added, removed, %by, "changed who may read images");
         let is_private = self.private_directories().have(&changed);
         Ok(ChangeReadersReply { machines, is_private })
     }

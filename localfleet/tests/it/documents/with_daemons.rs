@@ -1,5 +1,5 @@
-//! The commands of README.md that make certificates, and those of docs/PROTOCOL.md with curl: they
-//! are run as printed, with real daemons.
+//! The commands of README.md, and those of docs/PROTOCOL.md with curl: they are run as printed,
+//! with real daemons.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -106,6 +106,63 @@ fn tools_on_the_machines_of_the_daemons_work_with_the_certificates_of_the_readme
         assert_eq!(code, Some(1), "{command}: {said}");
         assert!(said.contains(", localhost, and not for 127.0.0.1: use a name that it"), "{said}");
         assert!(said.contains("hint: something answers at this address, so"), "{said}");
+    }
+    site.dominator.0.stop().unwrap();
+    site.imageserver.0.stop().unwrap();
+}
+
+/// Replaces each number, with its fraction and separators, by `N`.
+fn without_numbers(text: &str) -> String {
+    let mut shown = String::new();
+    for character in text.chars() {
+        match character {
+            '0'..='9' if shown.ends_with('N') => {}
+            '0'..='9' => shown.push('N'),
+            '.' | ',' if shown.ends_with('N') => {}
+            // A column is as wide as its number.
+            ' ' if shown.ends_with(' ') => {}
+            _ => shown.push(character),
+        }
+    }
+    shown
+}
+
+#[test]
+fn the_sessions_of_the_readme_are_as_printed() {
+    let mut site = Site::start();
+    let (images, dominator) = (&site.imageserver.1, &site.dominator.1);
+    let at = |path: &str| site.directory.path().join(path);
+    let config =
+        format!("imageserver = \"localhost:{images}\"\ndominator = \"localhost:{dominator}\"\n");
+    fs::write(at("home/.config/dominator/config.toml"), config).unwrap();
+    fs::create_dir_all(at("tree/bin")).unwrap();
+    fs::create_dir_all(at("tree/etc")).unwrap();
+    fs::write(at("tree/etc/motd"), "welcome\n").unwrap();
+    fs::write(at("tree/bin/web"), vec![7; 35_700]).unwrap();
+    for (command, expected) in sessions(&block("README.md", "$ imagetool add")) {
+        if let Some(name) = command.strip_prefix("cat ") {
+            fs::write(at(name), expected).unwrap();
+            continue;
+        }
+        let (code, printed, said) = site.run(&command);
+        assert_eq!(code, Some(0), "{command}: {said}");
+        assert_eq!(without_numbers(&printed), without_numbers(&expected), "{command}");
+    }
+    fs::write(at("FILE"), r#"[{"Hostname": "web1", "RequiredImage": "web/1"}]"#).unwrap();
+    let commands = block("README.md", "domtool list-subs ");
+    for command in commands.lines().map(|line| line.replace("HOST", "web1")) {
+        // This one ends only when it is told to.
+        let command =
+            command.replace("domtool events --follow", "timeout 2 domtool events --follow");
+        let (code, printed, said) = site.run(&command);
+        let expected: &[i32] = match &command {
+            followed if followed.starts_with("timeout") => &[124],
+            // The machine is away: what it has is not known.
+            plan if plan.contains(" plan ") => &[3],
+            _ => &[0],
+        };
+        assert!(code.is_some_and(|code| expected.contains(&code)), "{command}: {code:?}: {said}");
+        assert!(printed.contains("web1") || command.contains(" disable-updates "), "{printed}");
     }
     site.dominator.0.stop().unwrap();
     site.imageserver.0.stop().unwrap();

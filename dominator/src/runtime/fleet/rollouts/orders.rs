@@ -11,7 +11,7 @@ use api::dominator::rollouts::{
 };
 use model::image::{Content, ImageName};
 use rollouts::definition::EnvironmentEdit;
-use rollouts::document::{Kind, Revision, VoteEvent};
+use rollouts::document::{Kind, Revision, VoteEvent, name_of};
 use rollouts::plan::{StepPlan, plan};
 use rollouts::state::{
     EditOutcome, Editor, Edits, RolloutOrder, SharedMachines, StartOrder, State,
@@ -250,7 +250,7 @@ impl Fleet {
     ) -> Result<OrderedReply, OrderError> {
         let VoteOnStepRequest { rollout, step, vote, digest, once, why, who } = request;
         let about = format!("{rollout}/{step}");
-        let what = format!("{vote:?} {digest}");
+        let what = format!("{} {digest}", name_of(&vote));
         let order = Order::new("vote", &who).about(about).what(what).why(&why).checked()?;
         let vote = VoteEvent { step, voter: who, vote, digest, link_valid: true };
         let change = move |fleet: &Self| {
