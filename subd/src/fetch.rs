@@ -165,7 +165,7 @@ impl Fetcher {
         let (objects, bytes) = record.amount();
         let reused = record.reused.load(Ordering::Relaxed);
         if let Err(error) = &result {
-            tracing::warn!(fetch_id, error = error.to_string(), "the fetch failed");
+            tracing::warn!(fetch_id, %error, "the fetch failed");
         }
         let took_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
         tracing::info!(fetch_id, objects, bytes, reused, took_ms, "the fetch has ended");

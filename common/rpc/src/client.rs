@@ -109,7 +109,8 @@ impl Client {
         Self::with(peer, security, packs, None, Duration::ZERO)
     }
 
-    /// As [`Client::new`], for one of many servers, whose large messages share `memory`.
+    /// As [`Client::new`], for one of many servers, whose large messages share `memory`. One that
+    /// does not answer is given up after 3.5 s instead of 10.
     #[must_use]
     pub fn sharing(peer: Peer, security: &Security, memory: &CallMemory) -> Self {
         let packs = !peer.is_local();
@@ -163,10 +164,10 @@ impl Client {
     }
 
     /// Returns the public key of the server's certificate (SubjectPublicKeyInfo in DER), whose
-    /// private one the server has shown to have: once for each connection. `None` also before there
-    /// is a connection, and without TLS.
-    pub async fn new_server_key(&self) -> Option<Arc<[u8]>> {
-        self.inner.connection.lock().await.as_ref()?.new_server_key()
+    /// private one the server has shown to have: to the first who asks on a connection. `None` also
+    /// before there is a connection, and without TLS.
+    pub async fn take_new_server_key(&self) -> Option<Arc<[u8]>> {
+        self.inner.connection.lock().await.as_ref()?.take_new_server_key()
     }
 
     /// Connects, and returns the public key of the server's certificate; `None` without TLS.

@@ -85,7 +85,7 @@ impl std::fmt::Debug for ObjectReader {
 }
 
 impl ObjectReader {
-    fn new(body: Body) -> Self {
+    pub(super) fn new(body: Body) -> Self {
         Self {
             body,
             chunk: Bytes::new(),

@@ -211,10 +211,7 @@ fn body(shared: &Shared, status: &Status, now: Time) -> String {
 }
 
 fn warnings(status: &Status) -> Vec<String> {
-    let misspelt = |source: &SourceReport| {
-        source.misspelt_keys.as_ref().map(|keys| format!("Source {}: {keys}", source.name))
-    };
-    let mut warnings: Vec<String> = status.sources.iter().filter_map(misspelt).collect();
+    let mut warnings = Vec::new();
     if !status.missing.is_empty() {
         warnings.push(not_ready(&status.missing));
     }
@@ -231,5 +228,9 @@ fn warnings(status: &Status) -> Vec<String> {
             "The data of a source are in force, but cannot be kept over a restart: {error}"
         ));
     }
+    let misspelt = |source: &SourceReport| {
+        source.misspelt_keys.as_ref().map(|keys| format!("Source {}: {keys}", source.name))
+    };
+    warnings.extend(status.sources.iter().filter_map(misspelt));
     warnings
 }

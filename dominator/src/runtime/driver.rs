@@ -193,7 +193,7 @@ pub fn client_of(machine: &Machine, shared: &Shared) -> Client {
     Client::sharing(peer, &shared.security, &shared.machine_memory)
 }
 
-/// What all machines, or all of one image, are told. Most of it changes rarely.
+/// What the driver is told from outside. It changes rarely.
 struct Inputs {
     machines: watch::Receiver<Arc<Machine>>,
     image: WatchedImage,
@@ -206,7 +206,8 @@ struct Inputs {
 
 /// Which of the [`Inputs`] has changed.
 enum Changed {
-    Assigned,
+    /// The record of the machine, or one of its images.
+    Target,
     Brake,
     Recorder,
     Verdict,
@@ -234,9 +235,9 @@ impl Inputs {
     /// Waits until one has changed.
     async fn changed(&mut self) -> Changed {
         tokio::select! {
-            Ok(()) = self.machines.changed() => Changed::Assigned,
-            () = self.image.changed() => Changed::Assigned,
-            () = self.planned.changed() => Changed::Assigned,
+            Ok(()) = self.machines.changed() => Changed::Target,
+            () = self.image.changed() => Changed::Target,
+            () = self.planned.changed() => Changed::Target,
             Ok(()) = self.brakes.changed() => Changed::Brake,
             Ok(()) = self.recorder.changed() => Changed::Recorder,
             Ok(()) = self.verdicts.changed() => Changed::Verdict,
@@ -252,6 +253,7 @@ pub async fn drive(handle: Arc<Handle>, shared: Arc<Shared>) {
     let (handle, client) = (Arc::clone(&driver.handle), driver.client.clone());
     let permits = permits::give(handle, client, Arc::clone(&driver.shared));
     tokio::pin!(permits);
+    // First the state machine gets the default image and the record.
     let mut changed = Changed::Default;
     loop {
         let mut event = driver.changed(changed, &mut inputs);
@@ -341,7 +343,7 @@ impl Driver {
     /// Returns the event of an input that has changed.
     fn changed(&mut self, changed: Changed, inputs: &mut Inputs) -> Event {
         match changed {
-            Changed::Assigned => self.assigned(inputs),
+            Changed::Target => self.assigned(inputs),
             Changed::Brake => {
                 let brake = self.shared.gate.brake();
                 Event::Brake(brake.as_ref().map(|brake| brake.reason.as_str().into()))

@@ -77,6 +77,8 @@ pub struct ImageServer {
     deleted: Arc<Mutex<BTreeSet<ImageName>>>,
     objects: Arc<Mutex<BTreeMap<ObjectId, Vec<u8>>>>,
     added: Arc<Notify>,
+    /// How often an image was asked for.
+    pub requests: Arc<AtomicU64>,
 }
 
 impl ImageServer {
@@ -137,6 +139,7 @@ impl ImageServer {
         Router::new("imageserver", &Security::Insecure)
             .method::<GetImage, _>(move |(), _, request| {
                 let server = asked.clone();
+                server.requests.fetch_add(1, Ordering::Relaxed);
                 async move {
                     let wait = Duration::from_millis(request.wait_ms.into());
                     let found = tokio::time::timeout(wait, async {

@@ -1,6 +1,7 @@
 //! Orders about machines over the wire, and what of them outlives the dominator.
 
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use api::dominator::Status;
 use api::dominator::explain::{Explain, ExplainRequest, Explanation, ImageSource};
@@ -30,6 +31,29 @@ async fn wait_for_detail(stage: &Stage, hostname: &str, status: Status, image: &
         if summary.detail.contains(part) { Ok(()) } else { Err(summary.detail) }
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_retry_reads_the_signatures_of_the_image_at_once() {
+    let mut stage = Stage::new("[]").await;
+    let want = tree(&file("/one", "1"));
+    stage.images.add("base", &want, Some(&[]));
+    let web = FakeSub::new(want);
+    let record = stage.sub("web1", &web).await;
+    stage.write_mdb(&format!("[{{{record}, \"RequiredImage\": \"base\"}}]"));
+    stage.wait("web1", Status::Synced, "base").await;
+    let start = Instant::now();
+    for _ in 0..10 {
+        let before = stage.images.requests.load(Ordering::Relaxed);
+        stage.domtool(&["retry", "web1"]).await;
+        eventually_async("the image server is asked", async || {
+            let requests = stage.images.requests.load(Ordering::Relaxed);
+            if requests > before { Ok(()) } else { Err(requests) }
+        })
+        .await;
+    }
+    // By itself the dominator asks every 12 s at the most often.
+    assert!(start.elapsed() < Duration::from_secs(110), "{:?}", start.elapsed());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -144,7 +144,8 @@ pub async fn run(context: &Context, args: AddFromSubArgs) -> VerbResult {
     report(context, &args.name, reply.digest, &tree, sent).await
 }
 
-/// Warns of what the image would take from services. Machines may have the newest image beside it.
+/// Warns of what the image would take from services, and of users that have other numbers than in
+/// the newest image of the same directory, which machines may have now.
 async fn warn_of_services(context: &Context, content: &Content, tree: &Tree) {
     let former = service_warnings::latest_beside(context, &content.name).await;
     let filter = content.filter.as_ref();

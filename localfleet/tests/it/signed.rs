@@ -11,9 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
 
-use api::dominator::Status;
 use api::image_server::notes::{ChangeSignatures, ChangeSignaturesRequest};
 use api::image_server::{GetImage, GetImageRequest};
 use certs::signing_key::SigningKey;
@@ -22,7 +20,6 @@ use localfleet::programs::install;
 use model::image::{Image, ImageName};
 use model::signing::signature::SIGNATURES_MAX;
 use model::signing::{Signature, Statement};
-use testing::eventually;
 
 use crate::converges::CONVERGE_MAX;
 
@@ -174,7 +171,7 @@ impl Site {
     fn next_second() {
         let second = || std::time::UNIX_EPOCH.elapsed().unwrap().as_secs();
         let signed = second();
-        eventually("the next second begins", || second() != signed);
+        testing::eventually("the next second begins", || second() != signed);
     }
 
     /// Has both sign an image again.
@@ -210,16 +207,6 @@ impl Site {
         self.fleet.wait_synced(image, CONVERGE_MAX, |_| {}).unwrap();
     }
 
-    /// Waits until the dominator says that the machine is so, and gives the detail.
-    fn wait_for(&mut self, status: Status, detail: &str) {
-        eventually(&format!("a machine is {status}: {detail}"), || {
-            self.fleet.check().unwrap();
-            let subs = self.fleet.statuses().unwrap_or_default();
-            let found = subs.iter().any(|sub| sub.status == status && sub.detail.contains(detail));
-            found.then_some(()).ok_or(subs)
-        });
-    }
-
     /// The machine has this version, what it keeps, and nothing else.
     #[track_caller]
     fn expect(&self, version: &str) {
@@ -232,29 +219,6 @@ impl Site {
         names.sort();
         assert_eq!(names, [".subd", "etc", "program", "var"]);
     }
-}
-
-#[test]
-fn a_retry_reads_the_signatures_that_were_given_meanwhile() {
-    let mut site = Site::start();
-    site.add_signed("web/1", "1");
-    site.converge("web/1");
-    site.add("web/2", "2", true);
-    site.fleet.require(Some("web/2")).unwrap();
-    site.wait_for(Status::SignatureRefused, "web/2 has 1 of 2 signatures that count");
-    site.sign_elsewhere("web/2");
-    let host = site.fleet.statuses().unwrap()[0].hostname.clone();
-    let retry = || {
-        let retried = site.fleet.domtool(&["retry", &host]).unwrap();
-        let is_synced = site.fleet.statuses().unwrap()[0].status == Status::Synced;
-        (retried.status.success() || is_synced).then_some(()).ok_or(retried)
-    };
-    // The signatures that it knows may just be offered once more.
-    eventually("a retry is of use", retry);
-    // By itself the dominator reads them every minute.
-    site.fleet.wait_synced("web/2", Duration::from_secs(40), |_| {}).unwrap();
-    site.expect("2");
-    site.fleet.stop().unwrap();
 }
 
 #[test]

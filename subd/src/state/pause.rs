@@ -76,7 +76,9 @@ impl SavedPause {
     pub fn corrected(&self, now: Time, boot: &BootTime) -> Option<Self> {
         let shown = self.shown(now, boot);
         let Some(length) = &self.length else {
-            return Some(Self::new(shown, now, boot.clone()));
+            // A clock by which it would be longer than it can be will be set.
+            let is_clock_right = time_until(self.until, now) <= PAUSE_MAX;
+            return is_clock_right.then(|| Self::new(shown, now, boot.clone()));
         };
         // After a reboot the clock may be wrong only until it is set: the known end is kept.
         let is_of_this_boot = boot.ms_since(&length.began).is_some();
@@ -201,8 +203,9 @@ mod tests {
             let whole_ms = left.unsigned_abs() * 1_000;
             let length = Some(PauseLength { began: boot.clone(), whole_ms });
             let corrected = SavedPause { until: at(end), length, ..pause.clone() };
+            let corrected = (left < month).then_some(corrected);
             assert_eq!(pause.left(now, &boot), Duration::from_millis(whole_ms), "{now:?}");
-            assert_eq!(pause.corrected(now, &boot), Some(corrected), "{now:?}");
+            assert_eq!(pause.corrected(now, &boot), corrected, "{now:?}");
         }
     }
 

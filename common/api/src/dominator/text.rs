@@ -83,14 +83,8 @@ fn of_update(update: &UpdateSummary) -> String {
 }
 
 fn end_of(update: &UpdateSummary) -> String {
-    match &update.outcome {
-        None => "ordered, no end reported yet".to_owned(),
-        Some(UpdateOutcome::Done) => "done".to_owned(),
-        Some(UpdateOutcome::NotPrepared(why)) => format!("not prepared: {why}"),
-        Some(UpdateOutcome::RolledBack(why)) => format!("failed and rolled back: {why}"),
-        Some(UpdateOutcome::Stuck(why)) => format!("stuck: {why}"),
-        Some(UpdateOutcome::Undone(why)) => format!("undone, as the health check failed: {why}"),
-    }
+    let ordered = || "ordered, no end reported yet".to_owned();
+    update.outcome.as_ref().map_or_else(ordered, ToString::to_string)
 }
 
 fn of_change(change: &PathChange) -> String {

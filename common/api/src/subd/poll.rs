@@ -192,11 +192,9 @@ impl fmt::Display for UpdateOutcome {
         match self {
             Self::Done => formatter.write_str("done"),
             Self::NotPrepared(why) => write!(formatter, "not prepared: {why}"),
-            Self::RolledBack(why) => write!(formatter, "rolled back: {why}"),
+            Self::RolledBack(why) => write!(formatter, "failed and rolled back: {why}"),
             Self::Stuck(why) => write!(formatter, "stuck: {why}"),
-            Self::Undone(why) => {
-                write!(formatter, "undone, because the health check failed: {why}")
-            }
+            Self::Undone(why) => write!(formatter, "undone, as the health check failed: {why}"),
         }
     }
 }

@@ -69,7 +69,7 @@ pub(super) struct Connection {
     is_of_machine: bool,
     /// The public key of the server.
     server_key: Option<Arc<[u8]>>,
-    /// True once [`Connection::new_server_key`] has returned it.
+    /// True once [`Connection::take_new_server_key`] has returned it.
     is_key_told: AtomicBool,
     /// The files of this side that it was made with.
     files: Option<FilesDigest>,
@@ -162,7 +162,7 @@ impl Connection {
     }
 
     /// Returns [`Connection::server_key`] at the first call.
-    pub(super) fn new_server_key(&self) -> Option<Arc<[u8]>> {
+    pub(super) fn take_new_server_key(&self) -> Option<Arc<[u8]>> {
         match self.is_key_told.swap(true, Ordering::Relaxed) {
             true => None,
             false => self.server_key(),
@@ -253,6 +253,23 @@ mod tests {
         assert_eq!(start.elapsed().as_secs(), 5);
         let error = connect_to(&[mute_address], CONNECT_TIMEOUT).await.unwrap_err().to_string();
         assert_eq!(error, format!("{mute_address} does not answer"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_of_many_servers_is_given_up_sooner() {
+        // Nobody accepts, and there is room for one connection.
+        let mute = TcpSocket::new_v4().unwrap();
+        mute.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let mute = mute.listen(0).unwrap();
+        let _taken = TcpStream::connect(mute.local_addr().unwrap()).await.unwrap();
+        let peer = Peer::parse(&mute.local_addr().unwrap().to_string(), 0).unwrap();
+        for (is_one_of_many, seconds) in [(true, 3.5), (false, 10.0)] {
+            let start = Instant::now();
+            let opened =
+                Connection::open(&peer, &Security::Insecure, Duration::ZERO, is_one_of_many).await;
+            assert!(opened.is_err());
+            assert_eq!((start.elapsed().as_secs_f64() * 2.0).round() / 2.0, seconds);
+        }
     }
 
     /// The types of the frames that a client has sent.

@@ -243,7 +243,8 @@ impl Service {
         let answered = async {
             let (body, _held) =
                 self.read(&caller, path, post.bytes_max, request.body_mut()).await?;
-            (post.handler)(PostRequest { below, headers: request.headers().clone(), body }).await
+            let headers = std::mem::take(request.headers_mut());
+            (post.handler)(PostRequest { below, headers, body }).await
         };
         let result = guarded(path, answered).await;
         drop(running);
@@ -378,7 +379,7 @@ impl Service {
     ) -> Result<Response<Body>, Fault> {
         match &entry.kind {
             Kind::Upload(handler) => {
-                let reader = ObjectReader::of_body(std::mem::take(body));
+                let reader = ObjectReader::new(std::mem::take(body));
                 let reply = handler(caller, form.reply, reader).await?;
                 Ok(small(form.reply.content_type(), reply))
             }
@@ -483,8 +484,7 @@ pub(super) async fn guarded<T>(
     }
 }
 
-/// Reads and drops what a refused caller still sends: some callers lose the response if their
-/// request is cut (curl 7.88).
+/// Reads and drops what a refused caller still sends.
 async fn read_rest(mut body: Body) {
     let reading = async {
         let mut bytes = 0;

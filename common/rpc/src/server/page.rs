@@ -4,8 +4,8 @@ use std::io;
 use std::ops::Range;
 use std::pin::Pin;
 
+use api::PROTOCOL_HEADER;
 use api::codec::Encoding;
-use api::object_stream;
 use bytes::Bytes;
 use futures_util::Stream;
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
@@ -45,14 +45,15 @@ const PROTECTION: [(&str, &str); 6] = [
     ("permissions-policy", "camera=(), geolocation=(), microphone=(), payment=(), usb=()"),
 ];
 
-/// Adds the security headers for browsers to a response. Replies in bincode and streams of objects
-/// get none: a browser sends no such call by itself, and for a page of another site only if this
-/// server has agreed (CORS), which it never does. They would double the length of most polls.
+/// Adds the security headers for browsers to a response. Replies of methods in bincode, and their
+/// streams of objects, get none: a browser cannot make such a call for a page of another site,
+/// because the call needs a header that this server would have to allow first (CORS), and it never
+/// does. They would double the length of most polls.
 pub(super) fn protect(response: &mut Response<Body>) {
     let headers = response.headers_mut();
     let kind = headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
-    let for_programs = [Encoding::Bincode.content_type(), object_stream::CONTENT_TYPE];
-    if kind.is_some_and(|kind| for_programs.iter().any(|known| kind == known.as_bytes())) {
+    let json = Encoding::Json.content_type().as_bytes();
+    if headers.contains_key(PROTOCOL_HEADER) && kind != Some(json) {
         return;
     }
     for (name, value) in PROTECTION {

@@ -4,13 +4,14 @@ use std::net::SocketAddr;
 
 use api::fault::{Fault, FaultCode};
 use api::subd::{Commit, CommitRequest};
+use api::{PROTOCOL, PROTOCOL_HEADER};
 use rpc::audit_log::AuditLog;
 use rpc::page_frame::STYLE_HASH;
 use rpc::server::Page;
 
 use crate::wire::{Server, raw, router};
 
-/// The headers that every response has.
+/// The headers that every response has which a browser may get.
 const EVERYWHERE: [&str; 6] = [
     "x-content-type-options: nosniff",
     "referrer-policy: same-origin",
@@ -38,6 +39,7 @@ async fn every_response_is_harmless_in_a_browser() {
         ("HEAD",    "/audit",                     "", "200", true),
         ("GET",     "/healthz",                   "", "200", false),
         ("GET",     "/metrics",                   "", "200", false),
+        ("GET",     "/objects/x",                 "", "404", true),
         ("GET",     "/nowhere",                   "", "404", true),
         ("GET",     "/%ff",                       "", "400", true),
         ("POST",    "/",                          "", "405", true),
@@ -69,6 +71,19 @@ async fn every_response_is_harmless_in_a_browser() {
         assert!(response.contains(&policy), "{verb} {path}: {response}");
         assert!(response.contains("cache-control: no-store\r\n"), "{verb} {path}: {response}");
         assert!(!response.contains("access-control-allow"), "{verb} {path}: {response}");
+    }
+    let content = ask(server.address, "GET", "/objects/digits", "").await;
+    assert!(content.contains("content-type: application/octet-stream"), "{content}");
+    // Without this header no call in bincode is answered, and no page of another site can set it.
+    let bincode = "content-type: application/octet-stream\r\n";
+    let refused = ask(server.address, "POST", "/rpc/Subd.GetConfiguration", bincode).await;
+    assert!(refused.starts_with("HTTP/1.1 400 "), "{refused}");
+    let version = format!("{bincode}{PROTOCOL_HEADER}: {PROTOCOL}\r\n");
+    let reply = ask(server.address, "POST", "/rpc/Subd.GetConfiguration", &version).await;
+    assert!(reply.starts_with("HTTP/1.1 200 "), "{reply}");
+    for header in EVERYWHERE {
+        assert!(content.contains(header), "an object lacks {header}: {content}");
+        assert!(!reply.contains(header), "a reply for programs has {header}: {reply}");
     }
     server.stop().await;
 }

@@ -276,15 +276,14 @@ impl Sub {
             Some(view) if !self.polls.needs_full_report => Some(view.report.version),
             _ => None,
         };
+        let now = step.now.elapsed;
+        let is_after_work = self.polls.busy.is_some_and(|busy| now < busy + POLL_WAIT);
+        let wait = if is_after_work { POLL_WAIT_AFTER_WORK } else { POLL_WAIT };
         // The answer shows at once that the machine is back.
-        let wait = match self.polls.busy {
-            _ if self.polls.is_away() => None,
-            Some(busy) if step.now.elapsed < busy + POLL_WAIT => Some(POLL_WAIT_AFTER_WORK),
-            _ => Some(POLL_WAIT),
+        let wait = match self.polls.is_away() {
+            true => Duration::ZERO,
+            false => poll_wait(now, jittered(wait, step.context.jitter)),
         };
-        let wait = wait.map_or(Duration::ZERO, |wait| {
-            poll_wait(step.now.elapsed, jittered(wait, step.context.jitter))
-        });
         let wait_ms = u32::try_from(wait.as_millis()).expect("a poll waits for about a minute");
         let request_id = self.next_request_id();
         self.polls.next = Polling::UnderWay(request_id);

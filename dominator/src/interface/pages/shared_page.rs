@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use api::fault::{Fault, FaultCode};
+use daemon::memory::FreedMemory;
 use rpc::server::Query;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
@@ -28,6 +29,8 @@ impl SharedPage {
     where
         F: FnOnce() -> String + Send + 'static,
     {
+        // A page has hundreds of kilobytes. With many readers there is always one here.
+        let _memory = FreedMemory::keep();
         let asked = Instant::now();
         let mut last = Arc::clone(&self.0).lock_owned().await;
         if let Some(last) = &*last

@@ -64,7 +64,7 @@ pub(super) async fn poll(
     match client.call_within::<Poll>(&request, limit).await.map(Box::new) {
         Ok(reply) => {
             shared.metrics.polled(true);
-            if let Some(key) = client.new_server_key().await {
+            if let Some(key) = client.take_new_server_key().await {
                 shared.computed.take_key(&machine.hostname, &key);
             }
             Event::Polled(request_id, reply)

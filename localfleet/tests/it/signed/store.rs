@@ -1,8 +1,10 @@
 //! A stolen image server: somebody has written into its store.
 
+use api::dominator::Status;
 use imageserver::store::layout::{IMAGES, OBJECTS, image_path, object_path};
 use imageserver::store::record::Record;
 use model::image::{Content, Notes};
+use testing::eventually;
 
 use super::*;
 
@@ -37,6 +39,16 @@ impl Site {
         self.wait_for(Status::ImageNotReady, "image-changed: ");
         let accepted = self.fleet.domtool(&["accept-image", image, "--why", "deceived"]).unwrap();
         assert!(accepted.status.success(), "{accepted:?}");
+    }
+
+    /// Waits until the dominator says that the machine is so, and gives the detail.
+    fn wait_for(&mut self, status: Status, detail: &str) {
+        eventually(&format!("a machine is {status}: {detail}"), || {
+            self.fleet.check().unwrap();
+            let subs = self.fleet.statuses().unwrap_or_default();
+            let found = subs.iter().any(|sub| sub.status == status && sub.detail.contains(detail));
+            found.then_some(()).ok_or(subs)
+        });
     }
 }
 
