@@ -91,7 +91,7 @@ pub enum StorageError {
     InUse { path: PathBuf },
     #[error(
         "the database {} is damaged: {what}. Stop the dominator and restore a backup: domtool \
-         database restore BACKUP --state {}; if there is none, save what can be read: domtool \
+         database restore BACKUP --state {}; without a backup, save what can be read: domtool \
          database salvage --state {1}",
         path.display(), path.parent().unwrap_or(path).display()
     )]

@@ -88,7 +88,7 @@ pub fn parse_triggers(path: &Path, text: &str) -> Result<Triggers, Failure> {
     })
 }
 
-/// Reads the keys that sign the content of computed files; without a file there are none.
+/// Reads the keys that sign the content of computed files; no keys without a file.
 pub fn read_signers(path: Option<&Path>) -> Result<Vec<ContentSigner>, Failure> {
     let Some(path) = path else { return Ok(Vec::new()) };
     let text = read_text(path, "keys that sign the content of computed files")?;

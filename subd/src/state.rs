@@ -69,7 +69,7 @@ pub struct Snapshot {
     pub revision: u64,
     /// `None` until a pass under these settings is complete.
     pub tree: Option<Tree>,
-    /// What polls report of the tree; `None` as long as there is none.
+    /// What polls report of the tree; `None` before the first complete scan.
     pub report: Option<ScanReport>,
     /// Directories of the tree that have too many entries, sorted by path.
     pub left_alone: Vec<RefusedChange>,

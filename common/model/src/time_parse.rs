@@ -105,8 +105,9 @@ pub fn past(text: &str, now: &Zoned) -> Result<Time, String> {
 /// Returns the time `more` after `time`.
 #[must_use]
 pub fn later(time: Time, more: Duration) -> Time {
+    let more = more.saturating_add(Duration::new(0, time.nanoseconds.min(999_999_999)));
     let seconds = i64::try_from(more.as_secs()).unwrap_or(i64::MAX);
-    Time { seconds: time.seconds.saturating_add(seconds), ..time }
+    Time { seconds: time.seconds.saturating_add(seconds), nanoseconds: more.subsec_nanos() }
 }
 
 #[cfg(test)]

@@ -207,7 +207,11 @@ async fn trust() -> Result<ClientConfig, WebError> {
     let (added, _) = roots.add_parsable_certificates(found.certs);
     if added == 0 {
         let why: Vec<String> = found.errors.iter().map(ToString::to_string).collect();
-        let why = if why.is_empty() { "there are none".to_owned() } else { why.join("; ") };
+        let why = if why.is_empty() {
+            "this machine has no certificates of authorities".to_owned()
+        } else {
+            why.join("; ")
+        };
         return Err(authorities(why));
     }
     let provider = Arc::new(rustls::crypto::ring::default_provider());

@@ -95,8 +95,8 @@ impl Layer {
     ///
     /// # Errors
     ///
-    /// [`EntryError::Duplicate`], and [`EntryError::Whiteout`] for an entry with the name of a
-    /// whiteout that is none.
+    /// [`EntryError::Duplicate`], and [`EntryError::Whiteout`] for an entry that has the name of a
+    /// whiteout but not its form.
     pub fn insert(&mut self, path: TreePath, node: Node, name: &[u8]) -> Result<(), EntryError> {
         let layer_path = match self.whiteouts {
             Whiteouts::Applied => layer_path_of(&path, &node)?,

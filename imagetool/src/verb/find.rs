@@ -77,8 +77,8 @@ Examples:
   imagetool find-latest base
   imagetool copy \"$(imagetool find-latest test --tag tested=yes)\" base/12.7
 
-Images in subdirectories are not searched. If there is none, nothing is printed and the exit
-code is 1.")]
+Images in subdirectories are not searched. If no image is found, nothing is printed and the
+exit code is 1.")]
 pub struct FindLatestArgs {
     /// The directory.
     pub directory: ImageName,

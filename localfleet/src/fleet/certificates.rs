@@ -67,7 +67,7 @@ impl Certificates {
     ///
     /// # Errors
     ///
-    /// If there is none, or files cannot be written.
+    /// If the fleet has no authority, or files cannot be written.
     pub fn make_authority_for_machines(&self, directory: &Path) -> anyhow::Result<()> {
         let root = self.authority().context("the fleet has no authority")?;
         let options = AuthorityOptions {

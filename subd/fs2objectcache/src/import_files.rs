@@ -139,7 +139,7 @@ impl<'a> Import<'a> {
     ///
     /// # Errors
     ///
-    /// [`ImportError`]; a file that cannot be taken is none, it stays and is counted.
+    /// [`ImportError`]. A file that cannot be taken is no error: it stays and is counted.
     pub fn run(mut self) -> Result<Sums, ImportError> {
         self.drain()?;
         let own = subd_directory();

@@ -150,7 +150,8 @@ impl ReadSpeed {
     }
 }
 
-/// Measures the speed of large files of `root`; `None` if there are none, or they are in memory.
+/// Measures the speed of large files of `root`; `None` if `root` has no large files, or they are in
+/// memory.
 fn files_speed(root: &Root) -> Option<u64> {
     let before = read_bytes();
     let mut speed = ReadSpeed::default();

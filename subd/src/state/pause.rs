@@ -60,7 +60,7 @@ impl SavedPause {
 
     /// Returns it as people are shown it: with its end by the clock as that is now.
     pub fn shown(&self, now: Time, boot: &BootTime) -> Paused {
-        let end = after(now, self.left(now, boot));
+        let end = later(now, self.left(now, boot));
         let error = time_until(end, self.until).max(time_until(self.until, end));
         let until = if error > CLOCK_ERROR_MAX { end } else { self.until };
         Paused { until, reason: self.reason.clone() }
@@ -96,12 +96,6 @@ pub fn time_until(end: Time, now: Time) -> Duration {
     let seconds = u64::try_from(left / 1_000_000_000).unwrap_or(u64::MAX);
     let rest = u32::try_from(left % 1_000_000_000).unwrap_or(0);
     Duration::new(seconds, rest)
-}
-
-/// Returns the time `more` after `time`, fractions of a second included.
-fn after(time: Time, more: Duration) -> Time {
-    let more = more.saturating_add(Duration::new(0, time.nanoseconds.min(999_999_999)));
-    Time { nanoseconds: more.subsec_nanos(), ..later(time, more) }
 }
 
 #[cfg(test)]
@@ -215,7 +209,7 @@ mod tests {
         let paused = Paused { until: whole, reason: "works".to_owned() };
         let pause = SavedPause::new(paused, Time { seconds: 1_000, ..whole }, boot("a", 1_000));
         for ms in (0..2_000).step_by(100) {
-            let now = after(at(0), Duration::from_millis(ms));
+            let now = later(at(0), Duration::from_millis(ms));
             let boot = BootTime { boot_id: "b".to_owned(), ms: 5_000 + ms };
             assert_eq!(pause.shown(now, &boot).until, at(7_200 - 5), "{ms}");
         }

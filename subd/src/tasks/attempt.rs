@@ -216,7 +216,7 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Reads a file; `None` if it is missing or is none that was written.
+/// Reads a file; `None` if it is missing or its content is not what was written.
 fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
     let file = match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),

@@ -37,8 +37,8 @@ impl Updater {
         }
     }
 
-    /// Runs the check once; `None` if there is none, or an update has come in between: it stops
-    /// services.
+    /// Runs the check once; `None` if the image has no check, or an update has come in between: it
+    /// stops services.
     async fn health_now(self: &Arc<Self>) -> Option<(ImageName, Health)> {
         let _turn = self.checking.lock().await;
         let before = self.report_state.read(installed)?;

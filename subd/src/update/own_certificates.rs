@@ -64,9 +64,9 @@ enum Change {
 }
 
 impl OwnCertificates {
-    /// Returns the TLS files of `security`; `None` if there are none, or they are outside of
-    /// `root`. What is known of former ones is in `state`. A dominator must reach subd with others
-    /// within `reached_within`.
+    /// Returns the TLS files of `security`; `None` without TLS, or if they are outside of `root`.
+    /// What is known of former ones is in `state`. A dominator must reach subd with others within
+    /// `reached_within`.
     #[must_use]
     pub fn below(
         root: &Path,

@@ -66,7 +66,7 @@ pub enum ToolError {
     Blocked(Vec<String>),
     #[error("the update is unsafe: {}", .0.join("; "))]
     Unsafe(Vec<String>),
-    #[error("the machine cannot get the objects: {}", fetch_failure(.0))]
+    #[error("the machine cannot get the objects: {0}")]
     Fetch(FetchFailure),
     #[error("the update {}", outcome(.0))]
     Update(UpdateOutcome),
@@ -88,16 +88,6 @@ pub enum ToolError {
     Changing { path: TreePath },
     #[error("cannot write `{}`", path.display())]
     Write { path: PathBuf, source: io::Error },
-}
-
-fn fetch_failure(failure: &FetchFailure) -> String {
-    match failure {
-        FetchFailure::InsufficientSpace { need_bytes, free_bytes } => {
-            format!("it needs {need_bytes} bytes and has {free_bytes} free")
-        }
-        FetchFailure::Sources(why) | FetchFailure::Local(why) => why.clone(),
-        FetchFailure::GaveWay => "it gave way to another fetch".to_owned(),
-    }
 }
 
 fn outcome(outcome: &UpdateOutcome) -> String {

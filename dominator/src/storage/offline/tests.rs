@@ -115,7 +115,7 @@ fn the_error_of_a_damaged_database_says_what_to_do() {
     let (file, state) = (path.join(FILE), path.display().to_string());
     let expected = format!(
         "the database {} is damaged: a bad page. Stop the dominator and restore a backup: domtool \
-         database restore BACKUP --state {state}; if there is none, save what can be read: domtool \
+         database restore BACKUP --state {state}; without a backup, save what can be read: domtool \
          database salvage --state {state}",
         file.display()
     );
