@@ -2,6 +2,7 @@
 //! curl work as printed.
 
 mod command_lines;
+mod executed;
 mod with_daemons;
 
 use std::collections::BTreeMap;
@@ -11,24 +12,29 @@ use std::path::{Path, PathBuf};
 use clap::Command;
 use localfleet::programs::command_lines as programs;
 
-use command_lines::{CommandLine, lines_of, spans_of};
+use command_lines::{Block, CommandLine, blocks_of, lines_of, spans_of};
 
 /// What the documents run beside the programs of the project.
-const NOT_OURS: [&str; 24] = [
+const NOT_OURS: [&str; 31] = [
+    ".ci/fuzz",
+    "b3sum",
     "cargo",
     "cat",
     "chown",
     "cmp",
+    "cp",
     "curl",
     "debootstrap",
     "echo",
     "export",
     "find",
+    "grep",
     "head",
     "install",
     "jq",
     "mkdir",
     "mmdebstrap",
+    "mv",
     "rm",
     "rsync",
     "sed",
@@ -39,6 +45,8 @@ const NOT_OURS: [&str; 24] = [
     "systemd-machine-id-setup",
     "systemd-nspawn",
     "tar",
+    "tr",
+    "useradd",
 ];
 
 fn repository() -> PathBuf {
@@ -62,8 +70,7 @@ pub fn documents() -> BTreeMap<String, String> {
 fn fault(line: &CommandLine, programs: &[Command]) -> Option<String> {
     let name = line.program();
     let Some(program) = programs.iter().find(|program| program.get_name() == name) else {
-        let is_known = NOT_OURS.contains(&name);
-        return (line.is_strict && !is_known).then(|| format!("what is {name}?"));
+        return (!NOT_OURS.contains(&name)).then(|| format!("what is {name}?"));
     };
     // The words after the name are parsed as by the program itself.
     let parsed = program.clone().try_get_matches_from(&line.words);
@@ -95,8 +102,19 @@ fn unknown_flags(words: &[String], programs: &[Command]) -> Vec<String> {
     flags.filter(is_unknown).map(str::to_owned).collect()
 }
 
+/// The kinds of blocks. In those of the kinds `sh` and `console` are commands, and nowhere else.
+const KINDS: [&str; 6] = ["sh", "console", "bash", "json", "toml", "text"];
+
 fn faults(name: &str, text: &str) -> Vec<String> {
     let programs = programs();
+    let is_wrong = |block: &Block<'_>| {
+        let kind = block.kind.split(' ').next().unwrap_or_default();
+        let has_prompt = block.lines.iter().any(|(_, line)| line.starts_with("$ "));
+        !KINDS.contains(&kind) || (has_prompt && kind != "console")
+    };
+    let of_blocks = blocks_of(text).into_iter().filter(is_wrong);
+    let of_blocks =
+        of_blocks.map(|block| format!("{name}:{}: a block of kind `{}`", block.number, block.kind));
     let of_lines = lines_of(text).into_iter().filter_map(|line| {
         let why = fault(&line, &programs)?;
         Some(format!("{name}:{}: {}: {why}", line.number, line.words.join(" ")))
@@ -106,7 +124,7 @@ fn faults(name: &str, text: &str) -> Vec<String> {
         let text = words.join(" ");
         unknown.into_iter().map(move |flag| format!("{name}:{number}: {text}: no flag --{flag}"))
     });
-    of_lines.chain(of_spans).collect()
+    of_blocks.chain(of_lines).chain(of_spans).collect()
 }
 
 #[test]
@@ -125,12 +143,26 @@ fn programs_take_the_command_lines_of_the_documents() {
 }
 
 #[test]
+fn shells_can_read_the_scripts_of_the_documents() {
+    for (name, text) in documents() {
+        for block in blocks_of(&text).into_iter().filter(|block| block.kind == "bash") {
+            let lines: Vec<&str> = block.lines.iter().map(|(_, line)| *line).collect();
+            let bash = ["-n", "-c", &lines.join("\n")];
+            let output = std::process::Command::new("bash").args(bash).output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{name}:{}: {said}", block.number);
+        }
+    }
+}
+
+#[test]
 fn a_misspelt_flag_command_or_program_is_found() {
     let block = |kind: &str, text: &str| format!("Text.\n\n```{kind}\n{text}\n```\n");
     let table = [
         (block("sh", "domtool list-subs --status synced  # all"), 0),
         (block("sh", "domtool list-subs --statuss synced"), 1),
-        (block("", "domtool list-sub"), 1),
+        (block("", "domtool list-subs"), 1),
+        (block("text", "$ domtool list-subs"), 1),
         (block("sh", "domtol list-subs"), 1),
         (block("console", "$ imagetool tar web/1 |\n    imagetool scan-filtr f -\nother"), 1),
         (block("console", "# domtool cert show DIR; echo $?\n 3"), 0),

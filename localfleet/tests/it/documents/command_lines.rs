@@ -1,13 +1,22 @@
 //! Finds the command lines in a Markdown file.
 
+/// What a shell is given in a fenced block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShellLine {
+    /// The line in the document, from 1.
+    pub number: usize,
+    /// Without the prompt. What was broken with a backslash is one line.
+    pub text: String,
+    /// What follows the line as a here-document, with the line that ends it.
+    pub here_document: String,
+}
+
 /// A command of a fenced block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CommandLine {
     /// The line in the document, from 1.
     pub number: usize,
     pub words: Vec<String>,
-    /// True if it is surely a command: of a block of the kind `sh`, or after a prompt.
-    pub is_strict: bool,
 }
 
 impl CommandLine {
@@ -17,61 +26,90 @@ impl CommandLine {
     }
 }
 
-/// Returns the commands of the fenced blocks. A block of the kind `sh` has nothing else. In
-/// others, commands stand after a prompt; if there is none, each line may be one.
-pub fn lines_of(text: &str) -> Vec<CommandLine> {
-    let mut found = Vec::new();
-    let mut block: Option<(String, Vec<(usize, &str)>)> = None;
+/// A fenced block of a document.
+pub struct Block<'a> {
+    /// The line at which it begins, from 1.
+    pub number: usize,
+    /// The word after the fence, such as `sh`.
+    pub kind: &'a str,
+    /// Its lines with their numbers, without what indents them.
+    pub lines: Vec<(usize, &'a str)>,
+}
+
+/// Returns the fenced blocks of a document.
+pub fn blocks_of(text: &str) -> Vec<Block<'_>> {
+    let mut blocks: Vec<Block<'_>> = Vec::new();
+    let mut is_open = false;
     for (index, line) in text.lines().enumerate() {
-        match (line.trim_start().strip_prefix("```"), &mut block) {
-            (Some(kind), None) => block = Some((kind.trim().to_owned(), Vec::new())),
-            (Some(_), Some(_)) => {
-                let (kind, lines) = block.take().expect("it is there");
-                found.extend(of_block(&kind, &lines));
+        let number = index + 1;
+        match line.trim_start().strip_prefix("```") {
+            Some(_) if is_open => is_open = false,
+            Some(kind) => {
+                is_open = true;
+                blocks.push(Block { number, kind: kind.trim(), lines: Vec::new() });
             }
-            (None, Some((_, lines))) => lines.push((index + 1, line.trim_start())),
-            (None, None) => {}
+            None if is_open => {
+                let block = blocks.last_mut().expect("a block is open");
+                block.lines.push((number, line.trim_start()));
+            }
+            None => {}
         }
+    }
+    blocks
+}
+
+/// Returns what a shell is given in a document: all lines of the blocks of the kind `sh`, and those
+/// after a prompt in the blocks of the kind `console`.
+pub fn shell_lines_of(text: &str) -> Vec<ShellLine> {
+    let blocks = blocks_of(text);
+    blocks.iter().flat_map(|block| of_block(block.kind, &block.lines)).collect()
+}
+
+fn of_block(kind: &str, lines: &[(usize, &str)]) -> Vec<ShellLine> {
+    let after_prompt = |line: &str| -> Option<String> {
+        let (prompt, rest) = line.split_once(' ')?;
+        (prompt == "$" || prompt.ends_with('#')).then(|| rest.to_owned())
+    };
+    let begin = |line: &str| match kind {
+        "sh" => (!line.is_empty() && !line.starts_with('#')).then(|| line.to_owned()),
+        "console" => after_prompt(line),
+        _ => None,
+    };
+    let mut found = Vec::new();
+    let mut rest = lines.iter();
+    while let Some((number, line)) = rest.next() {
+        let Some(mut text) = begin(line) else { continue };
+        // The shell asks for more.
+        while text.ends_with(['\\', '|']) {
+            let Some((_, more)) = rest.next() else { break };
+            text = format!("{} {more}", text.trim_end_matches('\\').trim_end());
+        }
+        let mut here_document = String::new();
+        if let Some((_, end)) = text.split_once("<<") {
+            let end = end.trim_matches(['\'', '"', ' ']);
+            for (_, line) in rest.by_ref() {
+                here_document.push_str(&format!("{line}\n"));
+                if *line == end {
+                    break;
+                }
+            }
+        }
+        if let Some((command, _)) = text.split_once(" # ") {
+            text = command.trim_end().to_owned();
+        }
+        found.push(ShellLine { number: *number, text, here_document });
     }
     found
 }
 
-fn of_block(kind: &str, lines: &[(usize, &str)]) -> Vec<CommandLine> {
-    let has_roots_prompt = kind == "console";
-    let command = |line: &str| -> Option<String> {
-        let (prompt, rest) = line.split_once(' ')?;
-        let is_prompt = prompt == "$" || (has_roots_prompt && prompt.ends_with('#'));
-        is_prompt.then(|| rest.to_owned())
-    };
-    let has_prompts = lines.iter().any(|(_, line)| command(line).is_some());
-    let is_strict = match kind {
-        "sh" => true,
-        "" | "console" => has_prompts,
-        _ => return Vec::new(),
-    };
-    // A line of a configuration file is no command.
-    let is_setting = |words: &[String]| words.get(1).is_some_and(|word| word == "=");
-    let mut found = Vec::new();
-    let mut rest = lines.iter();
-    while let Some((number, line)) = rest.next() {
-        let begin =
-            if has_prompts && kind != "sh" { command(line) } else { Some((*line).to_owned()) };
-        let Some(mut text) = begin else { continue };
-        // The shell asks for more.
-        while text.ends_with(['\\', '|']) {
-            let Some((_, more)) = rest.next() else { break };
-            text = format!("{} {more}", text.trim_end_matches('\\'));
-        }
-        // What a here-document holds is no command.
-        if let Some((_, end)) = text.split_once("<<") {
-            let end = end.trim_matches(['\'', '"', ' ']);
-            rest.by_ref().find(|(_, line)| *line == end);
-        }
+/// Returns the commands of what a shell is given in a document.
+pub fn lines_of(text: &str) -> Vec<CommandLine> {
+    let of_line = |ShellLine { number, text, .. }: ShellLine| {
         let commands = split(&text).into_iter().map(without_keyword);
-        let commands = commands.filter(|words| !words.is_empty() && !is_setting(words));
-        found.extend(commands.map(|words| CommandLine { number: *number, words, is_strict }));
-    }
-    found
+        let commands = commands.filter(|words| !words.is_empty());
+        commands.map(move |words| CommandLine { number, words }).collect::<Vec<_>>()
+    };
+    shell_lines_of(text).into_iter().flat_map(of_line).collect()
 }
 
 /// Returns a command of a loop without the word of the shell before it.

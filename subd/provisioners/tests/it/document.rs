@@ -35,6 +35,9 @@ fn the_document_shows_what_is_said() {
     let programs = Path::new(&subtool).parent().unwrap();
     let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());
     let said = with_outputs(&text, |command| {
+        if command.starts_with("domtool ") {
+            return None;
+        }
         let output = Command::new("bash")
             .args(["-c", command])
             .current_dir(directory.path())
@@ -43,7 +46,7 @@ fn the_document_shows_what_is_said() {
             .output()
             .unwrap();
         let out = String::from_utf8(output.stdout).unwrap();
-        of_document(&out) + &String::from_utf8(output.stderr).unwrap()
+        Some(of_document(&out) + &String::from_utf8(output.stderr).unwrap())
     });
     expect_file![document()].assert_eq(&said);
 }
