@@ -314,7 +314,6 @@ impl Parts {
             gate,
             checking: tokio::sync::Mutex::new(()),
             down_time_max: options.reboot_timeout,
-            instead_of_reboot: Mutex::default(),
             service_time_max: options.service_timeout,
             retry_after: options.retry_after,
             state: Arc::clone(&self.state),

@@ -35,7 +35,6 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ::tasks::image::ImageTasks;
 use api::fault::{Fault, FaultCode};
 use api::subd::{LastUpdate, PrepareRequest, UpdatePhase};
 use model::display::error_chain;
@@ -44,7 +43,6 @@ use model::object::ObjectId;
 use model::plan::Plan;
 use model::scope::Scope;
 use model::trigger::Triggers;
-use model::trigger::services::ServiceCall;
 use rpc::server::Caller;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -113,9 +111,6 @@ pub struct Updater {
     pub gate: Option<Arc<DisruptionGate>>,
     /// How long the machine may take to shut down for a reboot.
     pub down_time_max: Duration,
-    /// What starts the services and tasks that were stopped for a reboot, if it does not come. Not
-    /// kept over a restart of subd.
-    pub instead_of_reboot: Mutex<InsteadOfReboot>,
     /// Held during a health check that an operator requested.
     pub checking: tokio::sync::Mutex<()>,
     /// How long one service may take to stop or start.
@@ -138,13 +133,6 @@ pub struct Updater {
     pub prepared: Mutex<Option<StagedUpdate>>,
     /// Held while it is decided that the resources of an update are there, or are given up.
     pub deciding: Mutex<()>,
-}
-
-/// What is started if a reboot does not come.
-#[derive(Clone, Debug, Default)]
-pub struct InsteadOfReboot {
-    calls: Vec<ServiceCall>,
-    tasks: Option<ImageTasks>,
 }
 
 /// A staged update, and the scope of the scan that it was planned for.

@@ -14,6 +14,7 @@ use model::display::{error_chain, safe_text};
 use model::image::{HealthCheck, ImageName};
 use model::scope::ScanSettings;
 use model::trigger::Triggers;
+use model::trigger::services::ServiceCall;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
@@ -61,6 +62,9 @@ pub struct PersistedState {
     pub paused: Option<SavedPause>,
     /// The boot in which an update made a reboot due.
     pub reboot_due_in: Option<String>,
+    /// What is started if that reboot does not come.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub instead_of_reboot: Option<InsteadOfReboot>,
     /// The dominator that gives orders.
     pub holder: Option<Holder>,
     /// The health check of the last image.
@@ -69,6 +73,13 @@ pub struct PersistedState {
     pub health_unchecked: bool,
     /// The speed of the network in bytes per second, if a fetch has measured it.
     pub network_speed: Option<u64>,
+}
+
+/// What starts the services and tasks that were stopped for a reboot.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InsteadOfReboot {
+    pub calls: Vec<ServiceCall>,
+    pub tasks: ImageTasks,
 }
 
 fn no_tasks(tasks: &ImageTasks) -> bool {

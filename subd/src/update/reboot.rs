@@ -8,32 +8,36 @@
 use std::sync::Arc;
 
 use api::subd::TriggerFailure;
-use model::lock::locked;
 use model::trigger::REBOOT;
-use model::trigger::services::ServiceVerb;
+use model::trigger::services::{ServiceCall, ServiceVerb};
 
-use crate::state::persisted_state::PersistedState;
+use crate::state::persisted_state::{InsteadOfReboot, PersistedState};
 use crate::state::{State, note_failures};
-use crate::update::{InsteadOfReboot, Updater};
+use crate::update::Updater;
 
 impl Updater {
     /// Asks the system to reboot the machine. If that fails, carries out `instead` at once, and if
     /// the machine is still up after a while, then. Returns what failed.
     pub(super) async fn reboot_or(&self, instead: InsteadOfReboot) -> Vec<TriggerFailure> {
         let mut failures: Vec<TriggerFailure> = self.reboot().await.into_iter().collect();
-        match failures.is_empty() {
-            true => *locked(&self.instead_of_reboot) = instead,
-            false => failures.extend(self.go_on(instead).await),
+        if failures.is_empty() {
+            // Write-behind: until the next write the journal of the update is there, with all this.
+            let change = |_: &mut State, persisted: &mut PersistedState| {
+                let before = persisted.instead_of_reboot.take().unwrap_or_default();
+                persisted.instead_of_reboot = Some(instead.after(before));
+            };
+            self.report_state.persist_behind(change).await;
+        } else {
+            failures.extend(self.go_on(instead).await);
         }
         failures
     }
 
     /// Starts what was stopped for a reboot that does not come. Returns what failed.
     async fn go_on(&self, instead: InsteadOfReboot) -> Vec<TriggerFailure> {
-        let InsteadOfReboot { calls, tasks } = instead;
-        let failures = self.drive(calls).await;
-        if let (Some(running), Some(tasks)) = (&self.daemon_tasks, tasks) {
-            running.define(&tasks);
+        let failures = self.drive(instead.calls).await;
+        if let Some(running) = &self.daemon_tasks {
+            running.define(&instead.tasks);
         }
         failures
     }
@@ -71,6 +75,7 @@ impl Updater {
             // Write-behind: the next start finds the same.
             let change = |_: &mut State, persisted: &mut PersistedState| {
                 persisted.reboot_due_in = None;
+                persisted.instead_of_reboot = None;
                 if let Some(last) = &mut persisted.last_update {
                     last.awaits_boot = false;
                 }
@@ -102,9 +107,17 @@ impl Updater {
             let text =
                 format!("a reboot was requested and the machine is still up after {seconds} s");
             self.report(reboot_failure(text)).await;
-            let instead = std::mem::take(&mut *locked(&self.instead_of_reboot));
-            for failure in self.go_on(instead).await {
-                self.report(failure).await;
+            let instead = self.report_state.read(|state| state.persisted.instead_of_reboot.clone());
+            if let Some(instead) = instead {
+                for failure in self.go_on(instead.clone()).await {
+                    self.report(failure).await;
+                }
+                // Write-behind: after a crash all is started once more.
+                let change = move |_: &mut State, persisted: &mut PersistedState| {
+                    // An update may have stopped others meanwhile.
+                    persisted.instead_of_reboot.take_if(|kept| *kept == instead);
+                };
+                self.report_state.persist_behind(change).await;
             }
             if let Some(failure) = self.reboot().await {
                 self.report(failure).await;
@@ -122,11 +135,37 @@ impl Updater {
     }
 }
 
+impl InsteadOfReboot {
+    /// Adds the services that an earlier update has stopped for the same reboot.
+    fn after(mut self, earlier: Self) -> Self {
+        let is_new = |call: &ServiceCall| !self.calls.contains(call);
+        let mut calls: Vec<ServiceCall> = earlier.calls.into_iter().filter(is_new).collect();
+        calls.append(&mut self.calls);
+        Self { calls, ..self }
+    }
+}
+
 fn reboot_failure(output: String) -> TriggerFailure {
     tracing::error!(output, "the machine did not reboot");
     TriggerFailure {
         service: REBOOT.to_owned(),
         verb: ServiceVerb::Reboot.name().to_owned(),
         output,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ::tasks::image::ImageTasks;
+
+    use super::*;
+
+    #[test]
+    fn services_of_an_earlier_update_are_started_too_and_before() {
+        let of = |names: &[&str]| {
+            let calls = names.iter().map(|name| ServiceCall::new(name, ServiceVerb::Start));
+            InsteadOfReboot { calls: calls.collect(), tasks: ImageTasks::default() }
+        };
+        assert_eq!(of(&["b", "c"]).after(of(&["a", "b"])), of(&["a", "b", "c"]));
     }
 }

@@ -23,20 +23,20 @@ use tokio::time::timeout;
 
 use crate::machine::services::ServiceDriver;
 use crate::scan::{Pause, Stopped};
-use crate::state::persisted_state::{PersistError, PersistedState};
+use crate::state::persisted_state::{InsteadOfReboot, PersistError, PersistedState};
 use crate::state::refusals::{FailedChange, FailedIn};
 use crate::state::{Snapshot, State, note_reboot, note_update};
 use crate::tasks::runner::Tasks;
 use crate::tasks::supervisor::Supervisor;
 use crate::trust::accepted_image;
 use crate::trust::verification::AcceptedImage;
+use crate::update::Updater;
 use crate::update::executor::{Executor, JournalState, Machine, Services, UpdateEnd};
 use crate::update::journal::JournalHead;
 use crate::update::own_certificates::OwnCertificates;
 use crate::update::prepared::{forget_taken, free};
 use crate::update::recovery::Resumed;
 use crate::update::running_update::{FailedStep, FinalTree, RunningUpdate};
-use crate::update::{InsteadOfReboot, Updater};
 
 /// Why a health check is not run.
 const HEALTH_NOT_CHECKED: &str = "health checks are not run here, because the root is not /: the \
@@ -374,7 +374,7 @@ impl Updater {
                 }
                 _ => (head.calls.restart(), &head.tasks.old),
             };
-            let instead = InsteadOfReboot { calls, tasks: Some(tasks.clone()) };
+            let instead = InsteadOfReboot { calls, tasks: tasks.clone() };
             last.trigger_failures.extend(self.reboot_or(instead).await);
         }
         let restarts_subd = update.journal.head.calls.own

@@ -243,6 +243,17 @@ async fn services_are_stopped_for_a_reboot_and_started_if_it_does_not_come() {
     machine.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restarted_subd_starts_what_was_stopped_for_a_reboot() {
+    let machine = Machine::start(&["--reboot-timeout", "1h"]).await;
+    machine.update(1, "1", &trigger("a", ""), None).await;
+    machine.update(2, "2", &with_a("reboot"), None).await;
+    machine.logs(&["a stop 0", "a start 1", "a stop 1", "reboot reboot 2"]).await;
+    let machine = machine.restart(&["--reboot-timeout", "1"]).await;
+    machine.logs(&["a start 2", "reboot reboot 2", "reboot reboot 2"]).await;
+    machine.stop().await;
+}
+
 /// The trigger of `a`, and one that asks for a reboot.
 fn with_a(service: &str) -> String {
     let reboot = trigger(service, r#", "DoReboot": true"#);
