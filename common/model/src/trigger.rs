@@ -193,7 +193,8 @@ impl Triggers {
     }
 
     /// True if one of the triggers names `service`.
-    pub(crate) fn name(&self, service: &str) -> bool {
+    #[must_use]
+    pub fn name(&self, service: &str) -> bool {
         self.0.iter().any(|trigger| trigger.service == service)
     }
 

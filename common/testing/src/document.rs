@@ -31,7 +31,7 @@ pub fn with_outputs(text: &str, mut answer: impl FnMut(&str) -> Option<String>) 
     for part in parts {
         let (block, rest) = part.split_once("```").expect("the block ends");
         let line = block.lines().next().expect("the block has a command");
-        let output = answer(line.strip_prefix("$ ").unwrap_or(line));
+        let output = answer(line.strip_prefix("$ ").expect("a command begins with `$ `"));
         let block = output.map_or(block.to_owned(), |output| format!("{line}\n{output}"));
         write!(said, "{CONSOLE}{block}```{rest}").expect("memory can be written");
     }

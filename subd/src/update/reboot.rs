@@ -7,41 +7,16 @@
 
 use std::sync::Arc;
 
-use api::subd::TriggerFailure;
+use api::subd::{LastUpdate, TriggerFailure, UpdateOutcome};
 use model::trigger::REBOOT;
 use model::trigger::services::{ServiceCall, ServiceVerb};
 
 use crate::state::persisted_state::{InsteadOfReboot, PersistedState};
 use crate::state::{State, note_failures};
 use crate::update::Updater;
+use crate::update::journal::JournalHead;
 
 impl Updater {
-    /// Asks the system to reboot the machine. If that fails, carries out `instead` at once, and if
-    /// the machine is still up after a while, then. Returns what failed.
-    pub(super) async fn reboot_or(&self, instead: InsteadOfReboot) -> Vec<TriggerFailure> {
-        let mut failures: Vec<TriggerFailure> = self.reboot().await.into_iter().collect();
-        if failures.is_empty() {
-            // Write-behind: until the next write the journal of the update is there, with all this.
-            let change = |_: &mut State, persisted: &mut PersistedState| {
-                let before = persisted.instead_of_reboot.take().unwrap_or_default();
-                persisted.instead_of_reboot = Some(instead.after(before));
-            };
-            self.report_state.persist_behind(change).await;
-        } else {
-            failures.extend(self.go_on(instead).await);
-        }
-        failures
-    }
-
-    /// Starts what was stopped for a reboot that does not come. Returns what failed.
-    async fn go_on(&self, instead: InsteadOfReboot) -> Vec<TriggerFailure> {
-        let failures = self.drive(instead.calls).await;
-        if let Some(running) = &self.daemon_tasks {
-            running.define(&instead.tasks);
-        }
-        failures
-    }
-
     /// Asks the system to reboot the machine.
     pub(super) async fn reboot(&self) -> Option<TriggerFailure> {
         let (driver, limit) = (self.driver.clone(), self.service_time_max);
@@ -106,23 +81,37 @@ impl Updater {
             let seconds = self.down_time_max.as_secs();
             let text =
                 format!("a reboot was requested and the machine is still up after {seconds} s");
-            self.report(reboot_failure(text)).await;
-            let instead = self.report_state.read(|state| state.persisted.instead_of_reboot.clone());
-            if let Some(instead) = instead {
-                for failure in self.go_on(instead.clone()).await {
-                    self.report(failure).await;
-                }
-                // Write-behind: after a crash all is started once more.
-                let change = move |_: &mut State, persisted: &mut PersistedState| {
-                    // An update may have stopped others meanwhile.
-                    persisted.instead_of_reboot.take_if(|kept| *kept == instead);
-                };
-                self.report_state.persist_behind(change).await;
+            // First, because the dominator sends updates when this is reported.
+            for failure in self.start_instead().await {
+                self.report(failure).await;
             }
+            self.report(reboot_failure(text)).await;
             if let Some(failure) = self.reboot().await {
                 self.report(failure).await;
             }
         }
+    }
+
+    /// Starts what was stopped for a reboot that does not come. Returns what failed.
+    pub(super) async fn start_instead(&self) -> Vec<TriggerFailure> {
+        let (instead, last) = self.report_state.read(|state| {
+            let PersistedState { instead_of_reboot, last_update, .. } = &*state.persisted;
+            (instead_of_reboot.clone(), last_update.clone())
+        });
+        let Some(InsteadOfReboot { calls, tasks }) = instead else { return Vec::new() };
+        let failures = self.drive(calls).await;
+        if let Some(running) = &self.daemon_tasks {
+            running.define(&tasks);
+        }
+        // Write-behind: after a crash all is started once more.
+        let change = move |_: &mut State, persisted: &mut PersistedState| {
+            // Another update may have stopped something meanwhile.
+            if persisted.last_update == last {
+                persisted.instead_of_reboot = None;
+            }
+        };
+        self.report_state.persist_behind(change).await;
+        failures
     }
 
     /// Reports what failed after the update had ended.
@@ -135,13 +124,27 @@ impl Updater {
     }
 }
 
-impl InsteadOfReboot {
-    /// Adds the services that an earlier update has stopped for the same reboot.
-    fn after(mut self, earlier: Self) -> Self {
-        let is_new = |call: &ServiceCall| !self.calls.contains(call);
-        let mut calls: Vec<ServiceCall> = earlier.calls.into_iter().filter(is_new).collect();
-        calls.append(&mut self.calls);
-        Self { calls, ..self }
+/// Records what is to be started if the reboot that is due does not come, when an update has ended.
+/// What earlier updates have stopped for it is started too, and before.
+pub(super) fn note_stopped(persisted: &mut PersistedState, head: &JournalHead, last: &LastUpdate) {
+    if !persisted.last_update.as_ref().is_some_and(|last| last.awaits_boot) {
+        persisted.instead_of_reboot = None;
+        return;
+    }
+    let (calls, tasks) = match last.outcome {
+        UpdateOutcome::Done => (head.calls.instead_of_reboot(&head.triggers), &head.tasks.new),
+        _ => (head.calls.restart(), &head.tasks.old),
+    };
+    let kept = persisted.instead_of_reboot.get_or_insert_default();
+    kept.tasks.clone_from(tasks);
+    if last.outcome == UpdateOutcome::Done {
+        // The new image may lack the others.
+        kept.calls.retain(|call| head.triggers.name(&call.service));
+    }
+    if last.awaits_boot {
+        let is_new = |call: &ServiceCall| !kept.calls.contains(call);
+        let new: Vec<ServiceCall> = calls.into_iter().filter(is_new).collect();
+        kept.calls.extend(new);
     }
 }
 
@@ -156,16 +159,61 @@ fn reboot_failure(output: String) -> TriggerFailure {
 
 #[cfg(test)]
 mod tests {
-    use ::tasks::image::ImageTasks;
+    use model::image::ImageName;
+    use model::object::Algorithm;
+    use model::trigger::Triggers;
+    use model::trigger::services::ServiceCalls;
 
     use super::*;
+    use crate::state::note_reboot;
+
+    /// An update that stops services, to an image whose triggers name others.
+    fn update(stops: &[&str], names: &[&str], reboot: bool) -> (JournalHead, LastUpdate) {
+        let stop = |name: &&str| ServiceCall::new(name, ServiceVerb::Stop);
+        let triggers: Vec<String> = names
+            .iter()
+            .map(|name| format!(r#"{{"MatchLines": ["/x"], "Service": "{name}"}}"#))
+            .collect();
+        let head = JournalHead {
+            update_id: 1,
+            image: ImageName::new("web/1").unwrap(),
+            image_digest: Algorithm::Blake3.digest(b""),
+            operations: 1,
+            triggers: Triggers::from_json(&format!("[{}]", triggers.join(","))).unwrap(),
+            health_check: None,
+            calls: ServiceCalls { before: stops.iter().map(stop).collect(), ..<_>::default() },
+            boot_id: "boot".to_owned(),
+            managed: <_>::default(),
+            accepted: None,
+            tasks: <_>::default(),
+            resources: <_>::default(),
+        };
+        let last = LastUpdate::new(1, head.image.clone(), UpdateOutcome::Done);
+        (head, LastUpdate { awaits_boot: reboot, ..last })
+    }
 
     #[test]
-    fn services_of_an_earlier_update_are_started_too_and_before() {
-        let of = |names: &[&str]| {
-            let calls = names.iter().map(|name| ServiceCall::new(name, ServiceVerb::Start));
-            InsteadOfReboot { calls: calls.collect(), tasks: ImageTasks::default() }
+    fn all_that_was_stopped_for_a_reboot_is_started_if_the_newest_image_has_it() {
+        let mut persisted = PersistedState::default();
+        let mut note = |stops: &[&str], names: &[&str], reboot: bool| {
+            let (head, last) = update(stops, names, reboot);
+            persisted.last_update = Some(last.clone());
+            note_reboot(&mut persisted, "boot");
+            note_stopped(&mut persisted, &head, &last);
+            let calls = persisted.instead_of_reboot.clone().map(|instead| instead.calls);
+            calls.map(|calls| calls.into_iter().map(|call| call.service).collect::<Vec<_>>())
         };
-        assert_eq!(of(&["b", "c"]).after(of(&["a", "b"])), of(&["a", "b", "c"]));
+        let some = |names: &[&str]| Some(names.iter().map(|name| (*name).to_owned()).collect());
+        assert_eq!(note(&["a"], &["a"], false), None);
+        assert_eq!(note(&["a", "b"], &["a", "b"], true), some(&["a", "b"]));
+        // One that starts what it stops, and lacks `a`.
+        assert_eq!(note(&["c"], &["b", "c"], false), some(&["b"]));
+        assert_eq!(note(&["b", "c"], &["b", "c"], true), some(&["b", "c"]));
+        persisted.reboot_due_in = Some("an earlier boot".to_owned());
+        let (head, last) = update(&["b"], &["b"], false);
+        persisted.last_update = Some(last.clone());
+        note_reboot(&mut persisted, "boot");
+        note_stopped(&mut persisted, &head, &last);
+        assert_eq!(persisted.instead_of_reboot, None);
     }
 }

@@ -12,29 +12,27 @@ use api::subd::{CheckHealthReply, Health, LastUpdate, TriggerFailure, UpdateOutc
 use model::display::error_chain;
 use model::image::HealthCheck;
 use model::lock::locked;
-use model::object::ObjectId;
 use model::path::TreePath;
 use model::plan::RefusedChange;
 use model::trigger::Triggers;
 use model::trigger::services::ServiceCall;
-use provisioning::image::Definition;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 use crate::machine::services::ServiceDriver;
 use crate::scan::{Pause, Stopped};
-use crate::state::persisted_state::{InsteadOfReboot, PersistError, PersistedState};
+use crate::state::persisted_state::{PersistError, PersistedState};
 use crate::state::refusals::{FailedChange, FailedIn};
 use crate::state::{Snapshot, State, note_reboot, note_update};
 use crate::tasks::runner::Tasks;
 use crate::tasks::supervisor::Supervisor;
 use crate::trust::accepted_image;
-use crate::trust::verification::AcceptedImage;
 use crate::update::Updater;
 use crate::update::executor::{Executor, JournalState, Machine, Services, UpdateEnd};
 use crate::update::journal::JournalHead;
 use crate::update::own_certificates::OwnCertificates;
 use crate::update::prepared::{forget_taken, free};
+use crate::update::reboot::note_stopped;
 use crate::update::recovery::Resumed;
 use crate::update::running_update::{FailedStep, FinalTree, RunningUpdate};
 
@@ -88,17 +86,11 @@ impl Services for TimedServices<'_> {
 /// The machine of the executor in the daemon.
 pub(super) struct DaemonMachine<'a> {
     updater: &'a Updater,
+    /// The update.
+    head: JournalHead,
     /// The pause of the scanner, and the paths to scan when it ends.
     pause: Mutex<Option<(Pause, BTreeSet<TreePath>)>>,
     scanning: Mutex<Option<Scanning>>,
-    /// The health check of the image.
-    check: Option<HealthCheck>,
-    /// What is remembered when the update has succeeded.
-    accepted: Option<AcceptedImage>,
-    /// The daemon tasks of the image.
-    tasks: ImageTasks,
-    /// The digest of the image, and the resources that it needs.
-    image: (ObjectId, Definition),
 }
 
 impl Machine for DaemonMachine<'_> {
@@ -117,7 +109,9 @@ impl Machine for DaemonMachine<'_> {
         let within = Duration::from_secs(check.within_seconds.into());
         let deadline = began.checked_add(within).unwrap_or(began);
         let is_stopping = || self.updater.stop.is_cancelled();
-        running.await_health(&self.tasks, deadline, is_stopping).unwrap_or_else(interrupted)
+        running
+            .await_health(&self.head.tasks.new, deadline, is_stopping)
+            .unwrap_or_else(interrupted)
     }
 
     fn is_stopping(&self) -> bool {
@@ -126,7 +120,7 @@ impl Machine for DaemonMachine<'_> {
 
     fn tree_settled(&self, is_new: bool) {
         if let Some(provisioner) = &self.updater.provisioner {
-            provisioner.tree_settled(is_new.then_some(&self.image.1));
+            provisioner.tree_settled(is_new.then_some(&self.head.resources));
         }
         let pause = locked(&self.pause).take();
         if let Some((pause, touched)) = pause {
@@ -136,30 +130,31 @@ impl Machine for DaemonMachine<'_> {
     }
 
     fn note(&self, last: &LastUpdate, done: Option<&Triggers>) -> Result<(), PersistError> {
+        let head = &self.head;
         if let (Some(_), Some(running)) = (done, &self.updater.daemon_tasks)
             && !last.awaits_boot
         {
-            running.define(&self.tasks);
+            running.define(&head.tasks.new);
         }
         if let Some(provisioner) = &self.updater.provisioner {
-            let (digest, resources) = &self.image;
             match (done, &last.outcome) {
-                (Some(_), _) => provisioner.activated(*digest, resources)?,
-                (None, UpdateOutcome::Undone(_)) => provisioner.undone(*digest)?,
+                (Some(_), _) => provisioner.activated(head.image_digest, &head.resources)?,
+                (None, UpdateOutcome::Undone(_)) => provisioner.undone(head.image_digest)?,
                 _ => {}
             }
         }
         // First, so that no update is recorded as done before its image is recorded as accepted.
-        if let (Some(_), Some(accepted)) = (done, &self.accepted) {
+        if let (Some(_), Some(accepted)) = (done, &head.accepted) {
             accepted_image::store(&self.updater.state, accepted)?;
         }
         self.updater.report_state.persist_always(|persisted| {
             note_update(persisted, last, done);
             note_reboot(persisted, self.updater.identity.boot_id());
+            note_stopped(persisted, head, last);
             if done.is_some() {
-                persisted.tasks.clone_from(&self.tasks);
-                persisted.health_check.clone_from(&self.check);
-                persisted.health_unchecked = self.check.is_some() && !self.checks_health();
+                persisted.tasks.clone_from(&head.tasks.new);
+                persisted.health_check.clone_from(&head.health_check);
+                persisted.health_unchecked = head.health_check.is_some() && !self.checks_health();
             }
         })
     }
@@ -207,14 +202,11 @@ impl Updater {
             }
         };
         let updater = Arc::clone(self);
-        let (check, accepted) = (head.health_check.clone(), head.accepted.clone());
-        let tasks = head.tasks.new.clone();
-        let image = (head.image_digest, head.resources.clone());
+        let head = head.clone();
         let running = tokio::task::spawn_blocking(move || {
             let services = updater.services();
             let (pause, scanning) = (Mutex::new(pause), Mutex::new(None));
-            let host =
-                DaemonMachine { updater: &updater, pause, scanning, check, accepted, tasks, image };
+            let host = DaemonMachine { updater: &updater, head, pause, scanning };
             let (update, ended) = work(&updater.executor(&services), &host);
             let scanning = host.scanning.into_inner().unwrap_or_else(PoisonError::into_inner);
             (update, ended, scanning)
@@ -366,16 +358,9 @@ impl Updater {
             self.note_failed_step(failed);
         }
         last.verified_generation = self.verify(&update, &last.outcome, scanning).await;
-        if reboot {
-            let head = &update.journal.head;
-            let (calls, tasks) = match settled {
-                Some(FinalTree::New) => {
-                    (head.calls.instead_of_reboot(&head.triggers), &head.tasks.new)
-                }
-                _ => (head.calls.restart(), &head.tasks.old),
-            };
-            let instead = InsteadOfReboot { calls, tasks: tasks.clone() };
-            last.trigger_failures.extend(self.reboot_or(instead).await);
+        if reboot && let Some(failure) = self.reboot().await {
+            last.trigger_failures.push(failure);
+            last.trigger_failures.extend(self.start_instead().await);
         }
         let restarts_subd = update.journal.head.calls.own
             && matches!(last.outcome, UpdateOutcome::Done | UpdateOutcome::Undone(_));

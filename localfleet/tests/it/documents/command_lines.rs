@@ -94,6 +94,7 @@ fn of_block(kind: &str, lines: &[(usize, &str)]) -> Vec<ShellLine> {
                 }
             }
         }
+        // A comment. No command of the documents has this text in quotes.
         if let Some((command, _)) = text.split_once(" # ") {
             text = command.trim_end().to_owned();
         }

@@ -3,7 +3,8 @@
 //!
 //! For each document, `executed/DOCUMENT.txt` has all of its command lines in their order, and
 //! before each what it must exit with. `-` stands before what is not run here; a comment says why.
-//! Lines with `!` prepare what the next commands need. `executed/world.sh` has the machines.
+//! Lines with `!` prepare what the next commands need, and those with `=` have a text that the
+//! command before them must print. `executed/world.sh` has the machines.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -21,11 +22,13 @@ cd "$COPY"
 mkdir upper work root
 mount -t overlay -o lowerdir=/,upperdir=upper,workdir=work overlay root
 mount -t proc proc root/proc
+mount -t sysfs sysfs root/sys
 mount --rbind /dev root/dev
-mount --rbind /sys root/sys
-mkdir root/repository root/place
+mkdir -p root/repository root/place root/usr/local/bin
 mount --bind "$REPOSITORY" root/repository
+mount -o remount,bind,ro root/repository
 mount --bind "$PLACE" root/place
+rm -f root/usr/local/bin/localfleet
 touch root/usr/local/bin/localfleet
 mount --bind "$BINARY" root/usr/local/bin/localfleet
 exec chroot root env -i PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 \
@@ -38,9 +41,15 @@ const PLACE: &str = "localfleet/tests/it/documents/executed";
 /// A line of a file with what commands must exit with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Row<'a> {
-    /// What it must exit with; `-` if it is not run, and `!` for what only prepares.
+    /// What it must exit with, or one of `-`, `!` and `=`.
     code: &'a str,
     text: &'a str,
+}
+
+impl Row<'_> {
+    fn is_of_document(&self) -> bool {
+        !["!", "="].contains(&self.code)
+    }
 }
 
 fn rows(expected: &str) -> Vec<Row<'_>> {
@@ -54,37 +63,46 @@ fn script(rows: &[Row<'_>], lines: &[ShellLine]) -> String {
     let mut commands = lines.iter();
     let mut script = format!(". /repository/{PLACE}/world.sh\n");
     for row in rows {
-        if row.code == "!" {
-            script.push_str(&format!("prepare {}\n", quoted(row.text)));
-            continue;
-        }
-        let command = commands.next().expect("the commands were compared");
-        if row.code != "-" {
-            let text = format!("{}\n{}", command.text, command.here_document);
-            script.push_str(&format!("run {} {}\n", row.code, quoted(text.trim_end())));
-        }
+        let command = row.is_of_document().then(|| commands.next().expect("they were compared"));
+        let here_document = command.map_or("", |command| &command.here_document);
+        let verb = match row.code {
+            "-" => continue,
+            "!" => "prepare".to_owned(),
+            "=" => "prints".to_owned(),
+            code => format!("run {code}"),
+        };
+        let text = format!("{}\n{here_document}", row.text);
+        script.push_str(&format!("{verb} {}\n", quoted(text.trim_end())));
     }
     script + "exit $failed\n"
 }
 
 /// Runs the command lines of a document. The exit codes must be the expected ones.
 fn run(name: &str) {
-    let document = documents().remove(&format!("{name}.md")).unwrap();
-    let file = Path::new(name).file_name().unwrap();
-    let expected = repository().join(PLACE).join(file);
+    let document = documents().remove(name).unwrap();
+    let expected = repository().join(PLACE).join(Path::new(name).file_name().unwrap());
     let expected = fs::read_to_string(expected.with_extension("txt")).unwrap();
     let (rows, lines) = (rows(&expected), shell_lines_of(&document));
     let commands: Vec<&str> =
-        rows.iter().filter(|row| row.code != "!").map(|row| row.text).collect();
+        rows.iter().filter(|row| row.is_of_document()).map(|row| row.text).collect();
     let printed: Vec<&str> = lines.iter().map(|line| &*line.text).collect();
-    assert_eq!(commands, printed, "the command lines of {name}.md and their exit codes");
+    assert_eq!(commands, printed, "the command lines of {name}");
     let directory = tempfile::tempdir().unwrap();
     let [place, copy] = ["place", "copy"].map(|name| directory.path().join(name));
     fs::create_dir(&place).unwrap();
     fs::create_dir(&copy).unwrap();
     fs::write(place.join("script"), script(&rows, &lines)).unwrap();
     let output = Command::new("timeout")
-        .args(["300", "unshare", "--mount", "--net", "--pid", "--fork", "--kill-child"])
+        .args([
+            "--signal=KILL",
+            "600",
+            "unshare",
+            "--mount",
+            "--net",
+            "--pid",
+            "--fork",
+            "--kill-child",
+        ])
         .args(["sh", "-c", ENTER])
         .env("COPY", &copy)
         .env("PLACE", &place)
@@ -93,71 +111,43 @@ fn run(name: &str) {
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{}: {}\n{said}", name, output.status);
+    assert!(output.status.success(), "{name}: {}\n{said}", output.status);
 }
 
 /// The documents whose commands are not run here: those of PROTOCOL.md are curl's, which
 /// `with_daemons.rs` runs; the others build, measure and test the project itself.
 const RUN_ELSEWHERE: [&str; 3] = ["docs/PERFORMANCE.md", "docs/PROTOCOL.md", "docs/TESTING.md"];
 
+/// Makes a test of each document.
+macro_rules! run_documents {
+    ($($test:ident: $name:literal,)*) => {
+        const RUN: &[&str] = &[$($name),*];
+        $(
+            #[test]
+            fn $test() {
+                run($name);
+            }
+        )*
+    };
+}
+
+run_documents! {
+    commands_of_certificates: "docs/CERTIFICATES.md",
+    commands_of_image_format: "docs/IMAGE-FORMAT.md",
+    commands_of_images: "docs/IMAGES.md",
+    commands_of_operating: "docs/OPERATING.md",
+    commands_of_provisioning: "docs/PROVISIONING.md",
+    commands_of_readme: "README.md",
+    commands_of_rollouts: "docs/ROLLOUTS.md",
+    commands_of_security: "docs/SECURITY.md",
+    commands_of_signing: "docs/SIGNING.md",
+    commands_of_tasks: "docs/TASKS.md",
+}
+
 #[test]
 fn each_document_with_commands_is_run() {
-    let documents = documents().into_iter().filter(|(name, text)| {
-        !shell_lines_of(text).is_empty() && !RUN_ELSEWHERE.contains(&&**name)
-    });
-    let names = documents.map(|(name, _)| name.rsplit('/').next().unwrap().to_owned());
-    let files = fs::read_dir(repository().join(PLACE)).unwrap();
-    let files = files.map(|file| file.unwrap().file_name().into_string().unwrap());
-    let files = files.filter_map(|file| Some(format!("{}.md", file.strip_suffix(".txt")?)));
-    assert_eq!(names.collect::<BTreeSet<_>>(), files.collect::<BTreeSet<_>>());
-}
-
-#[test]
-fn the_commands_of_certificates() {
-    run("docs/CERTIFICATES");
-}
-
-#[test]
-fn the_commands_of_image_format() {
-    run("docs/IMAGE-FORMAT");
-}
-
-#[test]
-fn the_commands_of_images() {
-    run("docs/IMAGES");
-}
-
-#[test]
-fn the_commands_of_operating() {
-    run("docs/OPERATING");
-}
-
-#[test]
-fn the_commands_of_provisioning() {
-    run("docs/PROVISIONING");
-}
-
-#[test]
-fn the_commands_of_the_readme() {
-    run("README");
-}
-
-#[test]
-fn the_commands_of_rollouts() {
-    run("docs/ROLLOUTS");
-}
-
-#[test]
-fn the_commands_of_security() {
-    run("docs/SECURITY");
-}
-
-#[test]
-fn the_commands_of_signing() {
-    run("docs/SIGNING");
-}
-
-#[test]
-fn the_commands_of_tasks() {
-    run("docs/TASKS");
+    let documents = documents().into_iter().filter(|(_, text)| !shell_lines_of(text).is_empty());
+    let names: BTreeSet<String> = documents.map(|(name, _)| name).collect();
+    let run = RUN.iter().chain(&RUN_ELSEWHERE).map(|name| (*name).to_owned());
+    assert_eq!(names, run.collect());
 }

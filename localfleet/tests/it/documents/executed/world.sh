@@ -3,18 +3,32 @@
 set -eu
 failed=0
 
-# Runs a command of the document, which must exit with CODE. CODE is followed by `t` for commands
-# that do not end: SIGTERM ends them.
+# Runs a command of the document, which must exit with CODE. After CODE, `t` stands for commands
+# that do not end: SIGTERM ends them when they have begun.
 run() {
-    local limit=60
-    [[ $1 == *t ]] && limit=3
-    timeout --preserve-status --kill-after=10 $limit bash -o pipefail -c "$2" \
-        < /dev/null > said 2>&1 && code=0 || code=$?
-    if [ $code != "${1%t}" ]; then
-        printf '%s, not %s: %s\n' $code "$1" "$2"
-        sed 's/^/    /' said
-        failed=1
+    local code
+    if [[ $1 == *t ]]; then
+        true > said
+        bash -c "exec $2" < /dev/null >> said 2>&1 &
+        until_ok grep -E 'listening on | status ' said || wrong "does not begin: $2"
+        kill $!
+        wait $! && code=0 || code=$?
+    else
+        timeout --preserve-status --kill-after=10 60 bash -o pipefail -c "$2" < /dev/null > said 2>&1 &&
+            code=0 || code=$?
     fi
+    [ $code = "${1%t}" ] || wrong "exited with $code, not ${1%t}: $2"
+}
+
+# The last command must have printed this text.
+prints() {
+    grep -qF -- "$1" said || wrong "did not print: $1"
+}
+
+wrong() {
+    echo "$1"
+    sed 's/^/    /' said
+    failed=1
 }
 
 # Prepares what commands need. Each part of it must succeed.
@@ -25,17 +39,20 @@ prepare() {
     set -e
     if [ $code != 0 ]; then
         printf 'failed to prepare: %s\n' "$1"
-        tail -n 8 prepared $(cd /etc/daemons; printf '/var/log/%s.log ' *)
+        tail -n 8 prepared
+        for name in $(ls /etc/daemons); do tail -n 8 -v "/var/log/$name.log"; done
         exit 1
     fi
 }
 
 # Waits until a command succeeds.
 until_ok() {
-    for _ in {1..300}; do
-        "$@" > tried 2>&1 && return
+    local end=$((SECONDS + 60))
+    until "$@" > tried 2>&1; do
+        [ $SECONDS -lt $end ] || break
         sleep 0.1
     done
+    "$@" > tried 2>&1 && return
     cat tried
     return 1
 }
@@ -214,7 +231,7 @@ task() {
         '{MatchLines: [$path], Service: $name, Kind: "task"}' > "$name.trigger"
 }
 
-for program in subd subtool fs2objectcache imageserver imagetool dominator domtool mdbd \
+for program in subd subtool fs2objectcache imageserver imagetool dominator domtool \
     filegen-server filegen-client record-service; do
     ln -sf localfleet /usr/local/bin/$program
 done
@@ -234,12 +251,15 @@ start) setsid bash -c "exec $(cat "/etc/daemons/$2")" < /dev/null >> "/var/log/$
 stop) pid=$(cat "/run/$2.pid")
     kill "$pid"
     while kill -0 "$pid"; do sleep 0.05; done 2> /dev/null ;;
-enable) ;;
+*) exit 1 ;;
 esac
 END
 chmod 755 /usr/local/bin/systemctl
-rm -rf /root/ca /etc/dominator /etc/imageserver /etc/subd /etc/daemons /home/ann
-mkdir -p /etc/daemons /home/ann/work /srv /run
+# Nothing of a real host is here.
+rm -rf /root/ca /backup /srv /etc/{dominator,imageserver,filegen-server,subd,daemons,certs,site-ca} \
+    /etc/fleet.json /var/lib/{[dD]ominator,imageserver,filegen-server,subd} /home/ann
+sed -i '/^\(dominator\|imageserver\|filegen-server\):/d' /etc/{passwd,group,shadow,gshadow}
+mkdir -p /etc/daemons /home/ann/work /srv /run /tmp /var/{log,lib,tmp}
 cd /home/ann/work
 domtool cert ca /etc/site-ca 2> /dev/null
 domtool cert issue --ca /etc/site-ca --out ~/.config/dominator/tls --name ann --method '*.*' 2> /dev/null
