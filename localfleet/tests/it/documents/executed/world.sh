@@ -1,6 +1,11 @@
 # What the command lines of a document need: an imageserver, a dominator and a filegen-server on
 # their usual ports, and the machine web1. Each has a certificate; the operator has all powers.
 set -eu
+if [ $$ != 1 ]; then
+    # It removes directories of the real machine otherwise.
+    echo "only the tests run this, in a file-system of its own" >&2
+    exit 1
+fi
 failed=0
 
 # Runs a command of the document, which must exit with CODE. After CODE, `t` stands for commands
@@ -49,12 +54,12 @@ prepare() {
 until_ok() {
     local end=$((SECONDS + 60))
     until "$@" > tried 2>&1; do
-        [ $SECONDS -lt $end ] || break
+        if [ $SECONDS -ge $end ]; then
+            cat tried
+            return 1
+        fi
         sleep 0.1
     done
-    "$@" > tried 2>&1 && return
-    cat tried
-    return 1
 }
 
 # Makes the certificate of the daemon NAME, of this kind and for these hosts.
