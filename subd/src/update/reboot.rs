@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use api::subd::{LastUpdate, TriggerFailure, UpdateOutcome};
 use model::trigger::REBOOT;
-use model::trigger::services::{ServiceCall, ServiceVerb};
+use model::trigger::services::ServiceVerb;
 
 use crate::state::persisted_state::{InsteadOfReboot, PersistedState};
 use crate::state::{State, note_failures};
@@ -131,20 +131,23 @@ pub(super) fn note_stopped(persisted: &mut PersistedState, head: &JournalHead, l
         persisted.instead_of_reboot = None;
         return;
     }
-    let (calls, tasks) = match last.outcome {
-        UpdateOutcome::Done => (head.calls.instead_of_reboot(&head.triggers), &head.tasks.new),
-        _ => (head.calls.restart(), &head.tasks.old),
+    let is_new = last.outcome == UpdateOutcome::Done;
+    let (calls, tasks) = match is_new {
+        true => (head.calls.instead_of_reboot(&head.triggers), &head.tasks.new),
+        false => (head.calls.restart(), &head.tasks.old),
     };
     let kept = persisted.instead_of_reboot.get_or_insert_default();
     kept.tasks.clone_from(tasks);
-    if last.outcome == UpdateOutcome::Done {
+    if is_new {
         // The new image may lack the others.
         kept.calls.retain(|call| head.triggers.name(&call.service));
     }
     if last.awaits_boot {
-        let is_new = |call: &ServiceCall| !kept.calls.contains(call);
-        let new: Vec<ServiceCall> = calls.into_iter().filter(is_new).collect();
-        kept.calls.extend(new);
+        for call in calls {
+            if !kept.calls.contains(&call) {
+                kept.calls.push(call);
+            }
+        }
     }
 }
 
@@ -162,7 +165,7 @@ mod tests {
     use model::image::ImageName;
     use model::object::Algorithm;
     use model::trigger::Triggers;
-    use model::trigger::services::ServiceCalls;
+    use model::trigger::services::{ServiceCall, ServiceCalls};
 
     use super::*;
     use crate::state::note_reboot;
