@@ -17,7 +17,7 @@ use crate::update::Updater;
 use crate::update::admission::{refuse_if_paused, refuse_if_stuck};
 
 impl Updater {
-    /// Starts to run the triggers that failed. Does nothing if there are none.
+    /// Starts to run the triggers that failed. Does nothing if no trigger failed.
     ///
     /// # Errors
     ///

@@ -65,7 +65,7 @@ pub enum TaskCommand {
     },
     /// Print the end of what a task has written
     ///
-    /// It comes from the journal of the machine, or from its log files where there is none.
+    /// It comes from the journal of the machine, or from log files if it has no journal.
     Logs {
         /// The task
         task: String,
