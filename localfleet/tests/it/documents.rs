@@ -1,5 +1,4 @@
-//! The command lines of the documents: programs take each of them, and those with certificates and
-//! curl work as printed.
+//! The command lines of the documents: programs take each of them, and they work as printed.
 
 mod command_lines;
 mod executed;

@@ -2,14 +2,17 @@
 //! file-system that nobody else sees, with a network of its own, daemons and managed machines.
 //!
 //! For each document, `executed/DOCUMENT.txt` has all of its command lines in their order, and
-//! before each what it must exit with. `-` stands before what is not run here; a comment says why.
-//! Lines with `!` prepare what the next commands need, and those with `=` have a text that the
-//! command before them must print. `executed/world.sh` has the machines.
+//! before each what it must exit with; with `t` after it if SIGTERM has to end the command. `-`
+//! stands before what is not run here; a comment says why. Lines with `!` prepare what the next
+//! commands need, and those with `=` have a text that the command before them must print.
+//! `executed/world.sh` has the machines, and `/place/json.1` is the first block of JSON.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+
+use testing::document::blocks;
 
 use super::command_lines::{ShellLine, shell_lines_of};
 use super::{documents, repository};
@@ -41,7 +44,7 @@ const PLACE: &str = "localfleet/tests/it/documents/executed";
 /// A line of a file with what commands must exit with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Row<'a> {
-    /// What it must exit with, or one of `-`, `!` and `=`.
+    /// What it must exit with, with or without `t`; or one of `-`, `!` and `=`.
     code: &'a str,
     text: &'a str,
 }
@@ -92,18 +95,12 @@ fn run(name: &str) {
     fs::create_dir(&place).unwrap();
     fs::create_dir(&copy).unwrap();
     fs::write(place.join("script"), script(&rows, &lines)).unwrap();
+    for (number, text) in (1..).zip(blocks(&document, "json")) {
+        fs::write(place.join(format!("json.{number}")), text).unwrap();
+    }
     let output = Command::new("timeout")
-        .args([
-            "--signal=KILL",
-            "600",
-            "unshare",
-            "--mount",
-            "--net",
-            "--pid",
-            "--fork",
-            "--kill-child",
-        ])
-        .args(["sh", "-c", ENTER])
+        .args("--signal=KILL 600 unshare --mount --net --pid --fork --kill-child sh -c".split(' '))
+        .arg(ENTER)
         .env("COPY", &copy)
         .env("PLACE", &place)
         .env("REPOSITORY", repository())

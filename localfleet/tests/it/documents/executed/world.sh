@@ -190,13 +190,6 @@ END
     until_ok filegen-client list
 }
 
-# Writes a block of the document docs/NAME.md to a file: the INDEXth of this kind, from 1.
-block() {
-    awk -v kind="$2" -v index_="$4" '
-        /^```/ { if (inside) inside = 0; else if ($0 == "```" kind) inside = (++count == index_) ? 1 : 2 }
-        inside == 1 && !/^```/' "/repository/docs/$1.md" > "$3"
-}
-
 # Makes a directory that looks like a small Debian.
 debian() {
     tree "$1" /etc/motd /etc/ssh/sshd_config /usr/bin/chfn /usr/share/man/man1/ls.1 /etc/resolv.conf
@@ -264,7 +257,7 @@ chmod 755 /usr/local/bin/systemctl
 rm -rf /root/ca /backup /srv /etc/{dominator,imageserver,filegen-server,subd,daemons,certs,site-ca} \
     /etc/fleet.json /var/lib/{[dD]ominator,imageserver,filegen-server,subd} /home/ann
 sed -i '/^\(dominator\|imageserver\|filegen-server\):/d' /etc/{passwd,group,shadow,gshadow}
-mkdir -p /etc/daemons /home/ann/work /srv /run /tmp /var/{log,lib,tmp}
-cd /home/ann/work
+mkdir -p /etc/daemons /home/ann/site /srv /run /tmp /var/{log,lib,tmp}
+cd /home/ann/site
 domtool cert ca /etc/site-ca 2> /dev/null
 domtool cert issue --ca /etc/site-ca --out ~/.config/dominator/tls --name ann --method '*.*' 2> /dev/null
